@@ -29,6 +29,7 @@ from asr.decoding.interface import DecodeResult, DecodingOptions
 from asr.decoding.online import StreamingDecoder
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
+from scripts.benchmarks import decode_tables
 from scripts.benchmarks.decode_workload import (
     RNN_BEAMS,
     Workload,
@@ -58,10 +59,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--log-probs", type=Path, help="npz: utterance id -> (T, C) natural log-probabilities")
     parser.add_argument("--references", type=Path, help="lines with utterance id and words")
     parser.add_argument("--num-utterances", type=int, help="default: 24 with --quick, 60 of dev-clean-2, else all")
-    parser.add_argument("--large-ngram", type=Path, help="a larger n-gram model for the tables four-caches")
-    parser.add_argument("--lexicon", type=Path, help="the graph's lexicon, for flashlight-text")
-    parser.add_argument("--arpa", type=Path, help="the graph's n-gram model, for flashlight-text")
-    parser.add_argument("--tables", nargs="+", help="some of: " + ", ".join(TABLES))
+    parser.add_argument("--tables", nargs="+", help="some of: " + ", ".join(decode_tables.TABLES))
     parser.add_argument("--plots", type=Path, help="folder for figures (needs matplotlib)")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
@@ -72,25 +70,19 @@ def main(argv: Sequence[str]) -> int:
     with torch.no_grad():
         warm_up(bundle, workload)
         if not args.quick:
-            from scripts.benchmarks import decode_tables
-
-            inputs = decode_tables.Inputs(args.large_ngram, args.lexicon, args.arpa, args.plots)
-            decode_tables.run(bundle, workload, args.tables or list(TABLES), inputs)
+            names = args.tables or list(decode_tables.TABLES)
+            decode_tables.run_tables(bundle, workload, names, args.corpora, args.plots)
         if args.quick or not args.tables:
             print(json.dumps(quick(bundle, workload, _SAMPLED if args.quick else 1)))
     return 0
-
-
-TABLES = ("speed", "batches", "peers", "index-table", "prefix-tree", "four-caches", "frame-batch")
 
 
 def chosen_workload(args: argparse.Namespace, bundle: Bundle) -> Workload:
     if (args.log_probs is None) != (args.references is None):
         raise AsrError("--log-probs and --references belong together; give both or neither.")
     if args.log_probs is not None:
-        return given(
-            args.log_probs, args.references, args.num_utterances or (_QUICK_UTTERANCES if args.quick else None)
-        )
+        num = args.num_utterances or (_QUICK_UTTERANCES if args.quick else None)
+        return given(bundle, args.log_probs, args.references, num)
     num = args.num_utterances or (_QUICK_UTTERANCES if args.quick else 60)
     return spoken(bundle, args.corpora, num)
 

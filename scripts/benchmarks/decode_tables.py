@@ -1,86 +1,72 @@
-"""The papers' decoding tables on a workload, compared with other decoders; run by `scripts/bench decode`."""
+"""The papers' decoding tables on real speech, and other decoders on the same graph; run by `scripts/bench decode`.
+
+docs/references.md cites the papers.
+"""
 
 from __future__ import annotations
 
-import itertools
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from asr.bundle import Bundle
 from asr.decoding.build import decoding_options
-from asr.decoding.interface import Decoder, DecodeResult, DecodingOptions
-from asr.decoding.lattice import join
-from asr.decoding.nbest import n_best, rescore_n_best
 from asr.decoding.paths import hypothesis_of_path
-from asr.decoding.rescoring import rescore_lattice
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
-from asr.lm.cached.statistics import QueryStatistics
-from asr.lm.combine import Difference, RemappedLM
-from asr.lm.interface import LanguageModel
-from asr.lm.ngram.io import load_ngram_lm
 from asr.metrics import NO_ERRORS, count_errors
-from asr.text.lexicon import Lexicon
 from scripts.benchmarks import figures
 from scripts.benchmarks.decode_workload import (
     BATCH_SIZE,
-    RNN_BEAMS,
     Workload,
-    best_first_pass,
     best_of,
     decode_all,
-    lesser,
-    rnn_lm,
+    heard,
     timed,
     word_error_rate,
 )
-from scripts.benchmarks.nbest import prefix_tree
-from scripts.benchmarks.peers.flashlight import FlashlightSearch
+from scripts.benchmarks.nbest import prefix_tree_cost
 from scripts.benchmarks.report import table
+from scripts.benchmarks.speech import an4_recordings
+from scripts.benchmarks.systems import BEAMS, SYSTEMS, Run, System, run, warm_up
 
-RNN_WEIGHT = 0.5
-BEAMS = (6.0, 8.0, 10.0, 12.0, 14.0)
+# The rows of BEAMS whose curves are drawn, and the one at which systems are compared.
+_CURVE = BEAMS[1:6]
+_WIDE = BEAMS[5]
+_LIST_SIZES = (10, 100, 1000)
+_SECOND_WEIGHTS = (0.3, 0.5, 0.7, 1.0)
+_NAIVE_UTTERANCES = 6
+_ONE_PASS = SYSTEMS["gru, one pass"]
+_NO_SKIP = SYSTEMS["gru, one pass, no skip beam"]
+# Without cached hidden rows, the hidden layer runs again for each query, from the previous row: "naive cache 2".
+_NAIVE = {"cache_scores": False, "cache_hidden": False}
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """What some tables need beside bundle and workload: a larger n-gram, the graph's lexicon and ARPA file for
-    flashlight-text, and a folder for figures."""
+def run_tables(
+    bundle: Bundle, workload: Workload, names: Sequence[str], corpora: Path | None, plots: Path | None
+) -> None:
+    """Prints the tables of these names.
 
-    large_ngram: Path | None
-    lexicon: Path | None
-    arpa: Path | None
-    plots: Path | None
-
-
-def run(bundle: Bundle, workload: Workload, names: list[str], inputs: Inputs) -> None:
-    """Prints the tables of these names."""
-    print(
-        f"{workload.name}: {len(workload.frames)} utterances, {workload.num_frames} frames, {workload.num_words} words"
-    )
-    tables: dict[str, Callable[[], None]] = {
-        "speed": lambda: speed(bundle, workload),
-        "batches": lambda: batches(bundle, workload),
-        "peers": lambda: peers(bundle, workload, inputs.lexicon, inputs.arpa),
-        "index-table": lambda: index_table(bundle, workload, inputs.plots),
-        "prefix-tree": lambda: prefix_tree(bundle, workload, inputs.plots),
-        "four-caches": lambda: four_caches(bundle, workload, inputs.large_ngram),
-        "frame-batch": lambda: frame_batch(bundle, workload),
-    }
+    Args:
+        bundle: with a recurrent language model and its graph's n-gram model.
+        workload: what to decode.
+        names: keys of `TABLES`.
+        corpora: folder of the corpora, for a second test set.
+        plots: folder for figures, or None.
+    """
+    seconds, words = workload.seconds, workload.num_words
+    print(f"{workload.name}: {len(workload.frames)} utterances, {seconds:.1f} s, {words} words")
     for name in names:
-        if name not in tables:
-            raise AsrError(f"there is no table {name!r}; there are {', '.join(tables)}.")
-        tables[name]()
+        if name not in TABLES:
+            raise AsrError(f"there is no table {name!r}; there are {', '.join(TABLES)}.")
+        TABLES[name](bundle, workload, corpora, plots)
 
 
-def speed(bundle: Bundle, workload: Workload) -> None:
-    """The torch pass's two forms and k2 at equal beams."""
+def speed(bundle: Bundle, workload: Workload, *_: Path | None) -> None:
+    """Token passing and k2 with equal beams."""
+    from asr.decoding.k2 import K2Decoder
+
     options, _ = decoding_options(bundle, "ngram", {})
     rows = []
     for beam, most, batch_size in (
@@ -90,79 +76,42 @@ def speed(bundle: Bundle, workload: Workload) -> None:
         (20.0, 7000, BATCH_SIZE),
     ):
         some = replace(options, search_beam=beam, max_active_states=most)
-        row: dict[str, Any] = {"search_beam": beam, "max_active_states": most, "batch": batch_size}
-        results, torch_s = decode_all(TokenPassingDecoder(bundle.graph, some), workload.frames, batch_size=batch_size)
-        others, k2_s = decode_all(best_first_pass(bundle.graph, some), workload.frames, batch_size=batch_size)
-        row["torch ms/frame"] = 1e3 * torch_s / workload.num_frames
-        row["k2 ms/frame"] = 1e3 * k2_s / workload.num_frames
-        row["torch / k2"] = torch_s / k2_s
-        row["WER torch"] = word_error_rate(best_of(results), workload.references)
-        row["WER k2"] = word_error_rate(best_of(others), workload.references)
-        rows.append(row)
-    table("Speed of the first passes, no large language model", rows)
-
-
-def batches(bundle: Bundle, workload: Workload) -> None:
-    """What the RNN LM costs on top of the n-gram over the utterances that are decoded together; the faster of two."""
-    ngram, _ = decoding_options(bundle, "ngram", {})
-    rnn, _ = decoding_options(bundle, "rnn", RNN_BEAMS)
-    rows = []
-    passes = {
-        "torch": (
-            TokenPassingDecoder(bundle.graph, ngram),
-            TokenPassingDecoder(bundle.graph, rnn, lm_fusion="lattice"),
-        ),
-        "k2, where there is one": (
-            best_first_pass(bundle.graph, ngram),
-            best_first_pass(bundle.graph, rnn, rescores=True),
-        ),
-    }
-
-    def with_rnn_lm(rescoring: Decoder, batch_size: int) -> tuple[tuple[list[DecodeResult], QueryStatistics], float]:
-        # An engine of its own: what another run has computed must not be found again.
-        lm, engine = rnn_lm(bundle)
-        results, seconds = decode_all(rescoring, workload.frames, lm, batch_size)
-        return (results, engine.statistics()), seconds
-
-    for batch_size, name in itertools.product((8, 32, 128), passes):
-        alone, rescoring = passes[name]
-        results, ngram_s = lesser(partial(decode_all, alone, workload.frames, batch_size=batch_size))
-        (others, counts), rnn_s = lesser(partial(with_rnn_lm, rescoring, batch_size))
+        own, own_s = decode_all(TokenPassingDecoder(bundle.graph, some), workload.frames, batch_size=batch_size)
+        others, k2_s = decode_all(K2Decoder(bundle.graph, some), workload.frames, batch_size=batch_size)
         rows.append(
             {
+                "search beam / active states": f"{beam:g} / {most}",
                 "batch": batch_size,
-                "first pass": name,
-                "3-gram ms/frame": 1e3 * ngram_s / workload.num_frames,
-                "RNN LM ms/frame": 1e3 * rnn_s / workload.num_frames,
-                "RNN LM / 3-gram": rnn_s / ngram_s,
-                "WER 3-gram": word_error_rate(best_of(results), workload.references),
-                "WER RNN LM": word_error_rate(best_of(others), workload.references),
-                "hidden rows a run": counts.mean_hidden_batch,
+                "token passing, ms per frame": 1e3 * own_s / workload.num_frames,
+                "k2, ms per frame": 1e3 * k2_s / workload.num_frames,
+                "token passing / k2": own_s / k2_s,
+                "WER token passing": word_error_rate(best_of(own), workload.references),
+                "WER k2": word_error_rate(best_of(others), workload.references),
             }
         )
-    table(f"RNN LM in one pass, over utterances in a batch ({workload.name})", rows)
+    table("Token passing and k2, no large language model", rows)
 
 
-def peers(bundle: Bundle, workload: Workload, lexicon: Path | None, arpa: Path | None) -> None:
-    """Other decoders with the same graph and frames; those that cannot run are listed."""
+def peers(bundle: Bundle, workload: Workload, *_: Path | None) -> None:
+    """Decoders on the same graph and frames; those that cannot run are named."""
     options, _ = decoding_options(bundle, "ngram", {})
-    rows = []
+    rows: list[dict[str, Any]] = []
 
     def add(name: str, words: list[list[str]], seconds: float) -> None:
         pairs = zip(workload.references, words, strict=True)
         rate = 100 * sum((count_errors(list(a), b) for a, b in pairs), NO_ERRORS).rate
-        rows.append({"decoder": name, "ms/frame": 1e3 * seconds / workload.num_frames, "WER": rate})
+        rows.append({"decoder": name, "ms per frame": 1e3 * seconds / workload.num_frames, "WER": rate})
 
-    def add_pass(name: str, first_pass: Any, batch_size: int) -> None:
-        results, seconds = decode_all(first_pass, workload.frames, batch_size=batch_size)
+    def add_decoder(name: str, decoder: Any, batch_size: int) -> None:
+        results, seconds = decode_all(decoder, workload.frames, batch_size=batch_size)
         add(name, [list(one.words) if one else [] for one in best_of(results)], seconds)
 
-    add_pass(f"torch pass, batches of {BATCH_SIZE}", TokenPassingDecoder(bundle.graph, options), BATCH_SIZE)
-    add_pass("torch pass, one by one", TokenPassingDecoder(bundle.graph, options), 1)
+    for batch_size, how in ((BATCH_SIZE, f"batches of {BATCH_SIZE}"), (1, "one by one")):
+        add_decoder(f"token passing, {how}", TokenPassingDecoder(bundle.graph, options), batch_size)
     try:
         from asr.decoding.k2 import K2Decoder
 
-        add_pass(f"k2, batches of {BATCH_SIZE}", K2Decoder(bundle.graph, options), BATCH_SIZE)
+        add_decoder(f"k2, batches of {BATCH_SIZE}", K2Decoder(bundle.graph, options), BATCH_SIZE)
     except AsrError as error:
         print(f"k2 left out: {error}")
     try:
@@ -174,163 +123,182 @@ def peers(bundle: Bundle, workload: Workload, lexicon: Path | None, arpa: Path |
         for one in found:
             path = [] if one is None else hypothesis_of_path(bundle.graph, options, *one, 0.0, 0.0).words
             words.append(list(path))
-        add("kaldi-decoder FasterDecoder, one by one", words, seconds)
+        add("kaldi-decoder `FasterDecoder`, one by one", words, seconds)
     except ImportError as error:
         print(f"kaldi-decoder left out: {error}")
-    print("pyctcdecode left out: it spells words by their letters, and the acoustic model's tokens are phones.")
-    if lexicon is None or arpa is None:
-        print("flashlight-text left out: name the graph's --lexicon and --arpa file.")
-    else:
-        try:
-            for beam_size in (50, 200, 500):
-                peer = FlashlightSearch(bundle.graph, Lexicon.from_file(lexicon), arpa, options, beam_size)
-                words, seconds = timed(lambda peer=peer: [peer.decode(frames) for frames in workload.frames])
-                add(f"flashlight-text + KenLM, beam size {beam_size}, one by one", words, seconds)
-        except ImportError as error:
-            print(f"flashlight-text left out: {error}")
-    table("Peers: same frames, the same graph where the decoder takes one", rows)
+    table("Decoders on the same graph and frames, the bundle's beams", rows)
 
 
-def index_table(bundle: Bundle, workload: Workload, plots: Path | None) -> None:
-    """index-table, Table 2 and Figure 2: one pass and two passes over beams."""
-    ngram, _ = decoding_options(bundle, "ngram", {})
-    rnn, _ = decoding_options(bundle, "rnn", {})
-    rows: list[dict[str, Any]] = []
-
-    def add(kind: str, beam: float, hypotheses: Any, seconds: float) -> None:
-        rate = word_error_rate(hypotheses, workload.references)
-        rows.append({"pass / model": kind, "beam": beam, "WER": rate, "ms/frame": 1e3 * seconds / workload.num_frames})
-
-    for beam in BEAMS:
-        results, seconds = decode_all(best_first_pass(bundle.graph, replace(ngram, search_beam=beam)), workload.frames)
-        add("1 / 3-gram", beam, best_of(results), seconds)
-    for beam in (3.0, 4.0, 5.0, 6.0, 7.0):
-        narrow = replace(rnn, search_beam=10.5, output_beam=beam, context_beam=beam)
-        results, seconds = decode_all(
-            best_first_pass(bundle.graph, narrow, rescores=True), workload.frames, rnn_lm(bundle)[0]
-        )
-        add("1 / RNN LM", beam, best_of(results), seconds)
-    lists, seconds = [], 0.0
-    wide = replace(ngram, output_beam=12.0)
-    search = TokenPassingDecoder(bundle.graph, wide, keep_lattice=True)
-    for log_prob in workload.frames:
-        begin = time.process_time()
-        found = search.decode(log_prob[None], torch.tensor([len(log_prob)]))[0]
-        assert found.lattice is not None, "an utterance reached no final state; widen the beam"
-        lists.append(n_best(found.lattice, bundle.graph, wide, 1000))
-        seconds += time.process_time() - begin
-    # The second pass weighs the frames as the one pass with the RNN LM does.
-    shift = rnn.am_scale - ngram.am_scale
-    lists = [tuple(replace(one, total=one.total + shift * one.am_score) for one in some) for some in lists]
-    hybrid = rnn_lm(bundle, RNN_WEIGHT)[0]
-    for kind, lm in (("2 / hybrid, 1000-best", hybrid), ("2 / RNN LM, 1000-best", rnn_lm(bundle)[0])):
-        rescored, more = timed(lambda lm=lm: rescore_n_best(lists, lm, rnn))
-        add(kind, 14.0, [some[0] if some else None for some in rescored], seconds + more)
-    table(
-        f"index-table Table 2 ({workload.name}); beam: search_beam of the 3-gram, output and context beam of the RNN",
-        rows,
-    )
-    if plots is not None:
-        figures.error_over_time(rows, workload.name, plots / f"error_over_time_{slug(workload)}.svg")
-
-
-def slug(workload: Workload) -> str:
-    return "".join(letter if letter.isalnum() else "_" for letter in workload.name.replace(" %", ""))
-
-
-def four_caches(bundle: Bundle, workload: Workload, large_ngram: Path | None) -> None:
-    """four-caches, Tables 3 and 4 (models in the first pass), 5 (caches, skip heuristic), 6 (lattice rescoring)."""
-    assert bundle.small_ngram is not None
-    ngram, _ = decoding_options(bundle, "ngram", {})
-    rnn, _ = decoding_options(bundle, "rnn", RNN_BEAMS)
-    models: dict[str, tuple[LanguageModel | None, DecodingOptions]] = {"baseline (3-gram)": (None, ngram)}
-    if large_ngram is not None:
-        large: LanguageModel = load_ngram_lm(large_ngram)
-        if large.vocabulary != bundle.small_ngram.vocabulary:
-            large = RemappedLM(large, bundle.small_ngram.vocabulary)
-        models["4-gram"] = (
-            Difference(large, bundle.small_ngram),
-            replace(rnn, am_scale=ngram.am_scale, search_beam=14.0),
-        )
-    models["RNN LM"] = (rnn_lm(bundle)[0], rnn)
-    models["RNN LM + 3-gram, 0.5"] = (rnn_lm(bundle, RNN_WEIGHT)[0], rnn)
-    rows, lattices = [], {}
-    for name, (lm, options) in models.items():
-        results, seconds = decode_all(
-            best_first_pass(bundle.graph, options, rescores=lm is not None), workload.frames, lm
-        )
-        row = {"first pass": name, "WER": word_error_rate(best_of(results), workload.references)}
-        rows.append(row | {"ms/frame": 1e3 * seconds / workload.num_frames})
-        kept = best_first_pass(bundle.graph, replace(options, output_beam=6.0), keep_lattice=True, rescores=True)
-        lattices[name] = decode_all(kept, workload.frames, lm)[0]
-    table(f"four-caches Tables 3 and 4 ({workload.name})", rows)
-    rows = []
-    for name, results in lattices.items():
-        row = {"lattice of": name}
-        for weight in (0.3, 0.5, 0.8, None):
-            lm = rnn_lm(bundle, weight)[0]
-            found = [one.lattice for one in results if one.lattice is not None]
-            paths = iter(rescore_lattice(join(found), rnn, lm))
-            hypotheses = []
-            for one in results:
-                path = next(paths) if one.lattice is not None else None
-                hypotheses.append(
-                    one.best
-                    if path is None
-                    else hypothesis_of_path(bundle.graph, rnn, path.graph_arc, path.total, 0.0, 0.0)
-                )
-            row["RNN LM alone" if weight is None else f"RNN LM {weight}"] = word_error_rate(
-                hypotheses, workload.references
-            )
-        rows.append(row)
-    table(f"four-caches Table 6 ({workload.name}): WER of lattices rescored by RNN LM and 3-gram", rows)
-    few = Workload(workload.name, workload.frames[:6], workload.references[:6])
-    naive = {
-        "cache_scores": False,
-        "cache_hidden": False,
-        "cache_history_normalizers": False,
-        "cache_group_normalizers": False,
+def index_table(bundle: Bundle, workload: Workload, _: Path | None, plots: Path | None) -> None:
+    """Lee et al. (2015), Figure 2 and Table 2: one pass and two passes."""
+    systems = {
+        "1 pass, trigram": SYSTEMS["trigram"],
+        "1 pass, GRU": _ONE_PASS,
+        "2 passes, GRU over the lattice": SYSTEMS["gru"],
+        "2 passes, GRU over 1000-best": System("ngram", second_pass="nbest"),
+        "2 passes, hybrid over 1000-best": System("ngram", second_pass="nbest", second_weight=0.5),
     }
+    warm_up(bundle, workload, list(systems.values()))
+    points, rows = [], []
+    for beams in _CURVE:
+        row = {"search beam / active / output / context beam": str(beams)}
+        for name, system in systems.items():
+            one = run(bundle, workload, system, beams)
+            points.append({"system": name, "of real time": one.seconds / workload.seconds, "WER": one.wer})
+            row[name] = f"{one.wer:.2f} %, {one.seconds / workload.seconds:.4f}"
+        rows.append(row)
+    table(f"Error over beams ({workload.name}): WER, CPU time as a part of real time", rows)
+    rows = [_row(name, fastest(bundle, workload, system, _WIDE), workload) for name, system in systems.items()]
+    table(f"One and two passes, beams {_WIDE}", rows)
+    if plots is not None:
+        figures.error_over_time(points, workload.name, plots / "error_over_time.svg")
+
+
+def prefix_tree(bundle: Bundle, workload: Workload, _: Path | None, plots: Path | None) -> None:
+    """Si et al. (2013), Table 2: error by the length of the list; Table 3 and Figures 3 and 4: its cost."""
+    systems: dict[str, tuple[System, dict[str, Any]]] = {
+        "first pass: trigram": (SYSTEMS["trigram"], {}),
+        "4-gram over the lattice": (SYSTEMS["4-gram"], {}),
+        "GRU over the lattice": (SYSTEMS["gru"], {}),
+    }
+    for mode, name in (("rnn", "GRU"), ("interpolated", "GRU and 4-gram")):
+        for size in _LIST_SIZES:
+            system = System("ngram", second_pass="nbest", second_mode=mode)
+            systems[f"{name} over {size}-best"] = system, {"second_pass_sentences": size}
     rows = []
-    for name, skip_beam, caches in (
-        ("no skip, all caches", None, {}),
-        ("skip, no cache", 6.0, naive),
-        ("skip, + cache 2", 6.0, naive | {"cache_hidden": True}),
-        ("skip, + caches 1, 2", 6.0, naive | {"cache_hidden": True, "cache_scores": True}),
-        ("skip, all caches", 6.0, {}),
+    for name, (system, more) in systems.items():
+        one = run(bundle, workload, system, _WIDE, more)
+        rows.append({"pass": name, "WER": f"{one.wer:.2f} %", "95 % interval": _interval(one)})
+    table(f"Error by the length of the list ({workload.name}), beams {_WIDE}", rows)
+    prefix_tree_cost(bundle, workload, plots)
+
+
+def four_caches(bundle: Bundle, workload: Workload, *_: Path | None) -> None:
+    """Huang et al. (2014), Tables 3 to 6: models in the first pass, its caches, and second passes over its lattices."""
+    large, both = System("large_ngram", "search"), SYSTEMS["gru and 4-gram, one pass"]
+    first_passes: dict[str, tuple[System, Mapping[str, Any]]] = {
+        "trigram": (SYSTEMS["trigram"], {}),
+        "4-gram": (large, {}),
+        "GRU, no caches": (_ONE_PASS, _NAIVE),
+        "GRU": (_ONE_PASS, {}),
+        "GRU and 4-gram": (both, {}),
+    }
+    warm_up(bundle, workload, [system for system, _ in first_passes.values()])
+    rows = [
+        _row(name, fastest(bundle, workload, system, caches=caches), workload)
+        for name, (system, caches) in first_passes.items()
+    ]
+    table(f"Language models inside the search ({workload.name}), the bundle's beams", rows)
+
+    few = workload.some(_NAIVE_UTTERANCES)
+    rows = []
+    for name, system, caches in (
+        ("none", _NO_SKIP, _NAIVE),
+        ("skip beam", _ONE_PASS, _NAIVE),
+        ("skip beam, hidden states", _ONE_PASS, {"cache_scores": False}),
+        ("skip beam, hidden states, scores", _ONE_PASS, {}),
+        ("hidden states, scores", _NO_SKIP, {}),
     ):
-        lm, engine = rnn_lm(bundle, **caches)
-        options = replace(rnn, skip_beam=skip_beam, max_active_states=1500)
-        results, seconds = decode_all(TokenPassingDecoder(bundle.graph, options), few.frames, lm)
-        counts = engine.statistics()
+        one = run(bundle, few, system, caches=caches)
+        assert one.counts is not None
+        row = _row(name, one, few)
+        del row["hit ratio"]
+        rows.append(row | {"queries": one.counts.num_queries, "hidden states": one.counts.num_hidden_rows})
+    table(f"Caches, GRU inside the search ({len(few.frames)} utterances)", rows, thousands=",")
+
+    rows = []
+    for name, mode, fusion in (
+        ("trigram", "ngram", "lattice"),
+        ("4-gram", "large_ngram", "search"),
+        ("GRU and 4-gram", "interpolated", "search"),
+    ):
+        row = {"first pass": name, "alone": f"{run(bundle, workload, System(mode, fusion)).wer:.2f}"}
+        for weight in _SECOND_WEIGHTS:
+            one = run(bundle, workload, System(mode, fusion, "lattice", second_weight=weight))
+            row[f"GRU {weight:g}"] = f"{one.wer:.2f}"
+        rows.append(row)
+    table(f"The GRU over lattices of first passes ({workload.name}): WER in %, by its weight", rows)
+
+
+def frame_batch(bundle: Bundle, workload: Workload, corpora: Path | None, _: Path | None) -> None:
+    """Lee et al. (2018): error and time on test sets, n-gram, exact and quantized histories."""
+    sets = [workload]
+    others = an4_recordings(corpora)
+    if others:
+        sets.append(heard(bundle, "AN4 test", others))
+    systems: dict[str, tuple[System, dict[str, Any]]] = {"4-gram": (SYSTEMS["4-gram"], {}), "GRU": (_ONE_PASS, {})}
+    for precision in ("round-2", "round-1", "sign"):
+        systems[f"GRU, {precision}"] = _ONE_PASS, {"history_precision": precision}
+    warm_up(bundle, workload, [system for system, _ in systems.values()])
+    rows = []
+    for name, (system, more) in systems.items():
+        row: dict[str, Any] = {"language model": name}
+        for one in sets:
+            found = run(bundle, one, system, None, more)
+            row[f"{one.name}: WER"] = f"{found.wer:.2f} %"
+            row["of real time" if one is workload else f"{one.name}: of real time"] = found.seconds / one.seconds
+            row[f"{one.name}: hidden states"] = row[f"{one.name}: shared"] = ""
+            if found.counts is not None:
+                computed, shared = found.counts.num_hidden_rows, found.counts.num_shared_rows
+                row[f"{one.name}: hidden states"] = computed
+                row[f"{one.name}: shared"] = f"{shared / (computed + shared):.2%}"
+        rows.append(row)
+    table("Test sets, GRU inside the search, the bundle's beams", rows, thousands=",")
+    print("; ".join(f"{one.name}: {len(one.frames)} utterances, {one.seconds:.1f} s" for one in sets))
+
+
+def hit_ratio(bundle: Bundle, workload: Workload, *_: Path | None) -> None:
+    """What determines how many queries the caches answer; `scripts/bench query` has more about queries."""
+    options, _ = decoding_options(bundle, "rnn", {})
+    own = options.search_beam
+    searches: list[tuple[str, System, dict[str, Any]]] = [
+        (f"inside the search, beam {beam:g}", _NO_SKIP, {"search_beam": beam}) for beam in (8.0, 10.0, 12.0, own, 15.0)
+    ]
+    searches += [
+        (f"beam {own:g}, only words within a beam of {options.skip_beam:g} (default)", _ONE_PASS, {}),
+        (f"on the lattice (default), output beam {options.output_beam:g}", SYSTEMS["gru"], {}),
+    ]
+    rows = []
+    for name, system, more in searches:
+        counts = run(bundle, workload, system, None, more).counts
+        assert counts is not None
         rows.append(
             {
                 "search": name,
-                "WER": word_error_rate(best_of(results), few.references),
-                "ms/frame": 1e3 * seconds / few.num_frames,
                 "queries": counts.num_queries,
-                "hidden rows": counts.num_hidden_rows,
+                "hit ratio": f"{counts.hit_ratio:.1%}",
+                "without hidden state": f"{counts.answered_without_hidden:.2%}",
+                "hidden states": counts.num_hidden_rows,
             }
         )
-    table(f"four-caches Table 5 ({workload.name}, 6 utterances): RNN LM inside the torch pass's search", rows)
+    table(f"Queries ({workload.name})", rows, thousands=",")
 
 
-def frame_batch(bundle: Bundle, workload: Workload) -> None:
-    """frame-batch's tables: n-gram, float and quantised histories."""
-    ngram, _ = decoding_options(bundle, "ngram", {})
-    rnn, _ = decoding_options(bundle, "rnn", RNN_BEAMS)
-    results, seconds = decode_all(best_first_pass(bundle.graph, ngram), workload.frames)
-    rows: list[dict[str, Any]] = []
+TABLES: dict[str, Callable[[Bundle, Workload, Path | None, Path | None], None]] = {
+    "speed": speed,
+    "peers": peers,
+    "index-table": index_table,
+    "prefix-tree": prefix_tree,
+    "four-caches": four_caches,
+    "frame-batch": frame_batch,
+    "hit-ratio": hit_ratio,
+}
 
-    def add(name: str, results: Any, seconds: float, counts: tuple[int, int]) -> None:
-        rate = word_error_rate(best_of(results), workload.references)
-        row = {"language model": name, "WER": rate, "ms/frame": 1e3 * seconds / workload.num_frames}
-        rows.append(row | {"hidden rows": counts[0], "shared": counts[1] / max(1, sum(counts))})
 
-    add("3-gram", results, seconds, (0, 0))
-    for precision in (None, "round-2", "round-1", "sign"):
-        lm, engine = rnn_lm(bundle, history_precision=precision)
-        results, seconds = decode_all(best_first_pass(bundle.graph, rnn, rescores=True), workload.frames, lm)
-        counts = engine.statistics()
-        add(f"RNN LM, {precision or 'float'}", results, seconds, (counts.num_hidden_rows, counts.num_shared_rows))
-    table(f"frame-batch ({workload.name})", rows)
+def fastest(bundle: Bundle, workload: Workload, system: System, *beams: Any, **settings: Any) -> Run:
+    """The faster of two runs."""
+    return min((run(bundle, workload, system, *beams, **settings) for _ in range(2)), key=lambda one: one.seconds)
+
+
+def _row(name: str, one: Run, workload: Workload) -> dict[str, Any]:
+    return {
+        "system": name,
+        "WER": f"{one.wer:.2f} %",
+        "95 % interval": _interval(one),
+        "of real time": one.seconds / workload.seconds,
+        "hit ratio": f"{one.counts.hit_ratio:.1%}" if one.counts is not None else "",
+    }
+
+
+def _interval(one: Run) -> str:
+    return f"{one.interval[0]:.1f} to {one.interval[1]:.1f}"

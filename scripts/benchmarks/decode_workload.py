@@ -23,7 +23,7 @@ from asr.lm.combine import Difference, Interpolated, RemappedLM
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.model import NgramLM
 from asr.metrics import NO_ERRORS, count_errors, read_transcripts
-from scripts.benchmarks.speech import evenly, frames_of, recordings
+from scripts.benchmarks.speech import Recording, evenly, frames_of, recordings
 
 BATCH_SIZE = 32
 # The RNN LM weighs the frames less than the n-gram does: at equal effort its beams are narrower. These give up little.
@@ -39,11 +39,13 @@ class Workload:
         name: what was recorded.
         frames: log_prob (T, C) of each utterance.
         references: its words.
+        seconds: of speech.
     """
 
     name: str
     frames: list[Tensor]
     references: list[Sequence[str]]
+    seconds: float
 
     @property
     def num_frames(self) -> int:
@@ -53,14 +55,32 @@ class Workload:
     def num_words(self) -> int:
         return sum(map(len, self.references))
 
+    def some(self, num_utts: int) -> Workload:
+        """This number of utterances, spread evenly."""
+        chosen = evenly(list(range(len(self.frames))), num_utts)
+        frames = [self.frames[i] for i in chosen]
+        seconds = self.seconds * sum(map(len, frames)) / self.num_frames
+        return Workload(self.name, frames, [self.references[i] for i in chosen], seconds)
+
 
 def spoken(bundle: Bundle, corpora: Path | None, num_utts: int) -> Workload:
     """Real speech, processed by the bundle's acoustic model."""
-    name, speech = recordings(corpora, num_utts)
-    return Workload(name, frames_of(bundle, speech), [recording.words for recording in speech])
+    return heard(bundle, *recordings(corpora, num_utts))
 
 
-def given(log_probs: Path, references: Path, num_utts: int | None) -> Workload:
+def heard(bundle: Bundle, name: str, speech: Sequence[Recording]) -> Workload:
+    """Recordings, processed by the bundle's acoustic model."""
+    frames = frames_of(bundle, speech)
+    return Workload(name, frames, [one.words for one in speech], _seconds(bundle, frames))
+
+
+def _seconds(bundle: Bundle, frames: Sequence[Tensor]) -> float:
+    """The duration of log_prob (T, C) of some utterances."""
+    step: Any = bundle.features.network.frame_shift * bundle.acoustic_model.network.subsampling_factor  # type: ignore[operator]
+    return float(step) * sum(map(len, frames)) / bundle.sampling_rate
+
+
+def given(bundle: Bundle, log_probs: Path, references: Path, num_utts: int | None) -> Workload:
     """Frames of an npz (utterance id -> (T, C)) and lines `id words`; `num_utts` of them, spread evenly."""
     words = read_transcripts(references)
     with np.load(log_probs) as archive:
@@ -70,7 +90,7 @@ def given(log_probs: Path, references: Path, num_utts: int | None) -> Workload:
         if num_utts is not None:
             ids = evenly(ids, num_utts)
         frames = [torch.from_numpy(archive[name].astype(np.float32)) for name in ids]
-    return Workload(log_probs.stem, frames, [words[name] for name in ids])
+    return Workload(log_probs.stem, frames, [words[name] for name in ids], _seconds(bundle, frames))
 
 
 def decode_all(

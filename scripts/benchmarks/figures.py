@@ -28,22 +28,28 @@ def pyplot() -> Any:
 
 
 def error_over_time(rows: list[dict[str, Any]], name: str, path: Path) -> None:
-    """index-table's Figure 2: a curve for each way of decoding."""
+    """Error rate over time, a curve for each system, as in Lee et al. (2015), Figure 2."""
     figure, axes = pyplot().subplots(figsize=(5.5, 3.6))
-    for kind in dict.fromkeys(row["pass / model"] for row in rows):
-        some = [row for row in rows if row["pass / model"] == kind]
-        axes.plot([row["ms/frame"] for row in some], [row["WER"] for row in some], "o-", label=kind, markersize=4)
-    axes.set(xlabel="CPU ms a frame (40 ms)", ylabel="word error rate, %", xscale="log", title=name)
+    for kind in dict.fromkeys(row["system"] for row in rows):
+        some = [row for row in rows if row["system"] == kind]
+        times, rates = [row["of real time"] for row in some], [row["WER"] for row in some]
+        axes.plot(times, rates, "o-", label=kind, markersize=4)
+    axes.set(
+        xlabel="CPU time of search and language model, of real time",
+        ylabel="word error rate, %",
+        xscale="log",
+        title=name,
+    )
     _save(figure, axes, path)
 
 
 def n_best(rows: list[dict[str, Any]], path: Path) -> None:
-    """prefix-tree's Figures 3 and 4: computations and seconds over the list's size."""
+    """Seconds over the list's size, as in Si et al. (2013), Figure 4."""
     figure, axes = pyplot().subplots(figsize=(5.5, 3.6))
     for utterance, style in (("middle", "o-"), ("longest", "s--")):
         some = [row for row in rows if row["utterance"] == utterance]
-        for column in ("s standard", "s tree", "s tree + batches"):
-            label = f"{column[2:]}, {utterance} utterance"
+        for column in ("s, sentence by sentence", "s, tree, row by row", "s, tree, level by level"):
+            label = f"{column[3:]}, {utterance} utterance"
             axes.plot([row["n-best"] for row in some], [row[column] for row in some], style, label=label, markersize=4)
     axes.set(xlabel="sentences in the list", ylabel="CPU s", xscale="log", yscale="log", title="n-best rescoring")
     _save(figure, axes, path)

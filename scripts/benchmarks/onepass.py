@@ -19,101 +19,45 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from asr.audio.io import read_audio
-from asr.audio.segments import batches_of_similar_length
 from asr.bundle import Bundle
-from asr.decoding.build import available_modes, build_decoder
-from asr.decoding.interface import DecodeResult
-from asr.decoding.rescoring import SecondPass
+from asr.decoding.build import available_modes
 from asr.errors import AsrError
-from asr.lm.cached.statistics import QueryStatistics
-from asr.metrics import ErrorCounts, bootstrap_interval, count_errors, read_transcripts
+from asr.metrics import read_transcripts
 from asr.recognizer import Recognizer
 from asr.results import StageTimes
 from asr.streaming import StreamingRecognizer
 from scripts.benchmarks import figures, mutants
+from scripts.benchmarks.decode_workload import Workload
 from scripts.benchmarks.inputs import LIBRISPEECH_BUNDLE, ROOT, argument_parser, default_corpora
 from scripts.benchmarks.nbest import measure_n_best, middle_sized
 from scripts.benchmarks.report import table
+from scripts.benchmarks.systems import (
+    BATCH_SECONDS,
+    BEAMS,
+    SECOND_PASSES,
+    SYSTEMS,
+    Beams,
+    Run,
+    System,
+    batches_of,
+    run,
+    warm_up,
+)
 
 _CLIPS = ROOT / "scripts" / "demo_clips"
 _LIBRISPEECH = Path("librispeech", "LibriSpeech")
 _PART = "dev-clean-2"
 _QUICK_UTTERANCES = 12
-_BATCH_SECONDS = 100.0
 _SHORT_BATCH_SECONDS = 8.0
-_CACHE_BYTES = 1 << 30
 _NUM_STREAMS = 16
 
 
-class System(NamedTuple):
-    """A mode, and where its language model is applied; the mode `auto` is the bundle's default."""
-
-    mode: str
-    lm_fusion: str = "lattice"
-    second_pass: str = "none"
-    second_mode: str = "rnn"
-    second_weight: float = 1.0
-    skip_beam: float | None = None
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Second pass and skip beam, as options of a recognizer."""
-        skip = {} if self.skip_beam is None else {"skip_beam": self.skip_beam}
-        if self.second_pass == "none":
-            return skip
-        names = ("second_pass", "second_pass_mode", "second_pass_weight")
-        return {**skip, **dict(zip(names, (self.second_pass, self.second_mode, self.second_weight), strict=True))}
-
-
-SYSTEMS = {
-    "trigram": System("ngram"),
-    "4-gram": System("large_ngram"),
-    "gru": System("rnn"),
-    "gru and 4-gram": System("interpolated"),
-    "gru, chunks": System("rnn", "chunks"),
-    "gru, one pass": System("rnn", "search"),
-    "gru and 4-gram, one pass": System("interpolated", "search"),
-    "gru, one pass, no skip beam": System("rnn", "search", skip_beam=math.inf),
-}
-
-SECOND_PASSES = {
-    "trigram, then gru over the lattice": System("ngram", "lattice", "lattice"),
-    "trigram, then gru over 1000 sentences": System("ngram", "lattice", "nbest"),
-    "trigram, then 4-gram over 1000 sentences": System("ngram", "lattice", "nbest", "large_ngram"),
-    "4-gram, then gru over the lattice": System("large_ngram", "lattice", "lattice"),
-    "4-gram, hybrid with gru over the lattice": System("large_ngram", "lattice", "lattice", "rnn", 0.7),
-    "4-gram, hybrid with gru over 1000 sentences": System("large_ngram", "lattice", "nbest", "rnn", 0.7),
-}
-
-
-class Beams(NamedTuple):
-    """What all systems share; the last two only matter where a lattice is rescored."""
-
-    search_beam: float
-    max_active_states: int
-    output_beam: float
-    context_beam: float
-
-    def __str__(self) -> str:
-        return f"{self.search_beam:g} / {self.max_active_states} / {self.output_beam:g} / {self.context_beam:g}"
-
-
-# From narrow to wide.
-BEAMS = (
-    Beams(8.0, 500, 3.0, 3.0),
-    Beams(10.0, 1000, 4.0, 4.0),
-    Beams(11.0, 1000, 5.0, 5.0),
-    Beams(12.0, 1500, 6.0, 5.0),
-    Beams(13.0, 2000, 6.0, 6.0),
-    Beams(14.0, 3000, 7.0, 8.0),
-    Beams(16.0, 7000, 9.0, 10.0),
-)
 _QUICK_BEAMS = (1, 2, 3)
 
 
@@ -140,28 +84,11 @@ class Speech:
 
 @dataclass(frozen=True)
 class Scored:
-    """The speech after the acoustic model: log_prob (T, C) of each utterance, and the CPU seconds that took."""
+    """The speech before and after the acoustic model, and the CPU seconds that took."""
 
     speech: Speech
-    log_prob: list[Tensor]
+    workload: Workload
     seconds: float
-
-
-@dataclass(frozen=True)
-class Run:
-    """One system with some beams.
-
-    Args:
-        wer: word error rate, in %.
-        interval: its 95 % bootstrap interval.
-        seconds: CPU seconds of search and language model.
-        counts: of the recurrent model's engine, if there is one.
-    """
-
-    wer: float
-    interval: tuple[float, float]
-    seconds: float
-    counts: QueryStatistics | None
 
 
 def main(argv: Sequence[str]) -> int:
@@ -241,81 +168,12 @@ def score(bundle: Bundle, speech: Speech) -> Scored:
     recognizer.log_prob(speech.waveforms[:1], StageTimes())
     found: dict[int, Tensor] = {}
     begin = time.process_time()
-    for batch in batches_of(speech.waveforms, _BATCH_SECONDS * speech.rate):
+    for batch in batches_of(speech.waveforms, BATCH_SECONDS * speech.rate):
         log_prob, num_frames = recognizer.log_prob([speech.waveforms[i] for i in batch], StageTimes())
         found.update((i, row[:num]) for i, row, num in zip(batch, log_prob, num_frames.tolist(), strict=True))
     seconds = time.process_time() - begin
-    return Scored(speech, [found[i] for i in range(len(speech.waveforms))], seconds)
-
-
-def batches_of(rows: Sequence[Tensor], longest: float) -> list[list[int]]:
-    """Which rows a recognizer takes together: those of similar length, up to so much with padding."""
-    return [list(batch) for batch in batches_of_similar_length([len(row) for row in rows], int(longest))]
-
-
-def options_of(system: System, beams: Beams | None) -> dict[str, Any]:
-    """The beams that apply to the system."""
-    if beams is None:
-        return {}
-    shared = {"search_beam": beams.search_beam, "max_active_states": beams.max_active_states}
-    if system.second_pass == "none" and (system.mode == "ngram" or system.lm_fusion == "search"):
-        return shared
-    if system.mode == "ngram" and system.second_pass == "nbest":
-        return {**shared, "output_beam": beams.output_beam}
-    # Over a lattice the context beam is what prunes; a bundle's skip beam is for one pass.
-    return {**shared, "output_beam": beams.output_beam, "context_beam": beams.context_beam, "skip_beam": math.inf}
-
-
-def run(
-    bundle: Bundle,
-    scored: Scored,
-    system: System,
-    beams: Beams | None = None,
-    more: dict[str, Any] | None = None,
-    batch_seconds: float = _BATCH_SECONDS,
-) -> Run:
-    """One system with some beams, or the bundle's own, with cold caches."""
-    options = {**options_of(system, beams), **(more or {}), **system.options}
-    recognizer = Recognizer(bundle, system.mode, decoder="token-passing", lm_fusion=system.lm_fusion, options=options)
-    has_second = system.second_pass != "none"
-    decoder = build_decoder("token-passing", system.lm_fusion, bundle.graph, recognizer.options, has_second)
-    again = SecondPass(bundle.graph, recognizer.final_options, recognizer.settings.language_models, keeps_lattice=False)
-    models = recognizer.build_language_models(_CACHE_BYTES)
-    found: dict[int, DecodeResult] = {}
-    frames = scored.log_prob
-    frame_rate = sum(map(len, frames)) / scored.speech.seconds
-    begin = time.process_time()
-    for batch in batches_of(frames, batch_seconds * frame_rate):
-        padded = torch.nn.utils.rnn.pad_sequence([frames[i] for i in batch], batch_first=True)
-        results = decoder.decode(padded, torch.tensor([len(frames[i]) for i in batch]), models.model)
-        if models.second is not None:
-            results = again.rescored(results, models.model, models.second.model)
-        found.update(zip(batch, results, strict=True))
-        models.forget_contexts()
-    seconds = time.process_time() - begin
-    counts = errors(scored.speech, [found[i].best for i in range(len(frames))])
-    low, high = bootstrap_interval(counts)
-    return Run(
-        100.0 * sum(counts[1:], counts[0]).rate,
-        (100.0 * low, 100.0 * high),
-        seconds,
-        models.statistics(),
-    )
-
-
-def errors(speech: Speech, hypotheses: Sequence[Any]) -> list[ErrorCounts]:
-    """Of each utterance; no hypothesis counts as no words."""
-    pairs = zip(speech.references, hypotheses, strict=True)
-    return [count_errors(list(words), one.words if one is not None else ()) for words, one in pairs]
-
-
-def warm_up(bundle: Bundle, scored: Scored, systems: Sequence[System]) -> None:
-    """Compiles what the systems need, on the shortest utterance."""
-    shortest = min(range(len(scored.log_prob)), key=lambda i: len(scored.log_prob[i]))
-    speech = scored.speech
-    one = Speech(speech.name, [speech.waveforms[shortest]], [speech.references[shortest]], speech.rate)
-    for system in systems:
-        run(bundle, Scored(one, [scored.log_prob[shortest]], 0.0), system, BEAMS[0])
+    frames = [found[i] for i in range(len(speech.waveforms))]
+    return Scored(speech, Workload(speech.name, frames, speech.references, speech.seconds), seconds)
 
 
 def least_seconds(runs: Sequence[Run], wer: float) -> float:
@@ -355,27 +213,27 @@ def quick(bundle: Bundle, scored: Scored) -> dict[str, Any]:
     """The figures of the JSON line."""
     default = System("auto")
     gru, one_pass = SYSTEMS["gru"], SYSTEMS["gru, one pass"]
-    warm_up(bundle, scored, [SYSTEMS["trigram"], default, gru, one_pass])
+    warm_up(bundle, scored.workload, [SYSTEMS["trigram"], default, gru, one_pass])
     knee = Recognizer(bundle, decoder="token-passing").options
     context_beam = math.inf if knee.context_beam is None else knee.context_beam
     beams = Beams(knee.search_beam, knee.max_active_states, knee.output_beam, context_beam)
     same = {"am_scale": Recognizer(bundle, mode="rnn", decoder="token-passing").options.am_scale}
-    own = run(bundle, scored, default)
-    trigram, network = (run(bundle, scored, one, beams, same) for one in (SYSTEMS["trigram"], gru))
-    curves = [[run(bundle, scored, one, BEAMS[row]) for row in _QUICK_BEAMS] for one in (one_pass, gru)]
-    n_best = measure_n_best(bundle, middle_sized(scored.log_prob), 40)
+    own = run(bundle, scored.workload, default)
+    trigram, network = (run(bundle, scored.workload, one, beams, same) for one in (SYSTEMS["trigram"], gru))
+    curves = [[run(bundle, scored.workload, one, BEAMS[row]) for row in _QUICK_BEAMS] for one in (one_pass, gru)]
+    n_best = measure_n_best(bundle, middle_sized(scored.workload.frames), 40)
     seconds = scored.speech.seconds
     return {
         "bundle": bundle.name,
         "speech": scored.speech.name,
-        "num_utterances": len(scored.log_prob),
+        "num_utterances": len(scored.workload.frames),
         "audio_seconds": round(seconds, 1),
         "default_mode": available_modes(bundle)[0],
         "default_beams": str(beams),
         "rnnlm_over_ngram_same_beams": network.seconds / trigram.seconds,
-        "wer_ngram": run(bundle, scored, SYSTEMS["trigram"]).wer,
+        "wer_ngram": run(bundle, scored.workload, SYSTEMS["trigram"]).wer,
         "wer_default": own.wer,
-        "wer_widest": run(bundle, scored, default, BEAMS[-2]).wer,
+        "wer_widest": run(bundle, scored.workload, default, BEAMS[-2]).wer,
         "default_rtf_search_and_lm": own.seconds / seconds,
         "default_rtf_acoustic_model": scored.seconds / seconds,
         "stream_rtf": stream_seconds(bundle, scored.speech) / seconds,
@@ -391,16 +249,17 @@ def report(bundle: Bundle, scored: Scored, args: argparse.Namespace) -> None:
     """Prints all tables, each row as soon as it is measured."""
     systems = {name: SYSTEMS[name] for name in args.systems if _has(bundle, SYSTEMS[name])}
     more = dict(_option(text) for text in args.option)
-    warm_up(bundle, scored, list(systems.values()))
+    warm_up(bundle, scored.workload, list(systems.values()))
     seconds = scored.speech.seconds
-    print(f"{scored.speech.name}: {len(scored.log_prob)} utterances, {seconds:.0f} s of speech; the default mode is")
+    num_utts = len(scored.workload.frames)
+    print(f"{scored.speech.name}: {num_utts} utterances, {seconds:.0f} s of speech; the default mode is")
     print(f"{available_modes(bundle)[0]}; the acoustic model takes {scored.seconds / seconds:.4f} of real time.")
     curves: dict[str, list[Run]] = {name: [] for name in systems}
     rows: list[dict[str, Any]] = []
     for beams in [BEAMS[row] for row in args.beams]:
         row: dict[str, Any] = {"search beam / active / output / context beam": str(beams)}
         for name, system in systems.items():
-            curves[name].append(run(bundle, scored, system, beams, more))
+            curves[name].append(run(bundle, scored.workload, system, beams, more))
             row[name] = _cell(curves[name][-1])
         rows.append(row)
     table("The same beams in each row: CPU s of search and language model, word error rate", rows)
@@ -412,7 +271,7 @@ def report(bundle: Bundle, scored: Scored, args: argparse.Namespace) -> None:
     _equal_errors(curves, seconds)
     if args.plot is not None:
         points = [
-            {"pass / model": name, "ms/frame": 1e3 * one.seconds / sum(map(len, scored.log_prob)), "WER": one.wer}
+            {"system": name, "of real time": one.seconds / seconds, "WER": one.wer}
             for name, runs in curves.items()
             for one in runs
         ]
@@ -452,15 +311,15 @@ def _own_beams(bundle: Bundle, scored: Scored, systems: dict[str, System], more:
     """Each system with the beams that the bundle gives its mode, in long and in short batches, and in streams."""
     rows = []
     for name, system in systems.items():
-        own = run(bundle, scored, system, None, more)
-        short = run(bundle, scored, system, None, more, _SHORT_BATCH_SECONDS)
+        own = run(bundle, scored.workload, system, None, more)
+        short = run(bundle, scored.workload, system, None, more, _SHORT_BATCH_SECONDS)
         counts = own.counts
         rows.append(
             {
                 "the bundle's beams": name,
                 "WER": f"{own.wer:.2f} %",
                 "95 % interval": f"{own.interval[0]:.1f} to {own.interval[1]:.1f}",
-                f"CPU s, batches of {_BATCH_SECONDS:g} s": own.seconds,
+                f"CPU s, batches of {BATCH_SECONDS:g} s": own.seconds,
                 f"of {_SHORT_BATCH_SECONDS:g} s": short.seconds,
                 "of real time": own.seconds / scored.speech.seconds,
                 "without hidden layer": f"{counts.answered_without_hidden:.1%}" if counts else "",
@@ -478,10 +337,10 @@ def _second_passes(bundle: Bundle, scored: Scored, beams: Beams, more: dict[str,
     systems = {
         name: one for name, one in systems.items() if _has(bundle, one) and one.second_mode in available_modes(bundle)
     }
-    warm_up(bundle, scored, list(systems.values()))
+    warm_up(bundle, scored.workload, list(systems.values()))
     rows = []
     for name, system in systems.items():
-        one = run(bundle, scored, system, beams, more)
+        one = run(bundle, scored.workload, system, beams, more)
         low, high = one.interval
         rows.append(
             {"pass": name, "WER": f"{one.wer:.2f} %", "95 % interval": f"{low:.1f} to {high:.1f}", "CPU s": one.seconds}
