@@ -1,12 +1,10 @@
 """Decoding with graphs of several million arcs, by size of the graph, beams and batch.
 
-    scripts/bench decode-scale --graphs 64k.300k=graph.safetensors,small_ngram.bin 90k.1000k=...
+    scripts/bench decode-scale --graphs 64k.300k=graph.safetensors 90k.1000k=...
 
-Name each graph with its file (`asr graph --finished` loads fastest) and the n-gram model it was built from (`asr lm
-ngram --binary`), which the recurrent language model replaces; words missing from the latter are scored as its `<unk>`.
-Each graph is measured in a separate process, so that peak memory is measured separately. The frames are those of
-`scripts/bench decode`, so the graphs need the topology of the bundle's. Times are CPU seconds, all columns of a row in
-one process, the faster of two runs.
+Name each graph with its file (`asr graph --finished` loads fastest). Each graph is measured in a separate process, so
+that peak memory is measured separately. The frames are those of `scripts/bench decode`, so the graphs need the topology
+of the bundle's. Times are CPU seconds, all columns of a row in one process, the faster of two runs.
 """
 
 from __future__ import annotations
@@ -29,14 +27,11 @@ from asr.decoding.paths import hypothesis_of_path
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
-from asr.lm.ngram.io import load_ngram_lm
 from scripts.benchmarks.decode_workload import (
-    RNN_BEAMS,
     Workload,
     best_of,
     decode_all,
     lesser,
-    rnn_lm,
     spoken,
     timed,
     word_error_rate,
@@ -50,7 +45,7 @@ BATCH_SIZES = (1, 8, 32)
 
 def main(argv: Sequence[str]) -> int:
     parser = argument_parser("decode-scale", __doc__)
-    parser.add_argument("--graphs", nargs="+", required=True, metavar="NAME=GRAPH,NGRAM")
+    parser.add_argument("--graphs", nargs="+", required=True, metavar="NAME=GRAPH")
     parser.add_argument("--bundle", type=Path, default=LIBRISPEECH_BUNDLE)
     parser.add_argument("--corpora", type=Path, default=default_corpora(), help="(default: %(default)s)")
     parser.add_argument("--num-utterances", type=int, default=32)
@@ -69,21 +64,18 @@ def main(argv: Sequence[str]) -> int:
 def measured(part: str, named: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     """The rows of one graph, in a process of its own."""
     torch.set_num_threads(1)
-    name, _, files = named.partition("=")
-    graph_file, _, ngram_file = files.partition(",")
-    if not ngram_file:
-        raise AsrError(f"--graphs {named}: give NAME=GRAPH,NGRAM.")
+    name, _, graph_file = named.partition("=")
+    if not graph_file:
+        raise AsrError(f"--graphs {named}: give NAME=GRAPH.")
     bundle = Bundle.load(args.bundle)
     workload = spoken(bundle, args.corpora, args.num_utterances)
     with torch.no_grad():
         if part == "size":
-            return over_size(name, Path(graph_file), Path(ngram_file), bundle, workload)
+            return over_size(name, Path(graph_file), bundle, workload)
         return over_beams(name, DecodingGraph.load(graph_file), bundle, workload)
 
 
-def over_size(
-    name: str, graph_file: Path, ngram_file: Path, bundle: Bundle, workload: Workload
-) -> list[dict[str, Any]]:
+def over_size(name: str, graph_file: Path, bundle: Bundle, workload: Workload) -> list[dict[str, Any]]:
     """Each decoder at the bundle's beams: memory, ms per frame, word error rates."""
     options, _ = decoding_options(bundle, "ngram", {})
     graph, load_s = timed(lambda: DecodingGraph.load(graph_file))
@@ -95,18 +87,12 @@ def over_size(
     add(row, "torch, 1", lesser(lambda: decode_all(torch_pass, workload.frames, batch_size=1)), workload, False)
     row["torch MB"] = resident_mb()
     k2_pass = K2Decoder(graph, options)
-    found = lesser(lambda: decode_all(k2_pass, workload.frames))
-    add(row, "k2", found, workload)
+    add(row, "k2", lesser(lambda: decode_all(k2_pass, workload.frames)), workload)
     row["k2 MB"] = resident_mb()
     words, seconds = lesser(lambda: kaldi(graph, options, workload))
     row["kaldi ms"] = 1e3 * seconds / workload.num_frames
     row["kaldi WER"] = word_error_rate(words, workload.references)
     row["kaldi MB"] = resident_mb()
-    rnn_options, _ = decoding_options(bundle, "rnn", RNN_BEAMS)
-    rnn_pass, small = K2Decoder(graph, rnn_options), load_ngram_lm(ngram_file)
-    results, seconds = lesser(lambda: decode_all(rnn_pass, workload.frames, rnn_lm(bundle, small=small)[0]))
-    row["RNN LM WER"] = word_error_rate(best_of(results), workload.references)
-    row["RNN LM / 3-gram time"] = seconds / found[1]
     return [row]
 
 

@@ -17,11 +17,7 @@ from asr.decoding.interface import Decoder, DecodeResult, DecodingOptions, Hypot
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
-from asr.lm.cached.approximations import CacheOptions
-from asr.lm.cached.engine import CachedRNNLM
-from asr.lm.combine import Difference, Interpolated, RemappedLM
 from asr.lm.interface import LanguageModel
-from asr.lm.ngram.model import NgramLM
 from asr.metrics import NO_ERRORS, count_errors, read_transcripts
 from scripts.benchmarks.speech import Recording, evenly, frames_of, recordings
 
@@ -146,19 +142,3 @@ def best_first_pass(
         return TokenPassingDecoder(
             graph, options, lm_fusion="lattice" if rescores else "search", keep_lattice=keep_lattice
         )
-
-
-def rnn_lm(
-    bundle: Bundle, weight: float | None = None, small: NgramLM | None = None, **engine_options: Any
-) -> tuple[LanguageModel, CachedRNNLM]:
-    """The RNN LM minus the graph's own, or interpolated with it at a weight; the query engine by itself.
-
-    The graph's own is the bundle's small n-gram model, or another one.
-    """
-    small = small or bundle.small_ngram
-    assert bundle.rnn_lm is not None and small is not None
-    engine = CachedRNNLM(bundle.rnn_lm.network, CacheOptions(**engine_options))  # type: ignore[arg-type]
-    large: LanguageModel = engine if engine.vocabulary == small.vocabulary else RemappedLM(engine, small.vocabulary)
-    if weight is not None:
-        return Difference(Interpolated([large, small], [weight, 1.0 - weight]), small), engine
-    return Difference(large, small), engine

@@ -6,9 +6,11 @@
     scripts/bench query --tables four-caches --lm FOLDER...
     scripts/bench query --device cuda --tables throughput placement
 
+The queries are those of four utterances of dev-clean-2 with the bundle `librispeech`, recorded once; without the
+corpora, older recordings of this checkout. `scripts/bench record-queries` makes others.
+
 `cpu_s` is CPU time, which depends less on other load. Without --bundle or --lm the weights are random, H = 256; with
-exact caches this changes neither counts nor times. `scripts/bench record-queries` makes recordings;
-docs/benchmarks/query.md has the figures and describes the recordings in this checkout.
+exact caches this changes neither counts nor times.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from asr.bundle import Bundle, bundle_folder
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.interface import StatefulNetwork
 from asr.lm.rnn.export import load_network
-from scripts.benchmarks.inputs import ROOT, argument_parser
+from scripts.benchmarks.inputs import ROOT, argument_parser, default_corpora
 from scripts.benchmarks.query_stream import QueryStream, load_streams, merged, replay
 from scripts.benchmarks.query_tables import (
     four_caches,
@@ -37,12 +39,16 @@ from scripts.benchmarks.query_tables import (
 )
 from scripts.benchmarks.query_throughput import fastest, long_stream, throughput
 from scripts.benchmarks.query_workload import max_abs_error, naive_seconds, random_network
+from scripts.benchmarks.record_queries import spoken_streams
 
 TABLES = ["index-table", "four-caches", "recombination", "frame-batch", "hidden-store", "throughput", "long-stream"]
 GPU_TABLES = ["throughput", "placement"]
 
-# One utterance heard by a network of 10 ms frames, as the papers' are; the other streams' frames are of 40 ms.
-SHORT_FRAMES = ROOT / "tests/assets/query_streams_10ms.npz.xz"
+_ASSETS = ROOT / "tests/assets"
+_RECORDED, _RECORDED_SKIP = _ASSETS / "query_streams.npz.xz", _ASSETS / "query_streams_skip.npz.xz"
+# One utterance heard by a network of 10 ms frames, as the papers' are; the bundle's frames are of 30 ms.
+SHORT_FRAMES = _ASSETS / "query_streams_10ms.npz.xz"
+_SKIP_BEAM = 8.0
 
 
 def answered_without_hidden(network: StatefulNetwork, stream: QueryStream) -> float:
@@ -89,16 +95,26 @@ def caches_of_networks(folders: list[Path], with_skip: QueryStream, without_skip
         four_caches(title.format(kind), network, with_skip, without_skip)
 
 
+def chosen_streams(path: Path | None, corpora: Path | None) -> list[QueryStream]:
+    """Those of a file, of dev-clean-2 or, without the corpora, of this checkout."""
+    spoken = None if path else spoken_streams(corpora, None)
+    return load_streams(path or _RECORDED) if spoken is None else spoken
+
+
+def skip_streams(corpora: Path | None) -> tuple[QueryStream, QueryStream]:
+    """One utterance with and without a skip beam."""
+    some, all_words = spoken_streams(corpora, _SKIP_BEAM), spoken_streams(corpora, None)
+    if some is None or all_words is None:
+        some, all_words = ([stream] for stream in load_streams(_RECORDED_SKIP))
+    shortest = min(range(len(some)), key=lambda i: some[i].num_calls)
+    return some[shortest], all_words[shortest]
+
+
 def main(argv: Sequence[str]) -> int:
     parser = argument_parser("query", __doc__)
     parser.add_argument("--quick", action="store_true", help="only the JSON line")
-    parser.add_argument("--streams", type=Path, default=ROOT / "tests/assets/query_streams.npz.xz", help="%(default)s")
-    parser.add_argument(
-        "--skip-streams",
-        type=Path,
-        default=ROOT / "tests/assets/query_streams_skip.npz.xz",
-        help="one utterance with and without the skip heuristic (%(default)s)",
-    )
+    parser.add_argument("--streams", type=Path, help="another recording of `scripts/bench record-queries`")
+    parser.add_argument("--corpora", type=Path, default=default_corpora(), help="(default: %(default)s)")
     parser.add_argument("--bundle", help="a bundle whose recurrent model to query; default: random weights, H = 256")
     parser.add_argument(
         "--lm",
@@ -128,7 +144,7 @@ def main(argv: Sequence[str]) -> int:
         if rnn_lm is None:
             parser.error(f"the bundle {args.bundle} has no recurrent language model")
         network = rnn_lm.network
-    streams, device = load_streams(args.streams), torch.device(args.device)
+    streams, device = chosen_streams(args.streams, args.corpora), torch.device(args.device)
     network = network.to(device)
     known = TABLES if device.type == "cpu" else GPU_TABLES
     names = args.tables or known
@@ -136,7 +152,7 @@ def main(argv: Sequence[str]) -> int:
         if name not in known:
             parser.error(f"there is no table {name} on {device.type}, but {', '.join(known)}")
     if not args.quick:
-        with_skip, without_skip = load_streams(args.skip_streams)
+        with_skip, without_skip = skip_streams(args.corpora)
         rate = throughput if device.type == "cpu" else throughput_of_one_engine
         tables: dict[str, Callable[[], Any]] = {
             "index-table": lambda: index_table(network, streams),

@@ -20,7 +20,7 @@ from asr.text.symbols import SPECIAL_WORDS
 from scripts.benchmarks.query_stream import QueryStream, merged, replay
 from scripts.benchmarks.report import table
 
-FRAMES_PER_SECOND = 25
+FRAMES_PER_SECOND = 100 / 3  # of the bundle `librispeech`
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def resident_bytes() -> int:
 def long_stream(network: StatefulNetwork, stream: QueryStream, minutes: int, capacity_bytes: int) -> None:
     """One stream that never restarts: each round continues from a context of the previous round."""
     engine = CachedRNNLM(network, CacheOptions(capacity_bytes=capacity_bytes))
-    rounds = minutes * 60 * FRAMES_PER_SECOND // stream.num_calls
+    rounds = round(minutes * 60 * FRAMES_PER_SECOND / stream.num_calls)
     last, reached = stream.last_call_of_context(), stream.calls()[-1]
     context, rows = engine.start(1)[0], []
     parent, word = stream.parent[stream.query], stream.word[stream.query]
