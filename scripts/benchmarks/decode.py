@@ -37,18 +37,18 @@ from scripts.benchmarks.decode_workload import (
     best_of,
     decode_all,
     given,
+    heard,
     lesser,
-    spoken,
     word_error_rate,
 )
 from scripts.benchmarks.inputs import LIBRISPEECH_BUNDLE, argument_parser, default_corpora
 from scripts.benchmarks.nbest import measure_n_best, middle_sized
+from scripts.benchmarks.speech import recordings
 
 # Beams so wide that pruning cannot tell two passes apart.
 WIDE = {"search_beam": 30.0, "max_active_states": 20_000}
 # With --quick, sentence-by-sentence rescoring is timed on every 4th sentence.
 _SAMPLED = 4
-_QUICK_UTTERANCES = 24
 
 
 def main(argv: Sequence[str]) -> int:
@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--corpora", type=Path, default=default_corpora(), help="(default: %(default)s)")
     parser.add_argument("--log-probs", type=Path, help="npz: utterance id -> (T, C) natural log-probabilities")
     parser.add_argument("--references", type=Path, help="lines with utterance id and words")
-    parser.add_argument("--num-utterances", type=int, help="default: 24 with --quick, 60 of dev-clean-2, else all")
+    parser.add_argument("--every", type=int, help="every n-th utterance (default of dev-clean-2: 6, 10 with --quick)")
     parser.add_argument("--tables", nargs="+", help="some of: " + ", ".join(decode_tables.TABLES))
     parser.add_argument("--plots", type=Path, help="folder for figures (needs matplotlib)")
     args = parser.parse_args(argv)
@@ -81,10 +81,10 @@ def chosen_workload(args: argparse.Namespace, bundle: Bundle) -> Workload:
     if (args.log_probs is None) != (args.references is None):
         raise AsrError("--log-probs and --references belong together; give both or neither.")
     if args.log_probs is not None:
-        num = args.num_utterances or (_QUICK_UTTERANCES if args.quick else None)
-        return given(bundle, args.log_probs, args.references, num)
-    num = args.num_utterances or (_QUICK_UTTERANCES if args.quick else 60)
-    return spoken(bundle, args.corpora, num)
+        return given(bundle, args.log_probs, args.references, args.every or 1)
+    every = args.every or (10 if args.quick else 6)
+    name, speech = recordings(args.corpora)
+    return heard(bundle, name, speech[::every] if name == "dev-clean-2" else speech)
 
 
 def warm_up(bundle: Bundle, workload: Workload) -> None:

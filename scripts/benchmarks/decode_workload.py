@@ -76,15 +76,13 @@ def _seconds(bundle: Bundle, frames: Sequence[Tensor]) -> float:
     return float(step) * sum(map(len, frames)) / bundle.sampling_rate
 
 
-def given(bundle: Bundle, log_probs: Path, references: Path, num_utts: int | None) -> Workload:
-    """Frames of an npz (utterance id -> (T, C)) and lines `id words`; `num_utts` of them, spread evenly."""
+def given(bundle: Bundle, log_probs: Path, references: Path, every: int) -> Workload:
+    """Frames of an npz (utterance id -> (T, C)) and lines `id words`; every n-th utterance."""
     words = read_transcripts(references)
     with np.load(log_probs) as archive:
-        ids = sorted(name for name in archive if name in words)
+        ids = sorted(name for name in archive if name in words)[::every]
         if not ids:
             raise AsrError(f"{log_probs}: there are no utterances of {references}; use the same ids in both files.")
-        if num_utts is not None:
-            ids = evenly(ids, num_utts)
         frames = [torch.from_numpy(archive[name].astype(np.float32)) for name in ids]
     return Workload(log_probs.stem, frames, [words[name] for name in ids], _seconds(bundle, frames))
 
