@@ -1,7 +1,7 @@
 """Measures the recurrent language models: training and scoring rates, normalization, perplexity, also of a peer.
 
     scripts/bench lm --quick --peer .../faster-rnnlm/rnnlm      rates and normalization, under a minute
-    scripts/bench lm --truncation lm/                          four-caches' Table 7 for a trained network
+    scripts/bench lm --truncation checkpoints/librispeech      perplexity with histories of k words
     scripts/bench lm --collisions                              MaxEnt n-grams that share a weight
 
 WikiText-2 is read from <corpora>/text/wikitext-2 (blank lines skipped, one sentence per line, sentence ends counted);
@@ -36,7 +36,7 @@ from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.lm.rnn.optim import AdamWithSparseRows
 from asr.lm.rnn.outputs.nce import NceOutput
 from asr.text.symbols import SPECIAL_WORDS, Vocabulary
-from scripts.benchmarks.inputs import argument_parser, default_corpora, read_sentences
+from scripts.benchmarks.inputs import argument_parser, default_corpora, read_sentences, required_corpora
 from scripts.benchmarks.lm_rates import Clock, peer_rates, ratios, scoring_rates
 from scripts.benchmarks.maxent_collisions import measure_collisions
 
@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--peer", type=Path, help="faster-rnnlm's binary, for comparison")
     parser.add_argument("--collisions", action="store_true", help="count MaxEnt n-grams that share a weight")
     parser.add_argument("--truncation", type=Path, help="trained network, or a bundle with one")
-    parser.add_argument("--text", type=Path, help="text for --truncation (default: WikiText-2's test part)")
+    parser.add_argument("--text", type=Path, help="text for --truncation (default: transcripts of dev-clean)")
     parser.add_argument("--max-words", type=int, default=5_000, help="number of words of the text")
     parser.add_argument("--corpora", type=Path, default=default_corpora())
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of the multithreaded scoring")
@@ -127,13 +127,17 @@ def collisions(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def truncation_table(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Perplexity when histories that end in the same k words share the hidden state of the first that came."""
+    """Perplexity when histories that end in the same k words share the hidden state of the first that came.
+
+    As in Huang et al. (2014), Table 7.
+    """
     network: Any = read_rnn_lm(args.truncation).network
     if isinstance(network.output, NceOutput):
         network.output.normalized = True
-    text = args.text or args.corpora / "text" / "wikitext-2" / "test.txt.xz"
+    text = [] if args.text is None else [args.text]
+    transcripts = [] if text else [required_corpora(args.corpora) / "text" / "dev-clean.text.xz"]
     with tempfile.TemporaryDirectory() as folder:
-        tokens = TokenFile.build([text], [], network.vocabulary, Path(folder) / "text.tokens").token_id
+        tokens = TokenFile.build(text, transcripts, network.vocabulary, Path(folder) / "text.tokens").token_id
     ends = np.flatnonzero(tokens == 2) + 1
     tokens = tokens[: ends[min(np.searchsorted(ends, args.max_words), len(ends) - 1)]]
     for length in (1, 2, 3, 4, 5, None):
