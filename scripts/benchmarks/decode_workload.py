@@ -19,7 +19,7 @@ from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.lm.interface import LanguageModel
 from asr.metrics import NO_ERRORS, count_errors, read_transcripts
-from scripts.benchmarks.speech import Recording, evenly, frames_of, recordings
+from scripts.benchmarks.speech import Recording, frames_of, recordings
 
 BATCH_SIZE = 32
 # The RNN LM weighs the frames less than the n-gram does: at equal effort its beams are narrower. These give up little.
@@ -50,13 +50,6 @@ class Workload:
     @property
     def num_words(self) -> int:
         return sum(map(len, self.references))
-
-    def some(self, num_utts: int) -> Workload:
-        """This number of utterances, spread evenly."""
-        chosen = evenly(list(range(len(self.frames))), num_utts)
-        frames = [self.frames[i] for i in chosen]
-        seconds = self.seconds * sum(map(len, frames)) / self.num_frames
-        return Workload(self.name, frames, [self.references[i] for i in chosen], seconds)
 
 
 def spoken(bundle: Bundle, corpora: Path | None, num_utts: int) -> Workload:
