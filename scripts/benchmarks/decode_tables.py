@@ -254,12 +254,12 @@ def hit_ratio(bundle: Bundle, workload: Workload, *_: Path | None) -> None:
     options, _ = decoding_options(bundle, "rnn", {})
     own = options.search_beam
     searches: list[tuple[str, System, dict[str, Any]]] = [
-        (f"inside the search, beam {beam:g}", _NO_SKIP, {"search_beam": beam}) for beam in (8.0, 10.0, 12.0, own, 15.0)
+        (f"inside the search, beam {beam:g}", _NO_SKIP, {"search_beam": beam})
+        for beam in sorted({8.0, 10.0, 12.0, own, 15.0})
     ]
-    searches += [
-        (f"beam {own:g}, only words within a beam of {options.skip_beam:g} (default)", _ONE_PASS, {}),
-        (f"on the lattice (default), output beam {options.output_beam:g}", SYSTEMS["gru"], {}),
-    ]
+    if options.skip_beam is not None:
+        searches.append((f"beam {own:g}, only words within a beam of {options.skip_beam:g}", _ONE_PASS, {}))
+    searches.append((f"over the lattice (default), output beam {options.output_beam:g}", SYSTEMS["gru"], {}))
     rows = []
     for name, system, more in searches:
         counts = run(bundle, workload, system, None, more).counts

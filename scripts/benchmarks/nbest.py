@@ -121,10 +121,8 @@ def prefix_tree_cost(bundle: Bundle, workload: Workload, plots: Path | None) -> 
     rows = []
     for name, log_prob in (("middle", middle_sized(workload.frames)), ("longest", longest)):
         most, _ = thousand_best(bundle, log_prob, SIZES[-1])
-        for size in SIZES:
+        for size in sorted({min(size, len(most)) for size in SIZES}):
             sentences = most[:size]
-            if len(sentences) < size:
-                continue
             every = 8 if size > _MANY else 1
             tree = PrefixTree(sentences)
             together, batched_s = timed(lambda some=sentences: score_tree_by_network(PrefixTree(some), network))

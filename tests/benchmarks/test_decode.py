@@ -1,0 +1,42 @@
+"""The benchmark of decoding, on tones: its tables can be printed, and caches change no word."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scripts.benchmarks.__main__ import main
+from tests.benchmarks.test_speech import corpus
+
+
+def rows_of(printed: str, title: str) -> list[list[str]]:
+    """The cells of the table whose title begins so."""
+    lines = printed.partition(f"### {title}")[2].splitlines()[4:]
+    table = lines[: next((i for i, line in enumerate(lines) if not line.startswith("|")), None)]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+
+
+@pytest.mark.slow
+def test_the_papers_tables_are_printed(
+    tmp_path: Path, tiny_bundle_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus(tmp_path)
+    arguments = ["--bundle", str(tiny_bundle_folder), "--corpora", str(tmp_path), "--every", "1"]
+    names = ["peers", "index-table", "prefix-tree", "four-caches", "frame-batch", "hit-ratio"]
+    assert main(["decode", *arguments, "--tables", *names]) == 0
+    printed = capsys.readouterr().out
+    assert "dev-clean-2: 4 utterances" in printed
+    passes = {row[0]: row[1] for row in rows_of(printed, "One and two passes")}
+    assert len(passes) == 5 and len(set(passes.values())) == 1
+    caches = rows_of(printed, "Caches, GRU inside the search")
+    assert len({row[1] for row in caches}) == 1
+    queries, hidden = ([int(row[column].replace(",", "")) for row in caches] for column in (4, 5))
+    assert hidden[0] >= queries[0] > hidden[-1]
+    inside = [int(row[1].replace(",", "")) for row in rows_of(printed, "Queries")[:5]]
+    assert inside[-1] == max(inside) > inside[0]
+
+
+def test_an_unknown_table_is_named(tiny_bundle_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["decode", "--bundle", str(tiny_bundle_folder), "--tables", "table-7"]) == 2
+    assert "there is no table 'table-7'; there are speed, peers" in capsys.readouterr().err
