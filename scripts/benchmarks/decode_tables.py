@@ -240,7 +240,7 @@ def frame_batch(bundle: Bundle, workload: Workload, corpora: Path | None, _: Pat
         for one in sets:
             found = fastest(bundle, one, system, None, more)
             row[f"{one.name}: WER"] = f"{found.wer:.2f} %"
-            row["of real time" if one is workload else f"{one.name}: of real time"] = found.seconds / one.seconds
+            row[f"{one.name}: of real time"] = found.seconds / one.seconds
             row[f"{one.name}: hidden states"] = row[f"{one.name}: shared"] = ""
             if found.counts is not None:
                 computed, shared = found.counts.num_hidden_rows, found.counts.num_shared_rows
