@@ -23,7 +23,7 @@ def test_the_papers_tables_are_printed(
 ) -> None:
     corpus(tmp_path)
     arguments = ["--bundle", str(tiny_bundle_folder), "--corpora", str(tmp_path), "--every", "1"]
-    names = ["peers", "index-table", "prefix-tree", "four-caches", "frame-batch", "hit-ratio"]
+    names = ["speed", "peers", "index-table", "prefix-tree", "four-caches", "frame-batch", "hit-ratio"]
     assert main(["decode", *arguments, "--tables", *names]) == 0
     printed = capsys.readouterr().out
     assert "dev-clean-2: 4 utterances" in printed
