@@ -10,13 +10,16 @@ from typing import Any
 from asr.bundle import Bundle
 from asr.ctc.graphs import compile_graph, read_lexicon, spelled_lexicon
 from asr.ctc.interface import CTCDecodingConfig
+from asr.ctc.language_models import RECURRENT_MODES
 from asr.ctc.word_models import listed_words, read_ngram, uniform_ngram
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.hub import cache_folder
+from asr.lm.cached.approximations import CacheOptions
 from asr.lm.ngram.model import NgramLM
 from asr.models.external.base import ExternalModel, load_acoustic_model
 from asr.models.external.network import ExternalNetwork, Samples
+from asr.options import options_of
 from asr.serialization import ModelSpec, fingerprint_of
 from asr.text.ctc_tokens import CTCTokens
 from asr.text.lexicon import Lexicon
@@ -53,11 +56,11 @@ def bundle_with_acoustic_model(
         progress: called with the name of each step of compiling.
         graph_folder: cache folder for compiled graphs; None for `graph_cache`.
         graph: a ready decoding graph for the network's tokens, as `asr graph` writes it. `ngram` must then be the model
-            in that graph; it is needed for decoding with a larger model.
+            in that graph; it is needed for decoding with a larger model, such as those of `bundle`.
 
     Raises:
-        AsrError: the network or a file cannot be read, there are no words, there is no lexicon for phones, or words
-            cannot be spelled in the tokens.
+        AsrError: the network or a file cannot be read, there are no words, there is no lexicon for phones, words cannot
+            be spelled in the tokens, or the bundle would have no effect.
     """
     model = load_acoustic_model(acoustic_model) if isinstance(acoustic_model, str) else acoustic_model
     tokens = model.tokens
@@ -73,6 +76,11 @@ def bundle_with_acoustic_model(
     if bundle is not None and ngram is lexicon is graph is None and tokens.table.tokens == bundle.graph.tokens.tokens:
         return replace(bundle, **parts)
     if graph is not None:
+        if bundle is not None and ngram is None:
+            raise AsrError(
+                f"bundle {bundle.name} has no effect here: its language models replace the n-gram model in the graph; "
+                "give that model (ngram, --ngram), or leave out the bundle."
+            )
         return _with_graph(DecodingGraph.load(graph, tokens.table), parts, model, bundle, (ngram, lexicon))
     words = _word_model(bundle, ngram)
     spellings = _spellings(tokens, bundle, lexicon, words)
@@ -154,11 +162,17 @@ def _spellings(
 
 
 def _decoding(bundle: Bundle | None) -> dict[str, dict[str, Any]]:
-    """Default options of CTC networks, since nothing was tuned for this one; only the bundle's `rnn_weight` is kept."""
+    """Default options of CTC networks, since nothing was tuned for this one.
+
+    Of the bundle's options, those of its recurrent model are kept: how it runs, and its weight.
+    """
     usual = asdict(CTCDecodingConfig().options())
-    tuned = {} if bundle is None else bundle.decoding.get("interpolated", {})
-    weight = {"rnn_weight": tuned["rnn_weight"]} if "rnn_weight" in tuned else {}
-    return {"ngram": usual, "interpolated": {**usual, **weight}}
+    by_mode = {} if bundle is None else bundle.decoding
+    kept = {"rnn_weight", *options_of(CacheOptions)}
+    return {"ngram": usual} | {
+        mode: usual | {name: value for name, value in by_mode.get(mode, {}).items() if name in kept}
+        for mode in RECURRENT_MODES
+    }
 
 
 def _fingerprint(source: Any) -> str:

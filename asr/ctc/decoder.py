@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+from asr.bundle import Bundle
 from asr.ctc.frames import FRAME_INPUTS, FrameInput, as_frames
 from asr.ctc.graph_search import GraphSearch
 from asr.ctc.graphs import SILENCES, WordGraph, compile_graph, read_lexicon, read_words, spelled_lexicon
@@ -29,7 +30,12 @@ from asr.text.lexicon import Lexicon
 
 _LOGGER = logging.getLogger(__name__)
 _SPELLING_ORDER = {"letters": 4, "pieces": 2, "phones": 3}
-_ROWS_AHEAD = 8
+_LM_WEIGHT = 0.7
+_GRAPH_NGRAMS = 300_000
+# The settings that have an effect only with words, only without words, or only with a second language model.
+_OF_WORDS = ("max_active_states", "output_beam", "context_beam", "blank_skip_threshold", "lm_fusion")
+_OF_TOKENS = ("beam_size", "token_min_log_prob")
+_OF_SECOND_MODELS = ("context_beam", "lm_fusion")
 
 
 class _Sources(NamedTuple):
@@ -38,8 +44,9 @@ class _Sources(NamedTuple):
     lexicon: str | Path | Lexicon | Mapping[str, Any] | None
     words: str | Path | Iterable[str] | None
     ngram: str | Path | NgramLM | None
-    lm: str | Path | nn.Module | LanguageModel | None
+    lm: str | Path | Bundle | nn.Module | LanguageModel | None
     lm_weight: float
+    lm_options: Mapping[str, Any] | None
     token_lm: str | Path | nn.Module | LanguageModel | None
     spell_unknown: bool
     spelling_penalty: float
@@ -65,28 +72,31 @@ class CTCDecoder:
         ngram: an n-gram model of words of any size: ARPA text (also .gz, .xz), our binary, or an `NgramLM`. If it is
             too large for the graph, the graph gets a pruned model, and the search uses the full scores.
         lm: another language model of words for the search: a folder or bundle with a recurrent network, the network
-            itself, a KenLM binary, or any `asr.lm.interface.LanguageModel`. The hidden layer of a network is computed
-            with 8-bit integers if the processor can; for exact scores give
-            `asr.lm.cached.engine.CachedRNNLM(network)`.
-        lm_weight: weight of `lm` in its linear interpolation with `ngram`, 0 to 1; 1 if there is no `ngram`.
+            itself, a KenLM binary, or any `asr.lm.interface.LanguageModel`.
+        lm_weight: weight of `lm` in its linear interpolation with `ngram`, 0 to 1 (default: 0.7); 1 if there is no
+            `ngram`.
+        lm_options: how a recurrent `lm` runs, fields of `asr.lm.cached.approximations.CacheOptions` by name; for exact
+            scores, `{"hidden_dtype": "float32", "hidden_products": "float32"}`. Those that are not given are as in the
+            settings of its bundle; a network without a bundle multiplies 8-bit integers in its hidden layer if the
+            processor can.
         token_lm: a language model of tokens, in the forms of `ngram` or `lm`. Not together with a word list, unless
             words outside it are spelled (`spell_unknown`).
-        blank, word_boundary, kind, piece_model, num_spellings: see `CTCTokens`.
+        blank, word_boundary, kind, piece_model, num_spellings: see `CTCTokens`; not for an existing one.
         spell_unknown: whether out-of-vocabulary words may be found, spelled in letters or pieces, wherever the n-gram
             model allows `<unk>`; phones are converted to letters with a model estimated from the lexicon.
-        spelling_penalty: natural log, added to each spelled word.
+        spelling_penalty: natural log, added to each spelled word (default: 0).
         frame_shift: seconds per frame of the network's output, for word times in seconds.
         inputs: what the call receives: `log_probs`, `logits`, `probabilities`, or `scores` (unchecked).
         confidences: whether words get confidences, which takes a little longer.
         config: scales and beams; alternatively, give fields of `CTCDecodingConfig` as keywords, as in `lm_scale=2.0`.
-        graph_ngrams: maximum number of n-grams of `ngram` in the graph.
+        graph_ngrams: maximum number of n-grams of `ngram` in the graph (default: 300,000).
         graph_folder: cache folder for compiled graphs, from which later processes load them; None for no folder.
         device: where the search runs; log-probabilities may be on any device.
         warm_up: whether to run the search once now, because its loops are compiled on their first run on a machine.
         progress: called with the name of each step of compiling the graph.
 
     Raises:
-        AsrError: an argument cannot be read, is out of range or does not match the others.
+        AsrError: an argument cannot be read, is out of range, does not match the others or would have no effect.
     """
 
     def __init__(
@@ -96,50 +106,72 @@ class CTCDecoder:
         lexicon: str | Path | Lexicon | Mapping[str, Any] | None = None,
         words: str | Path | Iterable[str] | None = None,
         ngram: str | Path | NgramLM | None = None,
-        lm: str | Path | nn.Module | LanguageModel | None = None,
-        lm_weight: float = 0.7,
+        lm: str | Path | Bundle | nn.Module | LanguageModel | None = None,
+        lm_weight: float | None = None,
+        lm_options: Mapping[str, Any] | None = None,
         token_lm: str | Path | nn.Module | LanguageModel | None = None,
         blank: int | str | None = None,
         word_boundary: str | None = None,
         kind: TokenKind | None = None,
         piece_model: str | Path | PieceModel | None = None,
-        num_spellings: int = 1,
+        num_spellings: int | None = None,
         spell_unknown: bool = False,
-        spelling_penalty: float = 0.0,
+        spelling_penalty: float | None = None,
         frame_shift: float | None = None,
         inputs: FrameInput = "log_probs",
         confidences: bool = False,
         config: CTCDecodingConfig | None = None,
-        graph_ngrams: int = 300_000,
+        graph_ngrams: int | None = None,
         graph_folder: str | Path | None = None,
         device: torch.device | str = "cpu",
         warm_up: bool = True,
         progress: Callable[[str], None] = lambda step: None,
         **settings: Any,
     ) -> None:
-        if not isinstance(tokens, CTCTokens):
+        of_tokens = {"blank": blank, "word_boundary": word_boundary, "kind": kind}
+        of_spellings = {"piece_model": piece_model, "num_spellings": num_spellings}
+        if isinstance(tokens, CTCTokens):
+            _refuse_given(of_tokens | of_spellings, "the tokens are CTCTokens already, which take it")
+        else:
             tokens = CTCTokens(
                 tokens,
                 blank=blank,
                 word_boundary=word_boundary,
                 kind=kind,
                 piece_model=piece_model,
-                num_spellings=num_spellings,
+                num_spellings=1 if num_spellings is None else num_spellings,
             )
         self.tokens = tokens
         self.config = _config_of(config, settings)
         self.device = torch.device(device)
         self.frame_shift = frame_shift
         self._inputs = _checked_inputs(inputs)
+        self._confidences = confidences
         if frame_shift is not None and not 0 < frame_shift < 10:
             raise AsrError(f"frame_shift is {frame_shift}; give the seconds from one frame to the next, such as 0.02.")
-        if not 0.0 <= lm_weight <= 1.0:
+        if lm_weight is not None and not 0.0 <= lm_weight <= 1.0:
             raise AsrError(f"lm_weight is {lm_weight}; it must be between 0 and 1.")
+        given = _given_settings(config, settings)
+        if lm is None:
+            _refuse_given({"lm_weight": lm_weight, "lm_options": lm_options}, "there is no lm")
+        elif ngram is None and lm_weight is not None and lm_weight != 1.0:
+            raise AsrError(f"lm_weight is {lm_weight}, but there is no n-gram model to interpolate with; leave it out.")
+        if ngram is None:
+            _refuse_given({"graph_ngrams": graph_ngrams}, "there is no n-gram model")
+            if lm is None:
+                _refuse_given(given, "there is no second language model", _OF_SECOND_MODELS)
+        if not spell_unknown:
+            _refuse_given({"spelling_penalty": spelling_penalty}, "words are not spelled unless spell_unknown is True")
         self.word_graph: WordGraph | None = None
         self._search: GraphSearch | TokenSearch
         if lexicon is words is ngram is lm is None:
             if spell_unknown:
                 raise AsrError("spell_unknown adds words to a list of words; give a lexicon, words or an n-gram model.")
+            of_words = {"graph_folder": graph_folder, "confidences": confidences or None}
+            _refuse_given(of_words | of_spellings, "it is for searches of words")
+            _refuse_given(given, "it is for searches of words", _OF_WORDS)
+            if token_lm is None:
+                _refuse_given(given, "there is no language model", ("lm_scale",))
             model, is_shared = model_maker(token_lm, tokens.table.tokens[1:]) if token_lm is not None else (None, False)
             self._search = TokenSearch(tokens, self.config, LentModels(model, is_shared), frame_shift, self.device)
         else:
@@ -147,8 +179,14 @@ class CTCDecoder:
                 raise AsrError(
                     "token_lm cannot be combined with a word list; leave out the words, or set spell_unknown=True."
                 )
-            sources = _Sources(lexicon, words, ngram, lm, lm_weight, token_lm, spell_unknown, spelling_penalty)
-            self.word_graph, models = self._words(sources, graph_ngrams, graph_folder, progress)
+            if tokens.kind == "phones" or (lexicon is not None and words is None):
+                _refuse_given(of_spellings, "the lexicon has the spellings of all words")
+            _refuse_given(given, "it is for searches without words", _OF_TOKENS)
+            weight = _LM_WEIGHT if lm_weight is None else lm_weight
+            penalty = 0.0 if spelling_penalty is None else spelling_penalty
+            sources = _Sources(lexicon, words, ngram, lm, weight, lm_options, token_lm, spell_unknown, penalty)
+            most = _GRAPH_NGRAMS if graph_ngrams is None else graph_ngrams
+            self.word_graph, models = self._words(sources, most, graph_folder, progress)
             self._search = GraphSearch(self.word_graph, tokens, self.config, models, frame_shift, confidences)
         if warm_up:
             self._warm_up()
@@ -190,10 +228,15 @@ class CTCDecoder:
                 without pauses. None makes words final only when all hypotheses share them. Needs a frame shift.
 
         Raises:
-            AsrError: `commit_seconds` is given, but the decoder has no frame shift.
+            AsrError: `commit_seconds` is given, but the decoder has no frame shift or no words; or the decoder adds
+                confidences, which streams do not have.
         """
+        if self._confidences:
+            raise AsrError("the words of a stream have no confidences; build the decoder without confidences=True.")
         commit_frames = None
         if commit_seconds is not None:
+            if self.word_graph is None:
+                raise AsrError("commit_seconds has no effect here: it is for searches of words; leave it out.")
             if self.frame_shift is None:
                 raise AsrError("commit_seconds needs the frame shift; build the decoder with frame_shift=SECONDS.")
             commit_frames = max(1, round(commit_seconds / self.frame_shift))
@@ -207,7 +250,7 @@ class CTCDecoder:
         progress: Callable[[str], None],
     ) -> tuple[WordGraph, LentModels]:
         """The compiled graph, and the language models that act beside it."""
-        lexicon, words, ngram, lm, lm_weight, token_lm, spell_unknown, spelling_penalty = sources
+        lexicon, words, ngram, lm, lm_weight, lm_options, token_lm, spell_unknown, spelling_penalty = sources
         tokens = self.tokens
         spellings = None if lexicon is None else read_lexicon(lexicon, tokens)
         listed = None if words is None else read_words(words)
@@ -249,7 +292,7 @@ class CTCDecoder:
                 return graph, LentModels(None, False)
             on_device = large.to(self.device)
             return graph, LentModels(lambda: Difference(_mapped(on_device, small), small), False)
-        make, is_shared = model_maker(lm, small.vocabulary.words[4:])
+        make, is_shared = model_maker(lm, small.vocabulary.words[4:], lm_options)
         on_device = large.to(self.device)
 
         def combined() -> LanguageModel:
@@ -313,6 +356,30 @@ def _config_of(config: CTCDecodingConfig | None, settings: dict[str, Any]) -> CT
     if unknown:
         raise AsrError(f"there is no argument or setting {unknown[0]!r}; settings are {', '.join(known)}.")
     return CTCDecodingConfig(**settings)
+
+
+def _given_settings(config: CTCDecodingConfig | None, settings: dict[str, Any]) -> dict[str, Any]:
+    """The fields of `CTCDecodingConfig` that the user has set."""
+    if config is None:
+        return settings
+    of_config = {field.name: (getattr(config, field.name), field.default) for field in fields(config)}
+    return {name: value for name, (value, default) in of_config.items() if value != default}
+
+
+def _refuse_given(arguments: Mapping[str, Any], why: str, names: Collection[str] | None = None) -> None:
+    """Refuses arguments that have no effect.
+
+    Args:
+        arguments: the arguments by name; None for one that is not given.
+        why: why they have no effect.
+        names: which of them have none; None for all.
+
+    Raises:
+        AsrError: one of them is given.
+    """
+    for name in arguments if names is None else names:
+        if arguments.get(name) is not None:
+            raise AsrError(f"{name} has no effect here: {why}; leave it out.")
 
 
 def _checked_inputs(inputs: str) -> FrameInput:

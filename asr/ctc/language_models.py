@@ -11,16 +11,18 @@ import importlib
 import math
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from asr.bundle import read_rnn_lm
+from asr.bundle import FILE_NAME, Bundle, read_rnn_lm
 from asr.ctc.word_models import is_kenlm_binary, read_ngram
+from asr.decoding.build import recognition_settings
 from asr.errors import AsrError
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
@@ -29,6 +31,8 @@ from asr.lm.ngram.io import MAGIC
 from asr.lm.ngram.model import NgramLM
 from asr.text.symbols import UNK_ID, Vocabulary
 
+RECURRENT_MODES = ("rnn", "interpolated")
+"""The modes of a bundle whose settings say how its recurrent model runs, the preferred one first."""
 _CACHE_BYTES = 1 << 30
 _LN_10 = math.log(10.0)
 
@@ -183,32 +187,67 @@ def is_ngram_file(path: str | Path) -> bool:
     return begin.startswith(MAGIC) or b"\\data\\" in begin or Path(path).suffix in (".arpa", ".gz", ".xz")
 
 
-def model_maker(source: Any, words: Sequence[str]) -> tuple[Callable[[], LanguageModel], bool]:
+def model_maker(
+    source: Any, words: Sequence[str], options: Mapping[str, Any] | None = None
+) -> tuple[Callable[[], LanguageModel], bool]:
     """Returns a function that makes the language model, and whether it always returns the same one.
 
+    Args:
+        source: a file or folder, a bundle, a network, or a language model.
+        words: the words that may be queried; only KenLM's binaries need them.
+        options: how a recurrent network runs, `CacheOptions` by name. They override the settings of its bundle, or for
+            a network without one, products of 8-bit integers.
+
     Raises:
-        AsrError: the source is not a language model.
+        AsrError: the source is not a language model, it has no network for the options, or an option does not exist.
     """
+    settings = CacheOptions(hidden_products="int8")
     if isinstance(source, (str, Path)):
         if not Path(source).exists():
             raise AsrError(f"{source}: there is no such language model.")
-        if not is_ngram_file(source):
+        if (Path(source) / FILE_NAME).is_file():
+            source = Bundle.load(source)
+        elif not is_ngram_file(source):
             source = read_rnn_lm(source).network
-        elif is_kenlm_binary(source):
-            ken = KenLanguageModel(source, words)
-            return lambda: ken, True
-        else:
+        elif not is_kenlm_binary(source):
             source = read_ngram(source)
-    if isinstance(source, NgramLM):
-        return lambda: source, False
+    if isinstance(source, Bundle):
+        source, settings = _recurrent(source)
     if isinstance(source, nn.Module) and hasattr(source, "initial_state"):
         network: Any = source.eval()
         # Histories are kept between utterances; when the cache is full, the least used ones are evicted.
-        options = CacheOptions(capacity_bytes=_CACHE_BYTES, hidden_products="int8")
-        return lambda: CachedRNNLM(network, options), False
+        settings = replace(settings, **{"capacity_bytes": _CACHE_BYTES, **_known(options or {})})
+        return lambda: CachedRNNLM(network, settings), False
+    if options:
+        raise AsrError(
+            f"{next(iter(options))} has no effect here: it is for a recurrent network, and the language model is not "
+            "one that is run here; leave it out."
+        )
+    if isinstance(source, (str, Path)):
+        ken = KenLanguageModel(source, words)
+        return lambda: ken, True
+    if isinstance(source, NgramLM):
+        return lambda: source, False
     if isinstance(source, LanguageModel):
         return lambda: source, True
     raise AsrError(
         f"{type(source).__name__} is not a language model; give a file or folder, a network of this program, or an "
         "object with vocabulary, start, score and final."
     )
+
+
+def _recurrent(bundle: Bundle) -> tuple[nn.Module, CacheOptions]:
+    """A bundle's recurrent model, and how the recognizer runs it."""
+    if bundle.rnn_lm is None:
+        raise AsrError(f"bundle {bundle.name}: it has no recurrent language model; name another one.")
+    mode = next((mode for mode in RECURRENT_MODES if mode in bundle.decoding), RECURRENT_MODES[0])
+    return bundle.rnn_lm.network, recognition_settings(bundle, mode, {}).cache
+
+
+def _known(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The options, all of which are fields of `CacheOptions`."""
+    known = CacheOptions.__dataclass_fields__
+    unknown = next((name for name in options if name not in known), None)
+    if unknown is not None:
+        raise AsrError(f"there is no option {unknown!r} of a recurrent model; there are {', '.join(known)}.")
+    return options

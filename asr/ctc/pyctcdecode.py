@@ -10,7 +10,9 @@ words outside the unigrams cost `unk_score_offset`. The differences:
 - `prune_history` has no effect: the cost that it saves does not arise here.
 - A multiprocessing pool is neither needed nor used: the utterances of a batch are decoded together.
 - `kenlm_model_path` may be ARPA text (also .gz, .xz) or our binary; KenLM's own binary needs `unigrams`.
-- `language_model` accepts any other model of words, such as a recurrent one.
+- `language_model` accepts any other model of words, such as a recurrent one. Only n-gram models that are loaded here
+  can score sentences without `<s>` (`lm_score_boundary=False`).
+- Unigrams and weights without a language model are refused, because they would have no effect.
 """
 
 from __future__ import annotations
@@ -163,6 +165,7 @@ class BeamSearchDecoderCTC:
         with self._models.lent() as lm:
             self._vocabulary = None if lm is None else lm.vocabulary
             self._listed = _listed_words(lm)
+        self._check_boundary()
 
     def reset_params(
         self,
@@ -171,9 +174,11 @@ class BeamSearchDecoderCTC:
         unk_score_offset: float | None = None,
         lm_score_boundary: bool | None = None,
     ) -> None:
-        """Changes weights, except those given as None."""
-        if self._settings is None:
-            return
+        """Changes weights, except those given as None.
+
+        Raises:
+            AsrError: there is no language model, or sentences of this one always begin with `<s>`.
+        """
         given = {
             "alpha": alpha,
             "beta": beta,
@@ -181,8 +186,22 @@ class BeamSearchDecoderCTC:
             "score_boundary": lm_score_boundary,
         }
         for name, value in given.items():
-            if value is not None:
-                setattr(self._settings, name, value)
+            if value is None:
+                continue
+            if self._settings is None:
+                raise AsrError(f"{name} has no effect here: there is no language model; leave it out.")
+            setattr(self._settings, name, value)
+        self._check_boundary()
+
+    def _check_boundary(self) -> None:
+        if self._settings is None or self._settings.score_boundary:
+            return
+        with self._models.lent() as lm:
+            if not isinstance(lm, NgramLM):
+                raise AsrError(
+                    "lm_score_boundary=False needs an n-gram model in ARPA text or our binary; other models score "
+                    "every sentence from <s> on."
+                )
 
     def decode(
         self,
@@ -357,7 +376,7 @@ class BeamSearchDecoderCTC:
 
     def _start(self, lm: LanguageModel) -> int:
         settings = self._settings
-        if settings is not None and not settings.score_boundary and isinstance(lm, NgramLM):
+        if settings is not None and not settings.score_boundary:
             return 0  # the context of an empty history, without <s>
         return int(lm.start(1))
 
@@ -551,12 +570,22 @@ def build_ctcdecoder(
         language_model: any other language model of words, instead of an n-gram file.
 
     Raises:
-        AsrError: a model cannot be read, or the labels are not usable.
+        AsrError: a model cannot be read, the labels are not usable, or an argument would have no effect.
     """
     alphabet = Alphabet.build_alphabet(labels)
     if kenlm_model_path is not None and language_model is not None:
         raise AsrError("give either kenlm_model_path or language_model, not both.")
     if kenlm_model_path is None and language_model is None:
+        is_given = {
+            "unigrams": unigrams is not None,
+            "alpha": alpha != DEFAULT_ALPHA,
+            "beta": beta != DEFAULT_BETA,
+            "unk_score_offset": unk_score_offset != DEFAULT_UNK_LOGP_OFFSET,
+            "lm_score_boundary": not lm_score_boundary,
+        }
+        unused = next((name for name, given in is_given.items() if given), None)
+        if unused is not None:
+            raise AsrError(f"{unused} has no effect here: there is no language model; leave it out.")
         return BeamSearchDecoderCTC(alphabet)
     settings = LanguageModelSettings(alpha, beta, unk_score_offset, lm_score_boundary)
     if language_model is not None:

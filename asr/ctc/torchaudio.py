@@ -5,9 +5,11 @@
 The differences:
 
 - With a lexicon, a compiled graph of words is searched: `beam_size` is the number of partial paths that survive a
-  frame, `beam_threshold` is their maximum distance from the best one, and `beam_size_token` has no effect. Scores are
-  those of the best path; `log_add=True` is refused. Without a lexicon, scores are always sums over paths, whatever
-  `log_add` is.
+  frame, and `beam_threshold` is their maximum distance from the best one. Scores are those of the best path;
+  `log_add=True` is refused. Without a lexicon, scores are always sums over paths, whatever `log_add` is.
+- `beam_size_token` also keeps a token from lasting into frames where it is not among the most probable ones.
+- Arguments that would have no effect are refused, such as `word_score` without a lexicon. An utterance in chunks has a
+  single hypothesis, so `decode_begin` refuses an `nbest` above 1.
 - With `unk_score` above -inf, out-of-vocabulary words are spelled, each with this score added; torchaudio outputs the
   unknown word instead.
 - `tokens` and `timesteps` are those of the path itself: no silence is added before the first or after the last token,
@@ -63,16 +65,24 @@ class CTCDecoder:
         has_words: whether there is a lexicon.
         sil_score: natural log, added to the silence in each frame.
         silence: the silence's column, or None.
+        num_tokens: how many of a frame's tokens are followed, besides the blank; None for all.
     """
 
     def __init__(
-        self, decoder: WordDecoder, nbest: int, has_words: bool, sil_score: float, silence: int | None
+        self,
+        decoder: WordDecoder,
+        nbest: int,
+        has_words: bool,
+        sil_score: float,
+        silence: int | None,
+        num_tokens: int | None = None,
     ) -> None:
         self._decoder = decoder
         self._nbest = nbest
         self._has_words = has_words
         self._sil_score = sil_score
         self._silence = silence
+        self._num_tokens = num_tokens
         self._stream: CTCStream | None = None
 
     def __call__(self, emissions: Tensor, lengths: Tensor | None = None) -> list[list[CTCHypothesis]]:
@@ -83,7 +93,13 @@ class CTCDecoder:
         return [[self._as_theirs(hypothesis) for hypothesis in each] for each in found if isinstance(each, list)]
 
     def decode_begin(self) -> None:
-        """Begins an utterance that arrives in chunks."""
+        """Begins an utterance that arrives in chunks.
+
+        Raises:
+            AsrError: the decoder is to return several hypotheses.
+        """
+        if self._nbest > 1:
+            raise AsrError(f"nbest is {self._nbest}, but an utterance in chunks has one hypothesis; give nbest=1.")
         self._stream = self._decoder.stream()
 
     def decode_step(self, emissions: Tensor) -> None:
@@ -115,11 +131,16 @@ class CTCDecoder:
         return self._stream
 
     def _scored(self, emissions: Tensor) -> Tensor:
-        if self._sil_score == 0.0 or self._silence is None:
+        """The emissions (..., C) with the silence's score added, and the least probable tokens ruled out."""
+        if self._sil_score != 0.0 and self._silence is not None:
+            emissions = emissions.detach().clone()
+            emissions[..., self._silence] += self._sil_score
+        if self._num_tokens is None or self._num_tokens >= emissions.shape[-1]:
             return emissions
-        emissions = emissions.detach().clone()
-        emissions[..., self._silence] += self._sil_score
-        return emissions
+        least = emissions.topk(self._num_tokens).values[..., -1:]
+        is_out = emissions < least
+        is_out[..., self._decoder.tokens.blank_id] = False
+        return emissions.masked_fill(is_out, -math.inf)
 
     def _as_theirs(self, found: Found) -> CTCHypothesis:
         tokens = self._decoder.tokens
@@ -185,7 +206,8 @@ def ctc_decoder(
         lm_dict: for a `CTCDecoderLM`, a file with its words in the order of their numbers, one per line; by default,
             the words of the lexicon.
         nbest: maximum number of hypotheses per utterance.
-        beam_size, beam_size_token, beam_threshold: see the module's documentation.
+        beam_size, beam_threshold: see the module's documentation.
+        beam_size_token: how many of a frame's tokens are followed, besides the blank; None for all.
         lm_weight: weight of the language model.
         word_score: added for each word.
         unk_score: see the module's documentation.
@@ -195,10 +217,16 @@ def ctc_decoder(
         unk_word: the unknown word as written in the lexicon.
 
     Raises:
-        AsrError: an argument cannot be read or does not match the others.
+        AsrError: an argument cannot be read, does not match the others or would have no effect.
     """
     has_boundary = sil_token in (tokens if not isinstance(tokens, (str, Path)) else CTCTokens(tokens, blank=0).symbols)
     table = CTCTokens(tokens, blank=blank_token, word_boundary=sil_token if has_boundary else "")
+    if beam_size_token is not None and beam_size_token < 1:
+        raise AsrError(f"beam_size_token is {beam_size_token}; follow 1 token or more.")
+    if sil_score and not has_boundary:
+        raise AsrError(f"sil_score has no effect here: the tokens have no silence {sil_token!r}; leave it out.")
+    if lm_dict is not None and not _is_theirs(lm):
+        raise AsrError("lm_dict has no effect here: it is for models with torchaudio's interface; leave it out.")
     settings: dict[str, Any] = {
         "lm_scale": float(lm_weight),
         "word_insertion_penalty": float(word_score),
@@ -206,7 +234,12 @@ def ctc_decoder(
         "inputs": "scores",
     }
     if lexicon is None:
+        for name, is_given in {"word_score": word_score != 0.0, "unk_score": unk_score > -math.inf}.items():
+            if is_given:
+                raise AsrError(f"{name} has no effect here: there are no words without a lexicon; leave it out.")
         model = None if lm is None else _as_model(lm, lm_dict, table.table.tokens[1:])
+        if model is None:
+            settings.pop("lm_scale")
         decoder = WordDecoder(table, token_lm=model, beam_size=beam_size, token_min_log_prob=-math.inf, **settings)
     else:
         if log_add:
@@ -224,11 +257,16 @@ def ctc_decoder(
         else:
             decoder = WordDecoder(table, lexicon=spelled, words=words, **(settings | {"lm_scale": 0.0}))
     silence = table.symbols.index(sil_token) if has_boundary else None
-    return CTCDecoder(decoder, nbest, lexicon is not None, float(sil_score), silence)
+    return CTCDecoder(decoder, nbest, lexicon is not None, float(sil_score), silence, beam_size_token)
+
+
+def _is_theirs(lm: Any) -> bool:
+    """Whether a model has torchaudio's interface."""
+    return not isinstance(lm, (str, Path, LanguageModel)) and hasattr(lm, "finish")
 
 
 def _as_model(lm: Any, lm_dict: str | Path | None, words: Sequence[str]) -> Any:
     """Wraps a model with torchaudio's interface; returns any other model unchanged."""
-    if isinstance(lm, (str, Path, LanguageModel)) or not hasattr(lm, "finish"):
+    if not _is_theirs(lm):
         return lm
     return CustomLanguageModel(lm, words if lm_dict is None else read_words(lm_dict))

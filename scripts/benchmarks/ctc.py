@@ -135,12 +135,11 @@ def measure(
     graph = functools.lru_cache(1)(lambda: built(workload, ngram, lexicon, scales).word_graph.graph)  # type: ignore[union-attr]
     if not quick:
         systems += graph_systems(workload, graph, scales)
-    rnn = bundle.rnn_lm
-    if rnn is not None and neural:
+    if bundle.rnn_lm is not None and neural:
         for beam, most, output_beam, context_beam in NEURAL_QUICK_BEAMS if quick else NEURAL_BEAMS:
             beams = {"search_beam": beam, "max_active_states": most}
             beams |= {"output_beam": output_beam, "context_beam": context_beam}
-            make = functools.partial(ours, workload, ngram, lexicon, scales, lm=rnn.network, **beams)
+            make = functools.partial(ours, workload, ngram, lexicon, scales, lm=bundle, **beams)
             systems.append(("ours, neural", f"{beam:g}/{context_beam:g}", make))
     rows = []
     for name, beam, make in systems:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from asr.models.external.torchscript import save
 from asr.recognizer import Recognizer
 from asr.testing.tones import PITCH, PRONUNCIATIONS, RATE, tones
 from asr.text.ctc_tokens import CTCTokens
+from asr.text.lexicon import Lexicon
 
 PHONES = sorted(PITCH)
 # Each letter of these words has the pitch of a phone of `asr.testing.tones`, so that letters can be heard, too.
@@ -103,6 +105,14 @@ def test_a_network_of_the_bundles_tokens_takes_its_graph(bundle: Bundle, cache: 
     assert recognizer.bundle.fingerprint != bundle.fingerprint
 
 
+def test_bundle_without_effect_beside_a_graph_is_refused(bundle: Bundle, cache: Path, tmp_path: Path) -> None:
+    bundle.graph.save(tmp_path / "graph.safetensors")
+    graph = tmp_path / "graph.safetensors"
+    with pytest.raises(AsrError, match="bundle tones has no effect here"):
+        bundle_with_acoustic_model(phone_model(), bundle, graph=graph)
+    assert bundle_with_acoustic_model(phone_model(), bundle, bundle.small_ngram, graph=graph).rnn_lm is bundle.rnn_lm
+
+
 def test_other_tokens_get_a_graph_which_is_kept(bundle: Bundle, cache: Path, tmp_path: Path) -> None:
     lexicon = tmp_path / "lexicon.txt"
     lexicon.write_text("".join(f"{word} {' '.join(spelled)} |\n" for word, spelled in SPELLED.items()))
@@ -128,6 +138,17 @@ def test_other_tokens_get_a_graph_which_is_kept(bundle: Bundle, cache: Path, tmp
     assert steps == []
     assert torch.equal(again.graph.token_id, made.graph.token_id)
     assert torch.equal(again.small_ngram.arrays.score, made.small_ngram.arrays.score)  # type: ignore[union-attr]
+
+
+def test_recurrent_model_runs_as_its_bundle_says(bundle: Bundle, cache: Path) -> None:
+    options = {"rnn": {"lm_scale": 0.2, "hidden_dtype": "int8"}, "interpolated": {"rnn_weight": 0.1}}
+    lexicon = Lexicon({word: [(*spelled, "|")] for word, spelled in SPELLED.items()})
+    made = bundle_with_acoustic_model(letter_model(), replace(bundle, decoding=options), lexicon=lexicon)
+    recognizer = Recognizer(made, "rnn", decoder="token-passing")
+    assert recognizer.settings.cache.hidden_dtype == "int8"
+    assert recognizer.options.lm_scale == 1.25
+    interpolated = Recognizer(made, "interpolated", decoder="token-passing").settings
+    assert (interpolated.cache.hidden_dtype, interpolated.language_models.rnn_weight) == ("float32", 0.1)
 
 
 def test_what_is_missing_is_one_sentence(bundle: Bundle, cache: Path, tmp_path: Path) -> None:

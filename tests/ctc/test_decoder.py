@@ -6,6 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,10 +14,13 @@ import torch
 
 pytest.importorskip("kaldifst", reason="compiling graphs needs kaldifst")
 
-from asr.ctc import CTCDecoder, CTCHypothesis, CTCTokens
+from asr.bundle import Bundle
+from asr.ctc import CTCDecoder, CTCDecodingConfig, CTCHypothesis, CTCTokens
 from asr.ctc.graphs import compile_graph, spelled_lexicon
+from asr.ctc.language_models import model_maker
 from asr.ctc.word_models import graph_ngram, trie_of, uniform_ngram
 from asr.errors import AsrError
+from asr.lm.cached.approximations import CacheOptions
 from asr.lm.ngram.model import NgramLM
 from tests.ctc.oracle import best_word_sequences
 
@@ -139,6 +143,7 @@ def test_batches_streams_and_threads_agree(word_model: NgramLM) -> None:
     other = uniform_ngram(WORDS)
     for models in ({"ngram": word_model}, {"ngram": word_model, "lm": other, "lm_weight": 0.5, "lm_fusion": "search"}):
         decoder = CTCDecoder(SYMBOLS, warm_up=False, confidences=True, frame_shift=0.01, **models)  # type: ignore[arg-type]
+        without = CTCDecoder(SYMBOLS, warm_up=False, frame_shift=0.01, **models)  # type: ignore[arg-type]
         batch = torch.stack([random_frames(30, seed) for seed in range(4)])
         lengths = torch.tensor([30, 12, 0, 25])
         wanted = decoder(batch, lengths, nbest=3)
@@ -148,7 +153,7 @@ def test_batches_streams_and_threads_agree(word_model: NgramLM) -> None:
             assert [each.score for each in single] == pytest.approx([each.score for each in hypotheses], abs=1e-3)
             for hypothesis in hypotheses:
                 assert all(0.0 <= word.confidence <= 1.0 for word in hypothesis.words)  # type: ignore[operator]
-            stream = decoder.stream()
+            stream = without.stream()
             for chunk in utterance[:length].split(4):
                 stream.accept(chunk)
                 stream.partial()
@@ -237,6 +242,8 @@ def test_spelled_lexicon_leaves_out_what_cannot_be_spelled() -> None:
         ({"words": ["a"], "ngram": uniform_ngram(["x", "y"])}, "the model has none of the 1 words"),
         ({"words": ["a", "b"], "ngram": uniform_ngram(["A", "B"])}, "the model is in upper case"),
         ({"token_lm": uniform_ngram(["x"])}, "the language model has none of the 3 tokens"),
+        ({"words": ["ab"], "lm": uniform_ngram(["ab"]), "lm_weight": 0.5}, "lm_weight is 0.5, but there is no n-gram"),
+        ({"words": ["ab"], "lm": uniform_ngram(["ab"]), "lm_options": {"hidden_dtype": "int8"}}, "hidden_dtype has no"),
     ],
 )
 def test_bad_arguments_are_told(arguments: dict[str, object], message: str) -> None:
@@ -244,6 +251,68 @@ def test_bad_arguments_are_told(arguments: dict[str, object], message: str) -> N
         CTCDecoder(SYMBOLS, warm_up=False, **arguments)  # type: ignore[arg-type]
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"tokens": CTCTokens(SYMBOLS), "blank": 0},
+        {"tokens": CTCTokens(SYMBOLS), "word_boundary": "|"},
+        {"tokens": CTCTokens(SYMBOLS), "kind": "letters"},
+        {"tokens": CTCTokens(SYMBOLS), "piece_model": "bpe.model"},
+        {"tokens": CTCTokens(SYMBOLS), "num_spellings": 1},
+        {"words": WORDS, "lm_weight": 0.7},
+        {"words": WORDS, "lm_options": {}},
+        {"words": WORDS, "spelling_penalty": 0.0},
+        {"words": WORDS, "graph_ngrams": 10},
+        {"words": WORDS, "context_beam": 6.0},
+        {"words": WORDS, "lm_fusion": "search"},
+        {"words": WORDS, "beam_size": 50},
+        {"words": WORDS, "config": CTCDecodingConfig(token_min_log_prob=-5.0)},
+        {"lexicon": {"ab": "a b |"}, "num_spellings": 2},
+        {"confidences": True},
+        {"num_spellings": 2},
+        {"graph_folder": "graphs"},
+        {"max_active_states": 100},
+        {"config": CTCDecodingConfig(output_beam=5.0)},
+        {"lm_scale": 1.0},
+    ],
+    ids=" ".join,
+)
+def test_arguments_without_effect_are_refused(arguments: dict[str, Any]) -> None:
+    name = list(arguments)[-1]
+    if name == "config":
+        name = "token_min_log_prob" if "words" in arguments else "output_beam"
+    with pytest.raises(AsrError, match=f"^{name} has no effect here: .*; leave it out\\.$"):
+        CTCDecoder(**{"tokens": SYMBOLS, **arguments}, warm_up=False)
+
+
+def test_streams_refuse_what_they_lack() -> None:
+    with pytest.raises(AsrError, match="the words of a stream have no confidences"):
+        CTCDecoder(SYMBOLS, words=WORDS, confidences=True, warm_up=False).stream()
+    with pytest.raises(AsrError, match="commit_seconds has no effect here"):
+        CTCDecoder(SYMBOLS, frame_shift=0.01, warm_up=False).stream(commit_seconds=5.0)
+
+
+def test_recurrent_model_runs_as_its_bundle_says(tiny_bundle_folder: Path) -> None:
+    bundle = Bundle.load(tiny_bundle_folder)
+    bundle.decoding["rnn"] = {"hidden_dtype": "int8", "search_beam": 9.0}
+
+    def options_of(source: Any, **options: Any) -> CacheOptions:
+        return model_maker(source, (), options)[0]().options  # type: ignore[attr-defined, no-any-return]
+
+    assert (options_of(bundle).hidden_dtype, options_of(bundle).hidden_products) == ("int8", "float32")
+    assert options_of(bundle, hidden_dtype="float16").hidden_dtype == "float16"
+    assert options_of(bundle, capacity_bytes=None).capacity_bytes is None
+    assert options_of(bundle).capacity_bytes == options_of(tiny_bundle_folder).capacity_bytes == 1 << 30
+    assert bundle.rnn_lm is not None
+    network = options_of(bundle.rnn_lm.network)
+    assert (network.hidden_dtype, network.hidden_products) == ("float32", "int8")
+    with pytest.raises(AsrError, match="no option 'hidden' of a recurrent model; there are hidden_dtype, "):
+        options_of(bundle, hidden="int8")
+    bundle.rnn_lm = None
+    with pytest.raises(AsrError, match="no recurrent language model"):
+        options_of(bundle)
 
 
 def test_bad_calls_are_told() -> None:

@@ -14,6 +14,7 @@ import torch
 
 from asr.ctc.pyctcdecode import Alphabet, BeamSearchDecoderCTC, build_ctcdecoder
 from asr.errors import AsrError
+from asr.lm.combine import RemappedLM
 from asr.lm.ngram.model import NgramLM
 
 pytestmark = pytest.mark.slow
@@ -199,6 +200,15 @@ def test_alphabets(labels: list[str], wanted: list[str]) -> None:
     assert Alphabet.build_alphabet(labels).labels == wanted
 
 
+def test_only_ngrams_score_sentences_without_their_beginning(word_model: NgramLM) -> None:
+    other = RemappedLM(word_model, word_model.vocabulary)
+    with pytest.raises(AsrError, match="lm_score_boundary=False needs an n-gram model"):
+        build_ctcdecoder(LABELS, language_model=other, lm_score_boundary=False)
+    with pytest.raises(AsrError, match="lm_score_boundary=False needs an n-gram model"):
+        build_ctcdecoder(LABELS, language_model=other).reset_params(lm_score_boundary=False)
+    build_ctcdecoder(LABELS, language_model=word_model, lm_score_boundary=False)
+
+
 def test_bad_input_is_told(tmp_path: Path) -> None:
     decoder = build_ctcdecoder(LABELS)
     with pytest.raises(AsrError, match="give \\(frames, 7\\)"):
@@ -207,6 +217,11 @@ def test_bad_input_is_told(tmp_path: Path) -> None:
         decoder.decode(np.full((3, 7), np.nan))
     with pytest.raises(AsrError, match="occurs twice"):
         build_ctcdecoder(["a", "a"])
+    for name, value in [("unigrams", WORDS), ("alpha", 0.7), ("unk_score_offset", 0.0), ("lm_score_boundary", False)]:
+        with pytest.raises(AsrError, match=f"{name} has no effect here: there is no language model"):
+            build_ctcdecoder(LABELS, **{name: value})  # type: ignore[arg-type]
+    with pytest.raises(AsrError, match="beta has no effect here"):
+        decoder.reset_params(beta=1.0)
     with pytest.raises(AsrError, match="beam_width is 0"):
         decoder.decode(np.zeros((3, 7)), beam_width=0)
     binary = tmp_path / "model.bin"

@@ -61,6 +61,18 @@ def test_weights_change_what_is_found(files: dict[str, str]) -> None:
     assert more.score >= one.score + 2 * 2.0 + 0.5 * min(1, silences) - 1e-3
 
 
+def test_only_the_most_probable_tokens_are_followed(files: dict[str, str]) -> None:
+    given = emissions("|bad|cab|")
+    (wanted,) = ctc_decoder(**files, nbest=5, beam_size=500)(given)
+    (every,) = ctc_decoder(**files, nbest=5, beam_size=500, beam_size_token=len(TOKENS))(given)
+    (single,) = ctc_decoder(**files, nbest=5, beam_size=500, beam_size_token=1)(given)
+    assert [each.words for each in every] == [each.words for each in wanted]
+    assert {word for each in wanted for word in each.words} > {"bad", "cab"}
+    # Blanks may always follow, and so take the place of a word.
+    assert sorted(each.words for each in single[1:]) == [["bad"], ["cab"]]
+    assert (single[0].words, single[0].score) == (["bad", "cab"], pytest.approx(wanted[0].score, abs=1e-4))
+
+
 def decoder_tokens(files: dict[str, str], hypothesis: Any) -> list[str]:
     return [TOKENS[int(token)] for token in hypothesis.tokens]
 
@@ -125,6 +137,15 @@ def test_custom_language_model(files: dict[str, str]) -> None:
 
 
 def test_what_is_refused(files: dict[str, str]) -> None:
+    for name, value in [("word_score", -0.3), ("unk_score", -1.0), ("lm_dict", "words.txt")]:
+        with pytest.raises(AsrError, match=f"{name} has no effect here"):
+            ctc_decoder(None, TOKENS, **{name: value})
+    with pytest.raises(AsrError, match="sil_score has no effect here"):
+        ctc_decoder(None, ["-", "a", "b"], sil_score=0.5)
+    with pytest.raises(AsrError, match="beam_size_token is 0"):
+        ctc_decoder(**files, beam_size_token=0)
+    with pytest.raises(AsrError, match="nbest is 3, but an utterance in chunks has one hypothesis"):
+        ctc_decoder(**files, nbest=3).decode_begin()
     with pytest.raises(AsrError, match="log_add=True is not supported"):
         ctc_decoder(**files, log_add=True)
     with pytest.raises(AsrError, match="give \\(batch, frames, tokens\\)"):
