@@ -17,6 +17,9 @@ class KaldiSearch:
         graph: with or without epsilon arcs.
         beam, max_active, min_active: as in Kaldi.
 
+    Attributes:
+        fst: the graph as kaldifst's transducer.
+
     Raises:
         ImportError: kaldi-decoder or kaldifst is not installed.
     """
@@ -29,7 +32,7 @@ class KaldiSearch:
 
         self._kaldi_decoder, self._kaldifst = kaldi_decoder, kaldifst
         self._graph = graph
-        self._fst = to_openfst(
+        self.fst = to_openfst(
             Transducer(
                 start=graph.start_state,
                 arc_begin=graph.arc_begin.numpy(),
@@ -45,7 +48,7 @@ class KaldiSearch:
 
     def decode(self, log_prob: Tensor) -> tuple[Tensor, float] | None:
         """log_prob (T, C) -> the arcs of the best complete path and its score; None if no path is complete."""
-        decoder = self._kaldi_decoder.FasterDecoder(self._fst, self._options)
+        decoder = self._kaldi_decoder.FasterDecoder(self.fst, self._options)
         decoder.decode(self._kaldi_decoder.DecodableCtc(log_prob.numpy()))
         if not decoder.reached_final():
             return None

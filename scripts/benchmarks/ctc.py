@@ -8,8 +8,8 @@ For letters, pieces and phones, each decoder's beam is swept. The frames are net
 are CPU seconds of this process, the least of three passes, or of fewer that take a second together; there is only one
 pass with the neural model, because it caches scores. Words, n-gram model and neural model, which is interpolated with the n-gram model, are those of the
 librispeech bundle. Peers that are not installed are skipped; --quick uses only the first two.
-kaldi-decoder, which sherpa-onnx uses, and k2 search our graph; flashlight-text, torchaudio and pyctcdecode use n-gram
-model and lexicon. The last line is one JSON object; for each kind of tokens it has
+kaldi-decoder, sherpa-onnx, whose only beam is the number of active states, and k2 search our graph; flashlight-text,
+torchaudio and pyctcdecode use n-gram model and lexicon. The last line is one JSON object; for each kind of tokens it has
 
 - `wer_ours`, `wer_best_peer`, `wer_ours_neural`: the lowest word error rates in % over the beams;
 - `time_over_best_peer_at_equal_wer`: the time of our fastest beam that is no worse than the best peer, divided by that
@@ -65,6 +65,7 @@ PEER_BEAMS: dict[str, tuple[Any, ...]] = {
     "flashlight": (50, 20, 200, 600),
     "torchaudio": (50, 20, 200, 600),
     "kaldi": ((8.0, 300), (4.0, 50), (6.0, 150), (11.0, 600), (14.0, 1500)),
+    "sherpa": (300, 50, 1500),
     "k2": ((8.0, 300), (4.0, 50), (6.0, 150), (11.0, 600), (14.0, 1500)),
 }
 # 12 milliseconds a frame with a beam of 200 already
@@ -253,6 +254,12 @@ def graph_systems(
 ) -> list[System]:
     """Those that search our graph, at each beam."""
     systems: list[System] = []
+    for most in PEER_BEAMS["sherpa"]:
+
+        def make_sherpa(most: int = most) -> Decode:
+            return peers.sherpa(workload.tokens, graph(), workload.frames, *scales, most)
+
+        systems.append(("sherpa", str(most), make_sherpa))
     for name, peer in (("kaldi", peers.kaldi), ("k2", peers.k2)):
         for beam, most in PEER_BEAMS[name]:
 

@@ -1,7 +1,7 @@
 """CTC decoders of others on the same frames, n-gram and lexicon.
 
-pyctcdecode, flashlight-text and torchaudio read the n-gram and the lexicon, kaldi-decoder and k2 our decoding graph,
-which holds both. sherpa-onnx searches graphs by kaldi-decoder. Each raises ImportError where it is not installed.
+pyctcdecode, flashlight-text and torchaudio read the n-gram and the lexicon, kaldi-decoder, sherpa-onnx and k2 our
+decoding graph, which holds both. Each raises ImportError where it is not installed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,6 +26,7 @@ from asr.graph.topology import with_last_boundary
 from asr.testing.kaldi_search import KaldiSearch
 
 _LN_10 = math.log(10.0)
+_RATE, _SAMPLES_OF_A_FRAME, _FEWEST_FRAMES = 16000, 160, 10
 Decode = Callable[[Tensor], list[str]]
 
 
@@ -137,6 +139,83 @@ def kaldi(tokens: CTCTokens, graph: DecodingGraph, lm_scale: float, insertion: f
     return decode
 
 
+def sherpa(
+    tokens: CTCTokens, graph: DecodingGraph, frames: Sequence[Tensor], lm_scale: float, insertion: float, most: int
+) -> Decode:
+    """sherpa-onnx's offline recognizer with our graph, whose beam is fixed at 16.
+
+    It reads recordings only, so it runs a network whose outputs are the frames: a recording of silence says by its
+    length which utterance's.
+    """
+    package = importlib.import_module("sherpa_onnx.offline_recognizer")
+    all_frames = [_with_boundary(tokens, log_prob) for log_prob in frames]
+    number_of = {log_prob.data_ptr(): number for number, log_prob in enumerate(frames)}
+    search = KaldiSearch(_scaled(graph, lm_scale, insertion))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        _save_network_of(all_frames, folder / "network.onnx")
+        entries = [f"{symbol} {entry}\n" for entry, symbol in enumerate(graph.tokens.tokens)]
+        (folder / "tokens.txt").write_text("".join(entries), encoding="utf-8")
+        search.fst.write(str(folder / "graph.fst"))
+        network = package.OfflineZipformerCtcModelConfig(model=str(folder / "network.onnx"))
+        recognizer: Any = package._Recognizer(
+            package.OfflineRecognizerConfig(
+                feat_config=package.FeatureExtractorConfig(),
+                model_config=package.OfflineModelConfig(
+                    zipformer_ctc=network, tokens=str(folder / "tokens.txt"), num_threads=1
+                ),
+                ctc_fst_decoder_config=package.OfflineCtcFstDecoderConfig(str(folder / "graph.fst"), most),
+            )
+        )
+
+    def decode(log_prob: Tensor) -> list[str]:
+        stream = recognizer.create_stream()
+        stream.accept_waveform(_RATE, [0.0] * (_SAMPLES_OF_A_FRAME * (number_of[log_prob.data_ptr()] + _FEWEST_FRAMES)))
+        recognizer.decode_stream(stream)
+        return _words_of(graph, torch.tensor(stream.result.words, dtype=torch.int64) - 1)
+
+    return decode
+
+
+def _save_network_of(frames: Sequence[Tensor], path: Path) -> None:
+    """Writes a network in ONNX with the inputs and outputs of icefall's, whose number of features chooses the output."""
+    onnx = importlib.import_module("onnx")
+    helper, of_array = onnx.helper, onnx.numpy_helper.from_array
+    begin = np.cumsum([0, *map(len, frames)])
+    tables = {
+        "frames": torch.cat(list(frames)).numpy(),
+        "begins": begin[:-1],
+        "lengths": np.diff(begin),
+        "fewest": np.array([_FEWEST_FRAMES]),
+        "first": np.array([0]),
+    }
+    nodes = [
+        ("Sub", ["x_lens", "fewest"], ["number"]),
+        ("Gather", ["begins", "number"], ["begin"]),
+        ("Gather", ["lengths", "number"], ["log_probs_len"]),
+        ("Add", ["begin", "log_probs_len"], ["end"]),
+        ("Slice", ["frames", "begin", "end", "first"], ["chosen"]),
+        ("Unsqueeze", ["chosen", "first"], ["log_probs"]),
+    ]
+    number, real = onnx.TensorProto.INT64, onnx.TensorProto.FLOAT
+    graph = helper.make_graph(
+        [helper.make_node(*node) for node in nodes],
+        "frames",
+        [
+            helper.make_tensor_value_info("x", real, ["N", "T", 80]),
+            helper.make_tensor_value_info("x_lens", number, ["N"]),
+        ],
+        [
+            helper.make_tensor_value_info("log_probs", real, ["N", "S", frames[0].shape[1]]),
+            helper.make_tensor_value_info("log_probs_len", number, ["N"]),
+        ],
+        [of_array(table, name) for name, table in tables.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)], ir_version=8)
+    helper.set_model_props(model, {"model_type": "zipformer2_ctc", "vocab_size": str(frames[0].shape[1])})
+    onnx.save(model, str(path))
+
+
 def k2(tokens: CTCTokens, graph: DecodingGraph, lm_scale: float, insertion: float, beam: float, most: int) -> Decode:
     """k2's pruned intersection with our graph, and the best path of its lattice."""
     package = importlib.import_module("k2")
@@ -167,6 +246,6 @@ def _with_boundary(tokens: CTCTokens, log_prob: Tensor) -> Tensor:
 
 
 def _words_of(graph: DecodingGraph, arcs: Tensor) -> list[str]:
-    begin, ids = graph.word_begin.tolist(), graph.word_id
-    words = graph.vocabulary.words
-    return [words[int(word)] for arc in arcs.tolist() for word in ids[begin[arc] : begin[arc + 1]]]
+    begin, words = graph.word_begin, graph.vocabulary.words
+    # Not the list of all words' places, which takes longer than the search.
+    return [words[int(word)] for arc in arcs.tolist() for word in graph.word_id[begin[arc] : begin[arc + 1]]]
