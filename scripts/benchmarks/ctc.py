@@ -6,10 +6,11 @@
 For letters, pieces and phones, each decoder's beam is swept. The frames are network outputs for dev-clean-2, from
 `--networks` or stored next to this module by `--record`. All decoders run one utterance at a time on one thread. Times
 are CPU seconds of this process, the least of three passes, or of fewer that take a second together; there is only one
-pass with the neural model, because it caches scores. Words, n-gram model and neural model, which is interpolated with the n-gram model, are those of the
-librispeech bundle. Peers that are not installed are skipped; --quick uses only the first two.
-kaldi-decoder, sherpa-onnx, whose only beam is the number of active states, and k2 search our graph; flashlight-text,
-torchaudio and pyctcdecode use n-gram model and lexicon. The last line is one JSON object; for each kind of tokens it has
+pass with the neural model, because it caches scores. Words, n-gram model and neural model, which is interpolated with
+the n-gram model, are those of the librispeech bundle. Peers that are not installed are skipped; --quick uses only the
+first two. kaldi-decoder, sherpa-onnx, whose only beam is the number of active states, and k2 search our graph;
+flashlight-text, torchaudio and pyctcdecode use n-gram model and lexicon. The last line is one JSON object; for each
+kind of tokens it has
 
 - `wer_ours`, `wer_best_peer`, `wer_ours_neural`: the lowest word error rates in % over the beams;
 - `time_over_best_peer_at_equal_wer`: the time of our fastest beam that is no worse than the best peer, divided by that

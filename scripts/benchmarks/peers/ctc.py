@@ -178,7 +178,7 @@ def sherpa(
 
 
 def _save_network_of(frames: Sequence[Tensor], path: Path) -> None:
-    """Writes a network in ONNX with the inputs and outputs of icefall's, whose number of features chooses the output."""
+    """Writes a network with icefall's inputs and outputs to an ONNX file; the number of features chooses the output."""
     onnx = importlib.import_module("onnx")
     helper, of_array = onnx.helper, onnx.numpy_helper.from_array
     begin = np.cumsum([0, *map(len, frames)])
