@@ -52,21 +52,25 @@ def test_the_frames_beside_the_benchmark_are_of_networks() -> None:
         assert len(of.frames) == len(of.references) == 8
 
 
-@pytest.mark.parametrize("name", ["kaldi", "k2"])
+@pytest.mark.parametrize("name", ["kaldi", "sherpa", "k2"])
 def test_peers_find_our_best_path_in_our_graph(workload: CTCWorkload, name: str) -> None:
-    package = {"kaldi": "kaldi_decoder", "k2": "k2"}[name]
+    package = {"kaldi": "kaldi_decoder", "sherpa": "sherpa_onnx", "k2": "k2"}[name]
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"needs {package}")
     # Blank last, so that columns must be put in the graph's order.
     tokens = CTCTokens([*LETTERS[1:], "-"])
+    moved = [torch.cat([log_prob[:, 1:], log_prob[:, :1]], dim=1) for log_prob in workload.frames]
     settings = {"lm_scale": 0.7, "word_insertion_penalty": 0.5, "search_beam": 50.0, "max_active_states": 100000}
     decoder = CTCDecoder(tokens, words=WORDS, **settings)
     assert decoder.word_graph is not None
-    peer = getattr(peers, name)(tokens, decoder.word_graph.graph, 0.7, 0.5, 50.0, 100000)
-    for log_prob, words in zip(workload.frames, workload.references, strict=True):
-        moved = torch.cat([log_prob[:, 1:], log_prob[:, :1]], dim=1)
-        (best,) = decoder(moved)
-        assert peer(moved) == best.text.split() == words  # type: ignore[union-attr]
+    graph = decoder.word_graph.graph
+    if name == "sherpa":
+        peer = peers.sherpa(tokens, graph, moved, 0.7, 0.5, 100000)
+    else:
+        peer = getattr(peers, name)(tokens, graph, 0.7, 0.5, 50.0, 100000)
+    for log_prob, words in zip(moved, workload.references, strict=True):
+        (best,) = decoder(log_prob)
+        assert peer(log_prob) == best.text.split() == words  # type: ignore[union-attr]
 
 
 def row(system: str, wer: float, time: float) -> dict[str, Any]:
