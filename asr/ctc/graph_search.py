@@ -98,7 +98,8 @@ class GraphSearch:
                 spoken = (token.text for token in tokens if start_frame <= token.start_frame < end_frame)
                 text = letters.spell(list(spoken)) or text
             confidence = hypothesis.confidences[position] if hypothesis.confidences else None
-            words.append(self._word(text, start_frame, min(end_frame, num_frames), confidence, word_id == UNK_ID))
+            is_spelled = word_id == UNK_ID and text not in self.word_graph.lexicon
+            words.append(self._word(text, start_frame, min(end_frame, num_frames), confidence, is_spelled))
         return CTCHypothesis(
             tuple(words),
             tokens,

@@ -16,7 +16,7 @@ import numpy as np
 
 from asr.ctc.phones_to_letters import PhonesToLetters
 from asr.ctc.spelled_words import SPELLING, SpellingModel, splice_spellings
-from asr.ctc.word_models import graph_ngram, without_unknown_histories
+from asr.ctc.word_models import graph_ngram, with_unlisted_as_unknown
 from asr.errors import AsrError
 from asr.graph.build import OptionalSilence, build_phone_graph
 from asr.graph.decoding_graph import DecodingGraph, graph_from_arrays
@@ -35,6 +35,8 @@ SILENCES = ("SIL", "sil", "<sil>", "SP", "sp")
 """Possible names of a silence phone between words."""
 _MOST_GRAPHS_KEPT = 4
 _GRAPH_SUFFIX, _NGRAM_SUFFIX, _LETTERS_SUFFIX = ".safetensors", ".ngram", ".letters.ngram"
+# Counts changes of what a graph with spelled words is compiled to, so that older files are not taken for it.
+_SPELLED_VERSION = 2
 _kept_graphs: OrderedDict[Hashable, WordGraph] = OrderedDict()
 _kept_lock = threading.Lock()
 
@@ -190,7 +192,7 @@ def _compiled(
     table, in_graph, entries = tokens.table, small, lexicon
     if spelling is not None:
         table = TokenTable((*table.tokens[1:], SPELLING), name=table.name)
-        in_graph = without_unknown_histories(small)
+        in_graph = with_unlisted_as_unknown(small, lexicon.pronunciations)
         entries = Lexicon({**lexicon.pronunciations, "<unk>": [(SPELLING,)]}, name=lexicon.name)
     silence = next((name for name in SILENCES if name in table), None) if tokens.kind == "phones" else None
     optional = OptionalSilence(silence) if silence is not None else None
@@ -224,7 +226,7 @@ def _checksum(
     models = [ngram]
     if spelling is not None:
         models.append(spelling.ngram)
-        described += [spelling.boundary, spelling.penalty, sorted(spelling.beginnings or ())]
+        described += [spelling.boundary, spelling.penalty, sorted(spelling.beginnings or ()), _SPELLED_VERSION]
     digest.update(json.dumps(described, ensure_ascii=False).encode())
     for model in models:
         digest.update("\n".join(model.vocabulary.words).encode())

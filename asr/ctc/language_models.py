@@ -122,6 +122,11 @@ class KenLanguageModel(StatefulModel):
         self._model.BeginSentenceWrite(first)
         super().__init__(Vocabulary(words, name=str(path)), first)
 
+    @property
+    def order(self) -> int:
+        """The n-gram order."""
+        return int(self._model.order)
+
     def after(self, state: Any, word_id: int) -> tuple[float, Any]:
         """Like `StatefulModel.after`."""
         following = self._kenlm.State()

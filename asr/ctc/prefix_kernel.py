@@ -110,6 +110,8 @@ class Rules(NamedTuple):
         beam: hypotheses this far below the best one are pruned.
         beam_size: maximum number of hypotheses that survive a frame.
         token_min: tokens with lower log-probabilities are ignored, except for the best token of a frame.
+        history: of surviving hypotheses that agree in this many last words, the incomplete word and the last symbol,
+            only the best one is kept; 0 keeps all.
     """
 
     char_begin: Any
@@ -134,6 +136,7 @@ class Rules(NamedTuple):
     beam: float
     beam_size: int
     token_min: float
+    history: int
 
 
 @kernel(fastmath=False)
@@ -334,10 +337,52 @@ def settle(answer: Any, following: Any, prefixes: Prefixes, rules: Rules) -> Non
             node = _int64(slot_node[slot])
             alive_node[num_alive] = node if node >= 0 else _take_in(slot, prefixes, rules)
             alive_last[num_alive], alive_score[num_alive] = slot_last[slot], slot_score[slot]
+            rank[num_alive] = rank[slot]
             num_alive += 1
     count[NUM_ALIVE] = num_alive
+    if rules.history > 0:
+        _keep_best_of_equal_ends(rank, prefixes, rules.history)
     count[NUM_ASKED] = 0
     count[FRAME] += 1
+
+
+def _keep_best_of_equal_ends(rank: Any, prefixes: Prefixes, history: int) -> None:
+    """Keeps the best of the active hypotheses that agree in their ends; rank (K,), see `Rules.history`."""
+    node, last, score, context, length = (
+        prefixes.node, prefixes.last, prefixes.score, prefixes.context, prefixes.length
+    )  # fmt: skip
+    parent, char = prefixes.parent, prefixes.char
+    num_kept = 0
+    for i in range(prefixes.count[NUM_ALIVE]):
+        one = _int64(node[i])
+        place = num_kept
+        for j in range(num_kept):
+            other = _int64(node[j])
+            # Equal ends have equal contexts; that is compared first because it is cheap.
+            is_like = last[i] == last[j] and context[one] == context[other] and length[one] == length[other]
+            if is_like and _have_equal_ends(one, other, parent, char, history):
+                place = j
+                break
+        if place == num_kept:
+            num_kept += 1
+        elif rank[i] <= rank[place]:
+            continue
+        node[place], last[place], score[place], rank[place] = node[i], last[i], score[i], rank[i]
+    prefixes.count[NUM_ALIVE] = num_kept
+
+
+def _have_equal_ends(one: int, other: int, parent: Any, char: Any, history: int) -> bool:
+    """Whether two prefixes agree in their last words and the incomplete word. The root counts as a boundary."""
+    num_boundaries = 0
+    while one != other:
+        if char[one] != char[other]:
+            return False
+        if char[one] == BOUNDARY:
+            num_boundaries += 1
+            if num_boundaries > history:
+                return True
+        one, other = _int64(parent[one]), _int64(parent[other])
+    return True
 
 
 def _kth_best(value: Any, k: int) -> float:

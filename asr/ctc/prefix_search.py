@@ -154,4 +154,5 @@ def token_rules(tokens: CTCTokens, config: CTCDecodingConfig, vocabulary: Vocabu
         beam=float(config.search_beam),
         beam_size=int(config.beam_size),
         token_min=float(config.token_min_log_prob),
+        history=0,
     )

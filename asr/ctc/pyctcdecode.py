@@ -7,7 +7,8 @@ words outside the unigrams cost `unk_score_offset`. The differences:
 
 - A text that ends with a space is not scored as if an empty, unknown word followed.
 - Word times are those at which letters were most probable, not those of the first merged path.
-- `prune_history` has no effect: the cost that it saves does not arise here.
+- `prune_history=True` needs an n-gram model or none, because other models forget nothing; with these, `decode` and
+  `decode_batch` do not prune by history.
 - A multiprocessing pool is neither needed nor used: the utterances of a batch are decoded together.
 - `kenlm_model_path` may be ARPA text (also .gz, .xz) or our binary; KenLM's own binary needs `unigrams`.
 - `language_model` accepts any other model of words, such as a recurrent one. Only n-gram models that are loaded here
@@ -165,6 +166,7 @@ class BeamSearchDecoderCTC:
         with self._models.lent() as lm:
             self._vocabulary = None if lm is None else lm.vocabulary
             self._listed = _listed_words(lm)
+            self._history = _history_of(lm)
         self._check_boundary()
 
     def reset_params(
@@ -213,15 +215,9 @@ class BeamSearchDecoderCTC:
         hotword_weight: float = DEFAULT_HOTWORD_WEIGHT,
         lm_start_state: LMState | None = None,
     ) -> str:
-        """The best text of one utterance, logits (T, C); arguments as for `decode_beams`."""
-        beams = self.decode_beams(
-            logits,
-            beam_width,
-            beam_prune_logp,
-            token_min_logp,
-            hotwords=hotwords,
-            hotword_weight=hotword_weight,
-            lm_start_state=lm_start_state,
+        """The best text of one utterance, logits (T, C); arguments as for `decode_beams`, with `prune_history`."""
+        (beams,) = self._decode(
+            [logits], beam_width, beam_prune_logp, token_min_logp, True, hotwords, hotword_weight, lm_start_state
         )
         return beams[0][0]
 
@@ -243,7 +239,7 @@ class BeamSearchDecoderCTC:
             beam_width: maximum number of hypotheses that survive a frame.
             beam_prune_logp: hypotheses this far below the best are pruned (0 or negative).
             token_min_logp: labels with a lower log-probability are not followed, except the frame's best.
-            prune_history: has no effect.
+            prune_history: keep only the best of hypotheses that differ in words that an n-gram model has forgotten.
             hotwords: words to favour, known or not.
             hotword_weight: natural log, added for each hot word.
             lm_start_state: state returned by an earlier call, to continue its text; None begins a sentence.
@@ -255,8 +251,10 @@ class BeamSearchDecoderCTC:
         Raises:
             AsrError: the shape is wrong, or values are NaN or infinite.
         """
+        self._check_history(prune_history)
         return self._decode(
-            [logits], beam_width, beam_prune_logp, token_min_logp, hotwords, hotword_weight, lm_start_state
+            *([logits], beam_width, beam_prune_logp, token_min_logp, prune_history),
+            *(hotwords, hotword_weight, lm_start_state),
         )[0]
 
     def decode_beams_batch(
@@ -271,8 +269,10 @@ class BeamSearchDecoderCTC:
         hotword_weight: float = DEFAULT_HOTWORD_WEIGHT,
     ) -> list[list[OutputBeamMPSafe]]:
         """Like `decode_beams` for several utterances, without the states; `pool` is not used."""
+        self._check_history(prune_history)
         found = self._decode(
-            list(logits_list), beam_width, beam_prune_logp, token_min_logp, hotwords, hotword_weight, None
+            *(list(logits_list), beam_width, beam_prune_logp, token_min_logp, prune_history),
+            *(hotwords, hotword_weight, None),
         )
         return [[(text, frames, am_score, total) for text, _, frames, am_score, total in beams] for beams in found]
 
@@ -288,7 +288,7 @@ class BeamSearchDecoderCTC:
     ) -> list[str]:
         """Like `decode` for several utterances; `pool` is not used."""
         found = self._decode(
-            list(logits_list), beam_width, beam_prune_logp, token_min_logp, hotwords, hotword_weight, None
+            list(logits_list), beam_width, beam_prune_logp, token_min_logp, True, hotwords, hotword_weight, None
         )
         return [beams[0][0] for beams in found]
 
@@ -357,13 +357,15 @@ class BeamSearchDecoderCTC:
         beam_width: int,
         beam_prune_logp: float,
         token_min_logp: float,
+        prune_history: bool,
         hotwords: Iterable[str] | None,
         hotword_weight: float,
         lm_start_state: LMState | None,
     ) -> list[list[OutputBeam]]:
         chunks = [self._log_probs(logits) for logits in utterances]
         words = self._scored_words(hotwords, hotword_weight)
-        rules = self._rules(words, beam_width, beam_prune_logp, token_min_logp)
+        history = self._history if prune_history else 0
+        rules = self._rules(words, beam_width, beam_prune_logp, token_min_logp, history)
         with torch.no_grad(), self._models.lent() as lm:
             context = 0
             if lm_start_state is not None:
@@ -373,6 +375,10 @@ class BeamSearchDecoderCTC:
             beams = [PrefixBeam(rules, context) for _ in chunks]
             read_chunks(beams, chunks, lm)
             return [self._outputs(beam, words, lm) for beam in beams]
+
+    def _check_history(self, prune_history: bool) -> None:
+        if prune_history and self._history == 0:
+            raise AsrError("prune_history needs an n-gram model, or none; this language model forgets nothing.")
 
     def _start(self, lm: LanguageModel) -> int:
         settings = self._settings
@@ -420,7 +426,9 @@ class BeamSearchDecoderCTC:
             self._tries[key] = found
         return found
 
-    def _rules(self, words: _ScoredWords, beam_width: int, beam_prune_logp: float, token_min_logp: float) -> Rules:
+    def _rules(
+        self, words: _ScoredWords, beam_width: int, beam_prune_logp: float, token_min_logp: float, history: int
+    ) -> Rules:
         if beam_width < 1 or beam_prune_logp > 0:
             raise AsrError(f"beam_width is {beam_width} and beam_prune_logp {beam_prune_logp}; give >= 1 and <= 0.")
         settings = self._settings
@@ -451,6 +459,7 @@ class BeamSearchDecoderCTC:
             beam=-float(beam_prune_logp),
             beam_size=int(beam_width),
             token_min=float(token_min_logp),
+            history=history,
         )
 
     def _outputs(self, beam: PrefixBeam, words: _ScoredWords, lm: LanguageModel | None) -> list[OutputBeam]:
@@ -609,6 +618,13 @@ def _listed_words(lm: LanguageModel | None) -> frozenset[str]:
     if isinstance(lm, NgramLM):
         return frozenset(listed_words(lm))
     return frozenset(lm.vocabulary.words[UNK_ID + 1 :])
+
+
+def _history_of(lm: LanguageModel | None) -> int:
+    """How many of the last words hypotheses must share for pruning by history; 0 if the model forgets none."""
+    if lm is None:
+        return 1
+    return max(1, lm.order - 1) if isinstance(lm, (NgramLM, KenLanguageModel)) else 0
 
 
 def _from_wordpiece(label: str) -> str:

@@ -1,7 +1,8 @@
 """Out-of-vocabulary words: where the n-gram model allows `<unk>`, the graph spells any word, symbol by symbol.
 
 The score of such a word is log P(<unk> | history) of the word model plus log P(spelling) of an n-gram model of symbols,
-which is estimated from the spellings of the listed words. The graph has one copy of the symbol model, entered where the
+which is estimated from the spellings of the listed words. Words of the word model that are not listed count as `<unk>`.
+The graph has one copy of the symbol model, entered where the
 word model outputs `<unk>` as a unigram, and left to the history `<unk>` (the unknown-word model of Kaldi's
 `make_unk_lm`; Bazzi and Glass, Modeling out-of-vocabulary words for robust speech recognition, 2000).
 

@@ -127,12 +127,23 @@ def graph_ngram(ngram: NgramLM, words: Sequence[str], max_ngrams: int) -> NgramL
     return NgramLM.from_trie(trie, ngram.name)
 
 
-def without_unknown_histories(ngram: NgramLM) -> NgramLM:
-    """The model with `<unk>` as a unigram only, so that the graph spells words in a single place."""
+def with_unlisted_as_unknown(ngram: NgramLM, words: Collection[str]) -> NgramLM:
+    """The model for a graph that spells words outside a list: `<unk>` stands for every word that is not listed.
+
+    It has the probability of the model's `<unk>` and of its words that are not listed. It is a unigram only, so
+    that the graph spells words in a single place.
+
+    Args:
+        ngram: the model.
+        words: the listed words.
+    """
     arrays = ngram.arrays
     score = arrays.arc_score(torch.arange(len(arrays.label), device=arrays.label.device)).clone()
     is_longer = torch.arange(len(arrays.label), device=score.device) >= len(ngram.vocabulary)
     score[is_longer & (arrays.label == UNK_ID)] = -math.inf
+    listed = {*SPECIAL_WORDS, *words}
+    unlisted = [word_id for word_id, word in enumerate(ngram.vocabulary.words) if word not in listed]
+    score[UNK_ID] = torch.logsumexp(score[[UNK_ID, *unlisted]].double(), 0)
     plain = replace(arrays, score=score, score_level=torch.zeros(0), index=None)
     return NgramLM(ngram.vocabulary, plain, ngram.order, ngram.name)
 

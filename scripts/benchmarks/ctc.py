@@ -9,8 +9,8 @@ are CPU seconds of this process, the least of three passes, or of fewer that tak
 pass with the neural model, because it caches scores. Words, n-gram model and neural model, which is interpolated with
 the n-gram model, are those of the librispeech bundle. Peers that are not installed are skipped; --quick uses only the
 first two. kaldi-decoder, sherpa-onnx, whose only beam is the number of active states, and k2 search our graph;
-flashlight-text, torchaudio and pyctcdecode use n-gram model and lexicon. The last line is one JSON object; for each
-kind of tokens it has
+flashlight-text, torchaudio and pyctcdecode use n-gram model and lexicon. Ours is measured twice: `CTCDecoder`, and our
+replacement of pyctcdecode, which sums over paths. The last line is one JSON object; for each kind of tokens it has
 
 - `wer_ours`, `wer_best_peer`, `wer_ours_neural`: the lowest word error rates in % over the beams;
 - `time_over_best_peer_at_equal_wer`: the time of our fastest beam that is no worse than the best peer, divided by that
@@ -38,6 +38,7 @@ from torch import Tensor
 from asr.bundle import Bundle, bundle_folder
 from asr.ctc import CTCDecoder, CTCTokens
 from asr.ctc.graphs import spelled_lexicon
+from asr.ctc.pyctcdecode import build_ctcdecoder
 from asr.ctc.word_models import listed_words, trie_of
 from asr.graph.decoding_graph import DecodingGraph
 from asr.lm.ngram.arpa import write_arpa
@@ -77,6 +78,8 @@ NUM_PASSES = 3
 ENOUGH_SECONDS = 1.0
 # Each loads the n-gram model by itself, for some seconds.
 QUICK_PEERS = ("pyctcdecode", "flashlight")
+OUR_PREFIX = "ours, summed"
+"""The name of our prefix beam search, which sums over paths, and over spellings in pieces."""
 Decode = Callable[[Tensor], list[str]]
 Make = Callable[[], Decode]
 System = tuple[str, str, Make]
@@ -135,6 +138,8 @@ def measure(
     lexicon = bundle.lexicon if kind == "phones" else spelled_lexicon(words, workload.tokens)[0]
     assert lexicon is not None
     systems = our_systems(workload, ngram, lexicon, scales, quick)
+    if kind != "phones":
+        systems += prefix_systems(workload, ngram, words, scales, quick)
     systems += peer_systems(kind, workload, words, lexicon, arpa, scales, quick)
     graph = functools.lru_cache(1)(lambda: built(workload, ngram, lexicon, scales).word_graph.graph)  # type: ignore[union-attr]
     if not quick:
@@ -223,6 +228,23 @@ def our_systems(
     ]
 
 
+def prefix_systems(
+    workload: CTCWorkload, ngram: NgramLM, words: Sequence[str], scales: tuple[float, float], quick: bool
+) -> list[System]:
+    """Our replacement of pyctcdecode at each of its beams."""
+    systems: list[System] = []
+    for beam in PEER_BEAMS["pyctcdecode"][: 1 if quick else None]:
+
+        def make(beam: int = beam) -> Decode:
+            alpha, beta = scales
+            labels = peers.labels_of(workload.tokens)
+            decoder = build_ctcdecoder(labels, None, words, alpha, beta, language_model=ngram)
+            return lambda log_prob: decoder.decode(log_prob, beam_width=beam).split()
+
+        systems.append((OUR_PREFIX, str(beam), make))
+    return systems
+
+
 def peer_systems(
     kind: str,
     workload: CTCWorkload,
@@ -289,7 +311,7 @@ def summary(rows: Sequence[dict[str, Any]], workload: CTCWorkload) -> dict[str, 
     by_system: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         by_system.setdefault(row["system"], []).append(row)
-    own, neural = by_system["ours"], by_system.get("ours, neural", [])
+    own, neural = by_system["ours"] + by_system.get(OUR_PREFIX, []), by_system.get("ours, neural", [])
     best_peer = min((row["wer"] for name in PEER_BEAMS for row in by_system.get(name, [])), default=None)
     peer_rows = [row for name in PEER_BEAMS for row in by_system.get(name, [])]
 

@@ -44,6 +44,7 @@ def plain_search(
     least: float = -5.0,
     hot: tuple[str, ...] = (),
     weight: float = 10.0,
+    history: int = 0,
 ) -> dict[str, float]:
     """The rules of pyctcdecode, written anew over (words, partial word, last label): texts and their totals."""
 
@@ -83,7 +84,13 @@ def plain_search(
         ranked = {key: score + words_score(key[0], False) + partial_score(key[1]) for key, score in following.items()}
         best = max(ranked.values())
         kept = sorted((key for key in ranked if ranked[key] >= best + prune), key=lambda key: -ranked[key])
-        alive = {key: following[key] for key in kept[:beam_width]}
+        alive = {}
+        seen = set()
+        for words, partial, last in kept[:beam_width]:
+            end = (words[-history:] if history else words, partial, last)
+            if end not in seen:
+                alive[words, partial, last] = following[words, partial, last]
+            seen.add(end)
     merged: dict[tuple[str, ...], float] = {}
     for (words, partial, _), score in alive.items():
         text = (*words, partial) if partial else words
@@ -97,6 +104,8 @@ def plain_search(
     [
         {},
         {"beam_width": 7},
+        {"prune_history": True},
+        {"prune_history": True, "beam_width": 7},
         {"beam_prune_logp": -4.0, "token_min_logp": -3.0},
         {"hotwords": ["dab", "cab ace"], "hotword_weight": 4.0},
     ],
@@ -112,6 +121,8 @@ def test_same_as_a_plain_search(
     plain = {names[name]: value for name, value in settings.items() if name in names}
     if "hotwords" in settings:
         plain |= {"hot": ("dab", "cab", "ace"), "weight": settings["hotword_weight"]}
+    if "prune_history" in settings:
+        plain["history"] = 1  # of a bigram model, and without a model
     wanted = plain_search(log_prob, word_model if with_lm else None, **plain)  # type: ignore[arg-type]
     found = decoder.decode_beams(logits, **settings)  # type: ignore[arg-type]
     best = max(wanted.values())
@@ -122,7 +133,9 @@ def test_same_as_a_plain_search(
     assert {beam[0]: beam[-1] for beam in found} == pytest.approx(inside, abs=1e-2)
     totals = [beam[-1] for beam in found]
     assert totals == sorted(totals, reverse=True)
-    assert decoder.decode(logits, **settings) == found[0][0]  # type: ignore[arg-type]
+    if "prune_history" in settings:
+        others = {name: value for name, value in settings.items() if name != "prune_history"}
+        assert decoder.decode(logits, **others) == found[0][0]  # type: ignore[arg-type]
 
 
 def test_pieces_merge_however_a_word_is_split() -> None:
@@ -209,6 +222,16 @@ def test_only_ngrams_score_sentences_without_their_beginning(word_model: NgramLM
     build_ctcdecoder(LABELS, language_model=word_model, lm_score_boundary=False)
 
 
+def test_only_ngrams_forget_history(word_model: NgramLM) -> None:
+    decoder = build_ctcdecoder(LABELS, language_model=RemappedLM(word_model, word_model.vocabulary))
+    logits = random_logits(10, 0)
+    with pytest.raises(AsrError, match="prune_history needs an n-gram model"):
+        decoder.decode_beams(logits, prune_history=True)
+    with pytest.raises(AsrError, match="prune_history needs an n-gram model"):
+        decoder.decode_beams_batch(None, [logits], prune_history=True)
+    assert decoder.decode(logits) == decoder.decode_beams(logits)[0][0]
+
+
 def test_bad_input_is_told(tmp_path: Path) -> None:
     decoder = build_ctcdecoder(LABELS)
     with pytest.raises(AsrError, match="give \\(frames, 7\\)"):
@@ -240,7 +263,12 @@ def test_same_as_the_package(seed: int, word_model: NgramLM, arpa_file: Callable
     logits = random_logits(40, seed)
     # The package scores an empty word behind a last space; so the last frame is surely a letter.
     logits[-1, LABELS.index("e")] = 30.0
-    for settings in ({}, {"hotwords": ["dab", "ace"]}, {"beam_width": 10}):
+    for settings in (
+        {},
+        {"hotwords": ["dab", "ace"]},
+        {"beam_width": 10},
+        {"beam_width": 10, "prune_history": True},
+    ):
         wanted, found = theirs.decode_beams(logits, **settings), ours.decode_beams(logits, **settings)
         assert [beam[0] for beam in found[:3]] == [beam[0] for beam in wanted[:3]]
         assert [beam[-1] for beam in found[:3]] == pytest.approx([beam[-1] for beam in wanted[:3]], abs=1e-3)

@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("kaldifst", reason="compiling graphs needs kaldifst")
 
 from asr.ctc import CTCDecoder, graphs
-from asr.ctc.word_models import ngram_of_spellings, without_unknown_histories
+from asr.ctc.word_models import ngram_of_spellings, with_unlisted_as_unknown
 from asr.lm.ngram.model import NgramLM
 
 pytestmark = pytest.mark.slow
@@ -91,14 +91,33 @@ def test_own_model_of_spellings(
     assert decoder(frames_of(SYMBOLS, list("bead|dodo"), strength=12.0))[0].text == "bead dodo"
 
 
-def test_unknown_histories_are_left_out_and_nothing_else(word_model: NgramLM) -> None:
-    plain = without_unknown_histories(word_model)
-    for sentence in (["bead", "code"], ["<unk>"], ["abode", "zzz"]):
-        expected = word_model.score_sentence(sentence)
-        if "<unk>" not in sentence and "zzz" not in sentence:
-            assert torch.equal(plain.score_sentence(sentence), expected)
-    finder = plain.arrays.score[len(plain.vocabulary) :][plain.arrays.label[len(plain.vocabulary) :] == 3]
-    assert bool((finder == -math.inf).all())
+def test_unlisted_words_count_as_unknown_and_nothing_else_changes(word_model: NgramLM) -> None:
+    arrays = word_model.arrays
+    unigram = {word: float(arrays.arc_score(torch.tensor([at]))) for at, word in enumerate(word_model.vocabulary.words)}
+    for listed in (WORDS, ["bead", "code"]):
+        plain = with_unlisted_as_unknown(word_model, listed)
+        for sentence in (["bead", "code"], ["code"], ["code", "bead", "bead"]):
+            assert torch.equal(plain.score_sentence(sentence), word_model.score_sentence(sentence))
+        unknown = sum(math.exp(unigram[word]) for word in {"<unk>", *WORDS} - {*listed})
+        assert float(plain.arrays.score[3]) == pytest.approx(math.log(unknown), abs=1e-5)
+        longer = plain.arrays.label[len(plain.vocabulary) :] == 3
+        assert bool((plain.arrays.score[len(plain.vocabulary) :][longer] == -math.inf).all())
+
+
+def test_words_outside_the_list_are_spelled_as_often_as_the_model_has_them(
+    word_model: NgramLM, frames_of: Callable[..., torch.Tensor]
+) -> None:
+    log_prob = frames_of(SYMBOLS, list("bead|cab|bead"), strength=14.0)
+    scores = []
+    for words in (WORDS, ["bead", "code"]):
+        decoder = CTCDecoder(SYMBOLS, words=words, ngram=word_model, spell_unknown=True, warm_up=False, lm_scale=1.0)
+        best = decoder(log_prob)[0]
+        assert best.text == "bead cab bead"
+        spelling = ngram_of_spellings([list(word) for word in words], list("abcdeo"), 4).score_sentence(list("cab"))
+        scores.append(best.lm_score - float(spelling.sum()))
+    unigram = word_model.arrays.arc_score(torch.arange(len(word_model.vocabulary)))
+    unlisted = [3, *word_model.vocabulary.ids_of(["abode", "decode"]).tolist()]
+    assert scores[1] - scores[0] == pytest.approx(float(unigram[unlisted].logsumexp(0) - unigram[3]), abs=2e-3)
 
 
 PHONES = ["<blk>", "SIL", "K", "S", "AA", "B", "D"]

@@ -35,7 +35,7 @@ def pyctcdecode(
 ) -> Decode:
     """pyctcdecode over letters or pieces."""
     package = importlib.import_module("pyctcdecode")
-    labels = ["" if column == tokens.blank_id else symbol for column, symbol in enumerate(tokens.symbols)]
+    labels = labels_of(tokens)
     with redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
         decoder = package.build_ctcdecoder(labels, str(arpa), list(words), alpha=lm_scale, beta=insertion)
 
@@ -44,6 +44,11 @@ def pyctcdecode(
         return text.split()
 
     return decode
+
+
+def labels_of(tokens: CTCTokens) -> list[str]:
+    """The columns as pyctcdecode names them."""
+    return ["" if column == tokens.blank_id else symbol for column, symbol in enumerate(tokens.symbols)]
 
 
 def flashlight(
