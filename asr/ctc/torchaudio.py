@@ -249,7 +249,11 @@ def ctc_decoder(
         spelled, _ = spelled.restricted_to(words)
         settings |= {"max_active_states": beam_size, "output_beam": min(float(beam_threshold), 20.0)}
         if unk_score > -math.inf:
-            settings |= {"spell_unknown": True, "spelling_penalty": float(unk_score)}
+            scale = 0.0 if lm is None else float(lm_weight)
+            if unk_score and not scale:
+                raise AsrError(f"unk_score is {unk_score}; without a language model it must be 0 or -inf.")
+            # The decoder's penalty is part of the language model's score.
+            settings |= {"spell_unknown": True, "spelling_penalty": unk_score / scale if scale else 0.0}
         if lm is not None and isinstance(lm, (str, Path)) and is_ngram_file(lm) and not is_kenlm_binary(lm):
             decoder = WordDecoder(table, lexicon=spelled, words=words, ngram=lm, **settings)
         elif lm is not None:

@@ -73,6 +73,8 @@ PEER_BEAMS: dict[str, tuple[Any, ...]] = {
 # 12 milliseconds a frame with a beam of 200 already
 TOO_SLOW = {("flashlight", "pieces", 600), ("torchaudio", "pieces", 600)}
 NUM_FREQUENT = 5000
+# Chosen on training speakers.
+SPELLING_PENALTY = -4.0
 NUM_PASSES = 3
 # A decoder whose passes have taken so long makes no further one.
 ENOUGH_SECONDS = 1.0
@@ -101,7 +103,11 @@ def main(arguments: list[str]) -> int:
         "--record", action="store_true", help="store their outputs next to this module, replacing earlier ones"
     )
     parser.add_argument(
-        "--spelled", action="store_true", help="also measure words outside a list of the 5,000 most frequent"
+        "--spelled",
+        nargs="*",
+        type=float,
+        metavar="PENALTY",
+        help="also measure words outside a list of the 5,000 most frequent, for each spelling penalty (default: -4)",
     )
     options = parser.parse_args(arguments)
     num_utts = options.utterances or (8 if options.quick else 40)
@@ -118,8 +124,8 @@ def main(arguments: list[str]) -> int:
             several = CTCTokens(workload.tokens.symbols, kind=kind, num_spellings=options.num_spellings)
             workload = replace(workload, tokens=several)
         results[kind] = measure(kind, bundle, workload, options.quick, not options.no_neural)
-        if options.spelled:
-            results[kind]["spelled"] = measure_spelled(kind, bundle, workload)
+        if options.spelled is not None:
+            results[kind]["spelled"] = measure_spelled(kind, bundle, workload, options.spelled or (SPELLING_PENALTY,))
     print(json.dumps(results))
     return 0
 
@@ -184,8 +190,10 @@ def ours(
     return decode
 
 
-def measure_spelled(kind: str, bundle: Bundle, workload: CTCWorkload) -> dict[str, float]:
-    """With a list of the most frequent words: with the others spelled, and without.
+def measure_spelled(
+    kind: str, bundle: Bundle, workload: CTCWorkload, penalties: Sequence[float]
+) -> dict[str, float | list[dict[str, float]]]:
+    """With a list of the most frequent words: without the others, and with the others spelled.
 
     Recall is of the words outside the list, false alarms are spelled words that were not said, for each word that was
     said and is in the list; both in %.
@@ -196,10 +204,10 @@ def measure_spelled(kind: str, bundle: Bundle, workload: CTCWorkload) -> dict[st
     known = set(words)
     num_out = sum(word not in known for words in workload.references for word in words)
     num_in = sum(map(len, workload.references)) - num_out
-    figures = {"oov_rate": round(100.0 * num_out / (num_out + num_in), 2)}
-    for spells in (False, True):
-        lexicon = bundle.lexicon if kind == "phones" else None
-        decoder = built(workload, ngram, lexicon, SCALES[kind], words=words, spell_unknown=spells)
+    lexicon = bundle.lexicon if kind == "phones" else None
+
+    def measured(**settings: Any) -> dict[str, float]:
+        decoder = built(workload, ngram, lexicon, SCALES[kind], words=words, **settings)
         counts, num_found, num_false = NO_ERRORS, 0, 0
         for log_prob, reference in zip(workload.frames, workload.references, strict=True):
             (best,) = decoder(log_prob)
@@ -208,10 +216,14 @@ def measure_spelled(kind: str, bundle: Bundle, workload: CTCWorkload) -> dict[st
             right = sum(min(outside.count(word), spelled.count(word)) for word in set(outside))
             num_found, num_false = num_found + right, num_false + len(spelled) - right
             counts += count_errors(reference, tuple(best.text.split()))  # type: ignore[union-attr]
-        figures["wer_spelled" if spells else "wer_closed"] = round(100.0 * counts.rate, 3)
-        figures |= {"oov_recall": round(100.0 * num_found / max(1, num_out), 2)}
-        figures |= {"false_alarms": round(100.0 * num_false / num_in, 2)}
-    return figures
+        shares = (counts.rate, num_found / max(1, num_out), num_false / max(1, num_in))
+        return {
+            name: round(100.0 * share, 2) for name, share in zip(("wer", "recall", "false_alarms"), shares, strict=True)
+        }
+
+    rows = [{"penalty": penalty, **measured(spell_unknown=True, spelling_penalty=penalty)} for penalty in penalties]
+    oov_rate = round(100.0 * num_out / (num_out + num_in), 2)
+    return {"oov_rate": oov_rate, "num_oov": num_out, "wer_closed": measured()["wer"], "spelled": rows}
 
 
 def our_systems(

@@ -142,6 +142,8 @@ def test_what_is_refused(files: dict[str, str]) -> None:
             ctc_decoder(None, TOKENS, **{name: value})
     with pytest.raises(AsrError, match="sil_score has no effect here"):
         ctc_decoder(None, ["-", "a", "b"], sil_score=0.5)
+    with pytest.raises(AsrError, match="without a language model it must be 0"):
+        ctc_decoder(files["lexicon"], TOKENS, unk_score=-1.0)
     with pytest.raises(AsrError, match="beam_size_token is 0"):
         ctc_decoder(**files, beam_size_token=0)
     with pytest.raises(AsrError, match="nbest is 3, but an utterance in chunks has one hypothesis"):
@@ -155,8 +157,10 @@ def test_what_is_refused(files: dict[str, str]) -> None:
 
 
 def test_unknown_words_are_spelled(files: dict[str, str]) -> None:
-    decoder = ctc_decoder(**files, beam_size=2000, unk_score=-1.0, lm_weight=1.0)
-    assert decoder(emissions("bad|ecce|cab", strength=12.0))[0][0].words == ["bad", "ecce", "cab"]
+    given = emissions("bad|ecce|cab", strength=12.0)
+    one, other = (ctc_decoder(**files, beam_size=2000, unk_score=score, lm_weight=2.0)(given) for score in (-1.0, -2.5))
+    assert one[0][0].words == other[0][0].words == ["bad", "ecce", "cab"]
+    assert one[0][0].score - other[0][0].score == pytest.approx(1.5, abs=1e-2)
 
 
 @pytest.mark.parametrize("seed", range(3))
