@@ -83,6 +83,14 @@ def test_penalty_decides_how_often(word_model: NgramLM, frames_of: Callable[...,
     assert not any(texts[1])
 
 
+def test_listed_words_are_not_out_of_vocabulary_however_they_were_found(
+    word_model: NgramLM, frames_of: Callable[..., torch.Tensor]
+) -> None:
+    decoder = CTCDecoder(SYMBOLS, ngram=word_model, spell_unknown=True, spelling_penalty=8.0, warm_up=False)
+    best = decoder(frames_of(SYMBOLS, list("bead|cab"), strength=20.0))[0]
+    assert [(word.text, word.is_spelled) for word in best.words] == [("bead", False), ("cab", True)]
+
+
 def test_own_model_of_spellings(
     word_model: NgramLM, ngram_of: Callable[..., NgramLM], frames_of: Callable[..., torch.Tensor]
 ) -> None:
