@@ -8,7 +8,6 @@ column plus 1. An HCLG graph reads transition ids; the transition model maps the
 from __future__ import annotations
 
 import itertools
-import re
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -25,7 +24,7 @@ from asr.graph.openfst import is_openfst, read_openfst
 from asr.graph.transition_model import is_transition_model, read_transition_pdfs
 from asr.text.ctc_tokens import CTCTokens
 from asr.text.normalize import read_text
-from asr.text.symbols import BLANK, EPSILON_ID, SPECIAL_WORDS, UNK_ID, TokenTable, Vocabulary
+from asr.text.symbols import BLANK, DISAMBIGUATION, EPSILON_ID, SPECIAL_WORDS, UNK_ID, TokenTable, Vocabulary
 from asr.torch_archive import load_tensors
 
 TOPOLOGY = "imported"
@@ -33,7 +32,6 @@ TOPOLOGY = "imported"
 
 _FINAL_LABEL = -1  # of k2
 _NO_WORDS = ("<eps>", "<s>", "</s>")
-_DISAMBIGUATION = re.compile(r"#\d+$|#nonterm|#bos$|#eos$")
 _BLANKS = ("<blk>", "<blank>", "<ctc_blank>")
 
 
@@ -94,12 +92,12 @@ def import_graph(path: str | Path, words: str | Path, tokens: str | Path) -> Dec
 def _vocabulary(path: str | Path) -> tuple[Vocabulary, npt.NDArray[np.int64]]:
     """The vocabulary, and the word id of each id in the file: 0 for symbols that are not words, -1 for unused ids."""
     listed = _symbols(path, "word")
-    spoken = [word for word in listed if word not in SPECIAL_WORDS and not _DISAMBIGUATION.match(word)]
+    spoken = [word for word in listed if word not in SPECIAL_WORDS and not DISAMBIGUATION.match(word)]
     vocabulary = Vocabulary(spoken, name=str(path))
     known = {word: number for number, word in enumerate(vocabulary.words)} | {"<unk>": UNK_ID}
     ids = np.full(max(listed.values(), default=0) + 1, -1, dtype=np.int64)
     for word, number in listed.items():
-        is_silent = word in _NO_WORDS or _DISAMBIGUATION.match(word)
+        is_silent = word in _NO_WORDS or DISAMBIGUATION.match(word)
         ids[number] = EPSILON_ID if is_silent else known[word]
     return vocabulary, ids
 
@@ -119,7 +117,7 @@ def _outputs(path: str | Path) -> tuple[TokenTable, npt.NDArray[np.int32]]:
 
 def _tokens(path: str | Path) -> CTCTokens:
     """The network's outputs, without an `<eps>` that precedes the blank."""
-    listed = {token: number for token, number in _symbols(path, "token").items() if not _DISAMBIGUATION.match(token)}
+    listed = {token: number for token, number in _symbols(path, "token").items() if not DISAMBIGUATION.match(token)}
     ordered = sorted(listed, key=lambda token: listed[token])
     begins_with_epsilon = ordered[:1] == ["<eps>"] and ordered[1:2] and ordered[1] in _BLANKS
     if begins_with_epsilon:

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol, cast
 from asr.errors import AsrError
 from asr.text.documents import parse_json
 from asr.text.normalize import read_text
-from asr.text.symbols import BLANK, TokenTable
+from asr.text.symbols import BLANK, DISAMBIGUATION, TokenTable
 
 TokenKind = Literal["letters", "pieces", "phones"]
 
@@ -43,8 +43,8 @@ class CTCTokens:
 
     Args:
         symbols: one symbol per column; a mapping from symbols to columns; or a file with one symbol per line, with
-            `symbol id` lines (`tokens.txt` of icefall and sherpa-onnx), or with JSON of either form (`vocab.json` of
-            transformers).
+            `symbol id` lines (`tokens.txt` of icefall and sherpa-onnx; disambiguation symbols at its end are left out),
+            or with JSON of either form (`vocab.json` of transformers).
         blank: the blank, as a column or a symbol; -1 is the last column. `len(symbols)` means that the list omits a
             blank after its last symbol (NeMo). None looks for a symbol with a usual name of the blank.
         word_boundary: the symbol between words, or "" for none; None looks for `|` or a space if the kind is `letters`.
@@ -294,7 +294,11 @@ def _read_symbols(path: Path) -> list[str] | dict[str, int]:
     is_numbered = all(row and row[-1].isdecimal() and len(row[-1]) < 10 for row in rows)
     if is_numbered and any(len(row) == 2 for row in rows):
         # `symbol id` lines; a row with only the id is the line of a space.
-        return {row[0] if len(row) == 2 else " ": int(row[-1]) for row in rows}
+        columns = {row[0] if len(row) == 2 else " ": int(row[-1]) for row in rows}
+        # icefall lists the disambiguation symbols of its graph after the network's outputs.
+        while columns and DISAMBIGUATION.match(last := max(columns, key=columns.__getitem__)):
+            del columns[last]
+        return columns
     return [line.rstrip("\r") if not line.strip() else line.strip() for line in lines]
 
 

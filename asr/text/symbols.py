@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -24,6 +25,10 @@ UNK_ID = 3
 
 
 SPECIAL_WORDS = ("<eps>", "<s>", "</s>", "<unk>")
+
+
+# Symbols that building a graph adds to a list of words or tokens; they are no words, and no outputs of a network.
+DISAMBIGUATION = re.compile(r"#\d+$|#nonterm|#bos$|#eos$")
 
 
 class Vocabulary:

@@ -45,6 +45,15 @@ def test_blank_anywhere(symbols: list[str], blank: int | str | None, column: int
     assert [name.replace(" ", "|") for name in names] == list(tokens.table.tokens[1:])
 
 
+def test_disambiguation_symbols_after_the_outputs_are_left_out(tmp_path: Path) -> None:
+    """icefall writes those of its lexicon transducer into tokens.txt; the network has no columns for them."""
+    path = tmp_path / "tokens.txt"
+    path.write_text("".join(f"{symbol} {column}\n" for column, symbol in enumerate([*PIECES, "#0", "#1"])))
+    assert CTCTokens(path).symbols == tuple(PIECES)
+    path.write_text("#0 3\n<blk> 0\n#1 1\na 2\n")
+    assert CTCTokens(path).symbols == ("<blk>", "#1", "a")
+
+
 def test_pieces_are_spelled_by_as_few_as_possible() -> None:
     tokens = CTCTokens(PIECES)
     assert tokens.kind == "pieces"
