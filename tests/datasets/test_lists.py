@@ -60,6 +60,24 @@ def test_a_table(audio: Path, tmp_path: Path, delimiter: str, capsys: pytest.Cap
     assert cuts["a"].recording.sources[0].source == str(tmp_path / "clips" / "a.wav")
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "texts"),
+    [
+        ('"Yes, he said.', "no", ['"Yes, he said.', "no"]),  # Common Voice: no quoting
+        ('"Yes", he said.', "no", ['"Yes", he said.', "no"]),
+        ('"Yes, he said.', 'Then "no."', ['"Yes, he said.', 'Then "no."']),
+        ('"Yes, he said.', '"', ['"Yes, he said.', '"']),
+        ('"""Yes,"" he said."', "no", ['"Yes," he said.', "no"]),  # a spreadsheet
+    ],
+)
+def test_quotation_marks_in_tsv(
+    audio: Path, tmp_path: Path, first: str, second: str, texts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "validated.tsv"
+    table.write_text(f"path\tsentence\tage\n{audio / 'a.wav'}\t{first}\t20\n{audio / 'b.wav'}\t{second}\t30\n")
+    assert [cut.supervisions[0].text for cut in prepared(capsys, "csv", table).values()] == texts
+
+
 def test_a_manifest_of_nemo(audio: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     records = [
         {"audio_filepath": "audio/a.wav", "duration": 0.5, "text": "one"},

@@ -118,7 +118,8 @@ class Table(_List):
     def _rows(self, path: Path, content: str) -> Iterator[Utterance | SkippedItem]:
         header = content.partition("\n")[0]
         delimiter = max(("\t", ",", ";", "|"), key=header.count)
-        rows = csv.DictReader(io.StringIO(content), delimiter=delimiter)
+        quoting = csv.QUOTE_MINIMAL if delimiter != "\t" or _encloses_fields(content) else csv.QUOTE_NONE
+        rows = csv.DictReader(io.StringIO(content), delimiter=delimiter, quoting=quoting)
         names = {str(name).strip().lower(): name for name in rows.fieldnames or ()}
 
         def column(known: Sequence[str]) -> str | None:
@@ -142,6 +143,15 @@ class Table(_List):
             audio = next((one for one in candidates if os.path.isfile(one)), candidates[0])  # noqa: PTH113
             text = " ".join((row[text_column] or "").split())
             yield Utterance(name, audio, text, (speaker_column and row[speaker_column]) or name, 0.0, None, None)
+
+
+def _encloses_fields(content: str) -> bool:
+    """Whether quotation marks enclose whole fields of a TSV table; in Common Voice's they are part of the sentences."""
+    rows = csv.reader(io.StringIO(content), delimiter="\t", strict=True)
+    try:
+        return not any("\n" in field for row in rows for field in row)
+    except csv.Error:
+        return False
 
 
 class NemoManifest(_List):
