@@ -64,7 +64,7 @@ def read_table(path: str | Path) -> dict[str, str]:
         AsrError: the file cannot be read, or a key occurs twice.
     """
     table: dict[str, str] = {}
-    for number, line in enumerate(read_text(path, "Kaldi file").splitlines(), start=1):
+    for number, line in enumerate(read_text(path, "Kaldi file").split("\n"), start=1):
         key, _, value = line.strip().partition(" ")
         if "\t" in key:
             key, _, value = line.strip().partition("\t")

@@ -93,6 +93,22 @@ def test_a_manifest_of_nemo(audio: Path, tmp_path: Path, capsys: pytest.CaptureF
     }
 
 
+@pytest.mark.parametrize("separator", ["\u2028", "\x85", "\x1c"])
+def test_only_line_feeds_end_lines(
+    audio: Path, tmp_path: Path, separator: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`str.splitlines` knows other ends of lines, which texts from the web contain."""
+    record = {"audio_filepath": "audio/a.wav", "text": f"one{separator}two"}
+    text = json.dumps(record, ensure_ascii=False) if separator != "\x1c" else json.dumps(record)
+    (tmp_path / "train.json").write_text(f"{text}\r\n", encoding="utf-8")
+    assert prepared(capsys, "nemo", tmp_path / "train.json")["a"].supervisions[0].text == "one two"
+    (tmp_path / "wav.scp").write_text(f"a {audio / 'a.wav'}\r\n")
+    (tmp_path / "text").write_text(f"a one{separator}two\r\n", encoding="utf-8")
+    assert prepared(capsys, "kaldi", tmp_path)["a"].supervisions[0].text == "one two"
+    (tmp_path / "wav.scp").unlink()
+    assert prepared(capsys, "ljspeech", tmp_path, 1)["a"].supervisions[0].text == "ONE TWO"
+
+
 def test_cuts_of_lhotse_stay_what_they_are(audio: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "wav.scp").write_text(f"rb {audio / 'b.wav'}\n")

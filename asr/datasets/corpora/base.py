@@ -102,7 +102,7 @@ def read_transcript(path: Path) -> list[str]:
     Raises:
         AsrError: the file cannot be read or is not UTF-8.
     """
-    return [line for line in read_text(path, "transcript").splitlines() if line.strip()]
+    return [line.rstrip("\r") for line in read_text(path, "transcript").split("\n") if line.strip()]
 
 
 def join(

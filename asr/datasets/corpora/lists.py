@@ -161,7 +161,7 @@ class NemoManifest(_List):
     _what = "a manifest of NeMo"
 
     def _read(self, path: Path) -> Iterator[Utterance | SkippedItem]:
-        for number, line in enumerate(read_text(path, "manifest").splitlines(), start=1):
+        for number, line in enumerate(read_text(path, "manifest").split("\n"), start=1):
             if not line.strip():
                 continue
             try:
