@@ -95,8 +95,10 @@ def read_wav_scp(path: str | Path) -> list[Utterance]:
     for utterance, value in read_table(segments).items():
         fields = value.split()
         begin, end = (_seconds(field) for field in (*fields[1:3], "", "")[:2])
-        if len(fields) < 3 or begin is None or end is None or (end != -1 and end <= begin):
-            raise AsrError(f"{segments}: {utterance}: expected 'utterance recording begin end' in seconds.")
+        if len(fields) != 3 or begin is None or end is None or (end != -1 and end <= begin):
+            raise AsrError(
+                f"{segments}: {utterance}: expected 'utterance recording begin end' in seconds, without a channel."
+            )
         if fields[0] not in audio:
             raise AsrError(f"{segments}: {utterance}: {path.name} does not have the recording {fields[0]!r}.")
         utterances.append(Utterance(utterance, audio[fields[0]], begin, None if end == -1 else end, fields[0]))

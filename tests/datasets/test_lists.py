@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("lhotse")
-from lhotse import CutSet, MonoCut
+from lhotse import CutSet, MonoCut, MultiCut, Recording, SupervisionSegment
 
 from asr.cli.main import main
 from tests.datasets.toy_corpora import write_audio
@@ -47,6 +48,14 @@ def test_a_data_folder_of_kaldi(audio: Path, tmp_path: Path, capsys: pytest.Capt
     assert (samples == cuts["u1"].recording.load_audio()[:, 4000:12000]).all()
     report = json.loads((tmp_path / "prepared" / "kaldi_train.report.json").read_text())
     assert {one["item"] for one in report["skipped"]} == {"u3", "u4", "u9"}
+
+
+def test_a_segment_of_one_channel_is_refused(audio: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "wav.scp").write_text(f"rb {audio / 'b.wav'}\n")
+    (tmp_path / "text").write_text("u1 one\n")
+    (tmp_path / "segments").write_text("u1 rb 0.25 0.75 1\n")
+    assert main(["prepare", "kaldi", "--corpus", str(tmp_path), "--output", str(tmp_path / "out")]) == 2
+    assert "u1: expected 'utterance recording begin end' in seconds, without a channel" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("delimiter", [",", "\t", "|"])
@@ -128,6 +137,32 @@ def test_cuts_of_lhotse_stay_what_they_are(audio: Path, tmp_path: Path, capsys: 
         main(["prepare", "lhotse", "--corpus", str(tmp_path / "cuts.jsonl.gz"), "--output", str(tmp_path / "x")]) == 2
     )
     assert "there are no transcribed utterances: x: this is not a cut of one recording" in capsys.readouterr().err
+
+
+def test_cuts_of_some_channels_or_changed_recordings_are_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two speakers on a telephone, whose channels must not be averaged, and a recording at another speed."""
+    write_audio(tmp_path / "call.wav", 1.0)
+    recording = Recording.from_file(tmp_path / "call.wav")
+    stereo = replace(recording, sources=[replace(recording.sources[0], channels=[0, 1])], channel_ids=[0, 1])
+
+    def cut(name: str, of: Recording, channel: int | list[int]) -> MonoCut | MultiCut:
+        words = SupervisionSegment(id=name, recording_id=of.id, start=0, duration=of.duration, text=name)
+        kind = MultiCut if isinstance(channel, list) else MonoCut
+        return kind(id=name, start=0, duration=of.duration, channel=channel, recording=of, supervisions=[words])
+
+    cuts = [
+        cut("caller", stereo, 0),
+        cut("both", stereo, [0, 1]),
+        cut("slow", recording.perturb_speed(0.9), 0),
+        cut("rate", recording.resample(8000), 0),
+    ]
+    CutSet.from_cuts(cuts).to_file(tmp_path / "cuts.jsonl.gz")
+    assert sorted(prepared(capsys, "lhotse", tmp_path / "cuts.jsonl.gz", 1)) == ["both", "rate"]
+    report = json.loads((tmp_path / "prepared" / "lhotse_cuts.report.json").read_text())
+    assert {one["item"] for one in report["skipped"]} == {"caller", "slow"}
+    assert "takes only some channels of its recording" in report["skipped"][0]["reason"]
 
 
 @pytest.mark.parametrize(

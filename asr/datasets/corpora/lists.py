@@ -192,17 +192,27 @@ class LhotseCuts(_List):
         for record in _json_lines(path):
             name = str(record.get("id"))
             try:
-                supervisions = record["supervisions"]
-                (source,) = record["recording"]["sources"]
+                supervisions, recording = record["supervisions"], record["recording"]
+                (source,) = recording["sources"]
                 begin, duration = float(record["start"]), float(record["duration"])
+                channels = record["channel"] if isinstance(record["channel"], list) else [record["channel"]]
+                takes_all = set(channels) == set(source["channels"])
+                changes = {str(one["name"]) for one in recording.get("transforms") or ()}
                 if record.get("type") not in ("MonoCut", "MultiCut") or source["type"] != "file":
                     raise ValueError("no cut of a file")
             except (ValueError, KeyError, TypeError):
                 yield SkippedItem(name, "this is not a cut of one recording in a file")
                 continue
+            if not takes_all or changes - {"Resample"}:
+                yield SkippedItem(
+                    name,
+                    "it takes only some channels of its recording, or changes it, which would be lost here; give "
+                    "'asr fit' and 'asr evaluate' the manifest itself",
+                )
+                continue
             text = " ".join(str(one.get("text") or "") for one in supervisions)
             speaker = str((supervisions[0].get("speaker") if supervisions else None) or name)
-            is_whole = begin == 0.0 and abs(duration - float(record["recording"].get("duration", -1.0))) < 1e-3
+            is_whole = begin == 0.0 and abs(duration - float(recording.get("duration", -1.0))) < 1e-3
             end = None if is_whole else begin + duration
             yield Utterance(name, Path(source["source"]), " ".join(text.split()), speaker, begin, end, None)
 
