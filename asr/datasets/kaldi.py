@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from torch import Tensor
 
@@ -138,11 +139,27 @@ def _seconds(text: str) -> float | None:
     return value if math.isfinite(value) and (value >= 0 or value == -1) else None
 
 
-def utterance_reader() -> Callable[[Utterance, int], Tensor]:
+class Segment(Protocol):
+    """What `utterance_reader` needs to know of an utterance, see `Utterance`."""
+
+    @property
+    def utterance_id(self) -> str: ...
+
+    @property
+    def audio(self) -> Path: ...
+
+    @property
+    def begin(self) -> float: ...
+
+    @property
+    def end(self) -> float | None: ...
+
+
+def utterance_reader() -> Callable[[Segment, int], Tensor]:
     """A function that reads an utterance (L,) at a sampling rate; it keeps the last file for the next utterance."""
     last: tuple[Path, int, Tensor] | None = None
 
-    def read(utterance: Utterance, sampling_rate: int) -> Tensor:
+    def read(utterance: Segment, sampling_rate: int) -> Tensor:
         nonlocal last
         if utterance.begin == 0.0 and utterance.end is None:
             return read_audio(utterance.audio, sampling_rate)

@@ -20,9 +20,9 @@ import numpy.typing as npt
 import torch
 
 from asr.audio.fbank import Fbank
-from asr.audio.io import read_audio
 from asr.datasets.augment import CONDITIONS, Condition
 from asr.datasets.corpora.base import Utterance
+from asr.datasets.kaldi import utterance_reader
 from asr.errors import AsrError
 from asr.text.documents import parse_json
 from asr.text.lexicon import Lexicon
@@ -165,6 +165,9 @@ def write_corpus(
 
     Returns:
         one sentence for each utterance that was left out.
+
+    Raises:
+        AsrError: all of them were.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -172,13 +175,14 @@ def write_corpus(
     rows: list[PreparedUtterance] = []
     kept: list[list[npt.NDArray[np.float16]]] = [[] for _ in conditions]
     generator = torch.Generator().manual_seed(1)
+    read = utterance_reader()
     for corpus, utterance in utterances:
         unknown = [word for word in utterance.text.split() if word not in lexicon]
         if unknown:
             left_out.append(f"{utterance.utterance_id}: no pronunciation of {' '.join(unknown)}")
             continue
         try:
-            waveform = read_audio(utterance.audio, fbank.sampling_rate)
+            waveform = read(utterance, fbank.sampling_rate)
         except AsrError as error:
             left_out.append(str(error))
             continue
@@ -194,6 +198,8 @@ def write_corpus(
                 utterance.utterance_id, corpus, f"{corpus}-{utterance.speaker}", utterance.text, tuple(lengths)
             )
         )
+    if not rows:
+        raise AsrError(f"{folder}: no utterance can be used{': ' + left_out[0] if left_out else ''}.")
     for name, arrays in zip(conditions, kept, strict=True):
         np.save(folder / f"features-{name}.npy", np.concatenate(arrays))
     listing = {"conditions": list(conditions), "fbank": fbank.arguments, "utterances": [asdict(row) for row in rows]}

@@ -11,6 +11,7 @@ import torch
 
 from asr.audio.fbank import Fbank
 from asr.datasets.corpora.base import Utterance
+from asr.errors import AsrError
 from asr.models.chain_corpus import Alignment, PreparedCorpus, write_corpus
 from asr.models.chunks import Chunk, ChunkLoader
 from asr.models.layers import UtteranceCmvn
@@ -40,6 +41,22 @@ def test_what_was_written_is_read(corpus: PreparedCorpus) -> None:
     for utterance, seconds in enumerate(SECONDS):
         assert len(corpus.features(utterance, 0)) == pytest.approx(100 * seconds, abs=1)
         assert len(corpus.features(utterance, 1)) == pytest.approx(100 * seconds / 1.1, abs=2)
+
+
+def test_segments_of_a_recording_are_read_alone(corpus: PreparedCorpus, tmp_path: Path) -> None:
+    audio = corpus.folder.parent / "1.wav"
+    segments = [Utterance("1", audio, "A", "one", 0.0, 1.0), Utterance("2", audio, "A", "one", 1.5, None)]
+    lexicon = Lexicon({"A": [("a",)]})
+    late = Utterance("3", audio, "A", "one", 9.0, 10.0)
+    left_out = write_corpus(tmp_path, [("toy", each) for each in (*segments, late)], lexicon, Fbank(), ("1",))
+    prepared = PreparedCorpus(tmp_path)
+    for utterance, (begin, end) in enumerate(((0, 16000), (24000, 80000))):
+        samples = torch.from_numpy(soundfile.read(audio, dtype="float32")[0][begin:end])
+        alone = Fbank()(samples[None], torch.tensor([len(samples)]))[0][0]
+        assert np.array_equal(prepared.features(utterance, 0), alone.numpy().astype(np.float16))
+    assert left_out == [f"3: it begins at 9 s, but {audio} has only 5 s."]
+    with pytest.raises(AsrError, match="no utterance can be used: 1: no pronunciation of A"):
+        write_corpus(tmp_path / "none", [("toy", segments[0])], Lexicon({"B": [("b",)]}), Fbank(), ("1",))
 
 
 def test_pieces_lie_inside_and_are_the_same_for_the_same_seed(corpus: PreparedCorpus) -> None:
