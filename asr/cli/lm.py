@@ -76,6 +76,8 @@ def run_vocabulary(args: argparse.Namespace) -> int:
     pronounced = _first_words(args.lexicon) if args.lexicon else set(words)
     ids = [i for i in range(len(SPECIAL_WORDS), len(words)) if words[i] in pronounced]
     ids = sorted(ids, key=lambda i: (-count[i], words[i]))[: args.max_words]
+    if len(words) == len(SPECIAL_WORDS):
+        raise AsrError("the texts contain no words; give files with sentences.")
     if not ids:
         raise AsrError(f"{args.lexicon}: it contains no word of the texts; check that both have the same case.")
     with atomic_path(args.output) as partial:
@@ -97,6 +99,9 @@ Text has one sentence per line, plain, .gz or .xz; blank lines are ignored. Deco
 is memory-mapped for look-up, or both. --from-arpa converts and prunes an existing model, or mixes several into one:
 
   asr lm ngram --from-arpa domain.arpa general.arpa --weights 0.7 0.3 --max-ngrams 300000 --arpa mixed.arpa"""
+
+
+_ORDER = 3
 
 
 def add_ngram_arguments(parser: argparse.ArgumentParser) -> None:
@@ -123,7 +128,7 @@ def add_ngram_arguments(parser: argparse.ArgumentParser) -> None:
     )
     source.add_argument("--map-unknown", action="store_true", help="count words outside the vocabulary as <unk>")
     model = parser.add_argument_group("model")
-    model.add_argument("--order", type=int, default=3, help="length of the longest n-grams (default: 3)")
+    model.add_argument("--order", type=int, help=f"length of the longest n-grams (default: {_ORDER})")
     model.add_argument(
         "--prune", nargs="+", type=int, default=[], help="for each order, drop n-grams with at most this count"
     )
@@ -149,6 +154,13 @@ def run_ngram(args: argparse.Namespace) -> int:
         raise AsrError("give either text (--text, --transcripts) or --from-arpa.")
     if args.weights and not args.from_arpa:
         raise AsrError("--weights needs --from-arpa; give its models, or leave out the weights.")
+    given = [f"--{name.replace('_', '-')}" for name in ("order", "prune", "map_unknown") if getattr(args, name)]
+    if args.from_arpa and given:
+        raise AsrError(f"{given[0]} has no effect with --from-arpa, whose n-grams exist; leave it out.")
+    if args.map_unknown and not args.vocabulary:
+        raise AsrError("--map-unknown needs --vocabulary; without it, no word of the text is unknown.")
+    if (args.quantize or args.no_index) and not args.binary:
+        raise AsrError(f"--{'quantize' if args.quantize else 'no-index'} changes the binary file; give --binary.")
     if args.by_history and len(args.from_arpa or []) < 2:
         raise AsrError("--by-history mixes several models; give two or more after --from-arpa.")
     outputs = (path for path in (args.arpa, args.binary, args.write_vocabulary) if path is not None)
@@ -165,13 +177,14 @@ def run_ngram(args: argparse.Namespace) -> int:
     if args.from_arpa:
         trie, count = _read_and_mix(args.from_arpa, args.weights or [1.0], vocabulary, args.by_history), None
     else:
+        order = _ORDER if args.order is None else args.order
         stream = read_word_stream(args.text, vocabulary, args.transcripts)
-        _say(f"{stream.num_words} words in {stream.num_sentences} sentences; estimating order {args.order}")
+        _say(f"{stream.num_words} words in {stream.num_sentences} sentences; estimating order {order}")
         report |= {"sentences": stream.num_sentences, "words": stream.num_words}
-        report |= {"unlisted_words": stream.num_unlisted, "word_types": len(stream.vocabulary)}
+        report |= {"unlisted_words": stream.num_unlisted, "word_types": len(stream.vocabulary) - len(SPECIAL_WORDS)}
         if args.map_unknown:
             stream = stream.with_unknown()
-        model = estimate_kneser_ney(stream, args.order, args.prune, keep_unseen=args.keep_unseen)
+        model = estimate_kneser_ney(stream, order, args.prune, keep_unseen=args.keep_unseen)
         trie, count = model.trie, model.count
         report |= {"distinct_ngrams": model.num_distinct, "discounts": model.discounts}
         if model.fallback_orders:
@@ -278,12 +291,20 @@ def measure_network(args: argparse.Namespace) -> dict[str, object]:
     """Perplexities with sentence ends, out-of-vocabulary words scored as `<unk>`."""
     if args.ngram_weight is not None and not 0 <= args.ngram_weight <= 1:
         raise AsrError(f"--ngram-weight {args.ngram_weight}: give a number from 0 to 1.")
+    if args.ngram is None and (args.ngram_weight is not None or args.log_linear_words):
+        option = "--log-linear-words" if args.log_linear_words else "--ngram-weight"
+        raise AsrError(f"{option} combines the network with an n-gram model; give --ngram.")
     network = read_rnn_lm(args.model).network
     assert isinstance(network, RNNLanguageModel)
     ngram = None if args.ngram is None else load_ngram_lm(args.ngram)
     if ngram is not None and ngram.vocabulary != network.vocabulary:
         raise AsrError(f"{args.ngram}: its word list differs from that of {args.model}; train both with the same list.")
-    if args.normalizer_precision is not None and isinstance(network.output, (NceOutput, FullSoftmaxOutput)):
+    if args.normalizer_precision is not None:
+        if not isinstance(network.output, (NceOutput, FullSoftmaxOutput)):
+            raise AsrError(
+                f"--normalizer-precision has no effect on {args.model}, whose output sums over no vocabulary; leave it "
+                "out."
+            )
         network.output.normalizer_precision = args.normalizer_precision
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "text.tokens"

@@ -131,6 +131,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     report = json.loads(capsys.readouterr().out)
     assert sum(report["ngrams"]) <= 150
     assert report["sentences"] == 203
+    assert report["word_types"] == len(set(f"{text.read_text()} w1 w2 w3".split()))
     results = []
     for model in (arpa, binary):
         assert run(["lm", "perplexity", model, str(transcripts), "--transcripts"]) == 0
@@ -150,6 +151,9 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         (["--arpa", "a.arpa.gz"], "ARPA text is written uncompressed; leave out .gz"),
         (["--arpa", "a", "--entropy", "nan"], "--entropy nan: give a number of 0 or more"),
         (["--arpa", "a", "--entropy", "-1"], "--entropy -1.0: give a number of 0 or more"),
+        (["--arpa", "a", "--map-unknown"], "--map-unknown needs --vocabulary"),
+        (["--arpa", "a", "--no-index"], "--no-index changes the binary file; give --binary"),
+        (["--arpa", "a", "--quantize"], "--quantize changes the binary file; give --binary"),
     ],
 )
 def test_what_cannot_be_written_is_refused_before_the_text_is_read(
@@ -158,6 +162,12 @@ def test_what_cannot_be_written_is_refused_before_the_text_is_read(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(AsrError, match=message):
         run(["lm", "ngram", "--text", "nowhere.txt", *options])
+
+
+@pytest.mark.parametrize("options", [["--order", "2"], ["--prune", "0", "1"], ["--map-unknown"]])
+def test_options_of_counting_have_no_effect_on_a_model(options: list[str]) -> None:
+    with pytest.raises(AsrError, match=f"{options[0]} has no effect with --from-arpa"):
+        run(["lm", "ngram", "--from-arpa", "nowhere.arpa", "--arpa", "a", *options])
 
 
 @pytest.mark.parametrize(
@@ -170,6 +180,12 @@ def test_a_wrong_request_for_a_word_list(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(AsrError, match=message):
         run(["lm", "vocabulary", *options, "--text", "nowhere.txt"])
+
+
+def test_texts_without_words_have_no_word_list(tmp_path: Path) -> None:
+    (tmp_path / "ids").write_text("u1\nu2\n")
+    with pytest.raises(AsrError, match="the texts contain no words"):
+        run(["lm", "vocabulary", str(tmp_path / "words"), "--transcripts", str(tmp_path / "ids")])
 
 
 @pytest.mark.slow

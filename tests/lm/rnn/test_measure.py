@@ -78,6 +78,14 @@ def test_what_does_not_fit_is_one_sentence(folder: Path, capsys: pytest.CaptureF
     for weight in ("2", "nan", "-0.1"):
         assert main([*command, "--text", str(folder / "text.txt"), "--ngram-weight", weight]) == 2
         assert "give a number from 0 to 1" in capsys.readouterr().err
+    alone = ["lm", "rnn", "measure", str(folder / "lm"), "--text", str(folder / "text.txt")]
+    for option, value in (("--ngram-weight", "0.5"), ("--log-linear-words", "100")):
+        assert main([*alone, option, value]) == 2
+        assert f"{option} combines the network with an n-gram model" in capsys.readouterr().err
+    config = RNNLMConfig(embedding_size=8, hidden_size=8, output="class")
+    save_network(RNNLanguageModel(Vocabulary(WORDS), config), folder / "classes")
+    assert main([*alone[:3], str(folder / "classes"), *alone[4:], "--normalizer-precision", "int8"]) == 2
+    assert "--normalizer-precision has no effect" in capsys.readouterr().err
     config = RNNLMConfig(embedding_size=8, hidden_size=8)
     save_network(RNNLanguageModel(Vocabulary(reversed(WORDS)), config), folder / "lm")
     assert main([*command, "--text", str(folder / "text.txt")]) != 0
