@@ -28,7 +28,7 @@ from asr.datasets.augment import NoiseMixer, SpecAugment, VocalTractPerturbation
 from asr.datasets.cuts import cut_text, cut_waveform
 from asr.distributed import Share, batch_rows, draw_from
 from asr.errors import AsrError
-from asr.serialization import atomic_path
+from asr.serialization import atomic_path, write_whole_text
 from asr.text.lexicon import Tokenizer
 
 _CONFIG_NAME = "fbank.json"
@@ -91,7 +91,7 @@ class FeatureFolder:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             if not config_path.exists():
-                config_path.write_text(wanted, encoding="utf-8")
+                write_whole_text(config_path, wanted)  # another process may read it at any moment
             found = config_path.read_text(encoding="utf-8")
         except OSError as error:
             raise AsrError(

@@ -30,6 +30,20 @@ def test_a_folder_outlives_its_process(tmp_path: Path) -> None:
     assert again.get("speaker_utterance_sp0.9") is None
 
 
+def test_processes_that_begin_at_once_share_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second process looks into the folder while the first one is writing there."""
+    write_text = Path.write_text
+
+    def slowly(path: Path, text: str, **options: str) -> None:
+        monkeypatch.undo()
+        with path.open("w", **options):
+            FeatureFolder(tmp_path, CONFIG)
+        write_text(path, text, **options)
+
+    monkeypatch.setattr(Path, "write_text", slowly)
+    FeatureFolder(tmp_path, CONFIG)
+
+
 def test_a_folder_of_other_features_is_refused(tmp_path: Path) -> None:
     FeatureFolder(tmp_path, CONFIG)
     with pytest.raises(AsrError, match="the features in it were computed with"):
