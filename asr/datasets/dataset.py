@@ -25,7 +25,7 @@ from asr.audio.fbank import Fbank
 from asr.audio.io import from_int16, read_audio, to_int16
 from asr.audio.resample import change_speed
 from asr.datasets.augment import NoiseMixer, SpecAugment, VocalTractPerturbation
-from asr.datasets.cuts import cut_text, cut_waveform
+from asr.datasets.cuts import cut_source, cut_text, cut_waveform
 from asr.distributed import Share, batch_rows, draw_from
 from asr.errors import AsrError
 from asr.serialization import atomic_path, write_whole_text
@@ -316,7 +316,7 @@ class AcousticDataset(Dataset[AcousticBatch]):
     def _features(self, cut: MonoCut, draw: _Draws) -> Tensor:
         """The features of a cut, (T, F)."""
         speed_factor = draw.speed_factor
-        key = cut.id if speed_factor == 1.0 else f"{cut.id}_sp{speed_factor:g}"
+        key = _audio_name(cut) if speed_factor == 1.0 else f"{_audio_name(cut)}_sp{speed_factor:g}"
         stored = None if self.features is None else self.features.get(key)
         if stored is not None:
             return stored
@@ -342,6 +342,12 @@ class AcousticDataset(Dataset[AcousticBatch]):
                 for word, draw in zip(words, draws, strict=True)
             ]
         return self.tokenizer.encode(words, variants)[0]
+
+
+def _audio_name(cut: MonoCut) -> str:
+    """A cut's id and a digest of where its audio is: in another manifest, another cut may have the same id."""
+    source = cut_source(cut)
+    return cut.id if source is None else f"{cut.id}-{hashlib.sha1(repr(source).encode()).hexdigest()[:12]}"
 
 
 def _file(cut: MonoCut) -> str | None:

@@ -16,6 +16,7 @@ from asr.audio.fbank import Fbank
 from asr.audio.io import read_audio
 from asr.datasets.augment import NoiseMixer, SpecAugment
 from asr.datasets.corpora.librispeech import LibriSpeech
+from asr.datasets.corpora.lists import Table
 from asr.datasets.datamodule import AcousticDataModule
 from asr.datasets.dataset import WaveformCache
 from asr.datasets.prepare import prepare_part
@@ -110,6 +111,33 @@ def test_every_way_to_keep_data_gives_the_same(corpus: dict[str, Any], tmp_path:
         for cut_id, features in epoch.items():
             frames = min(len(features), len(epochs[0][cut_id]))  # padding depends on the company
             assert torch.equal(features[:frames], epochs[0][cut_id][:frames])
+
+
+@pytest.mark.parametrize("in_folder", [False, True])
+def test_manifests_may_have_the_same_ids(tmp_path: Path, in_folder: bool) -> None:
+    """Ids that are names of files, in one folder for each part of a corpus."""
+    (tmp_path / "tokens.txt").write_text("<blk>\nA\n")
+    manifests = []
+    for part in ("train", "valid"):
+        (tmp_path / part).mkdir()
+        for number in range(2):
+            samples = 0.1 * np.random.default_rng(2 * len(manifests) + number).standard_normal(16000)
+            soundfile.write(tmp_path / part / f"{number}.wav", samples, 16000)
+        (tmp_path / f"{part}.csv").write_text(f"path,text\n{part}/0.wav,A\n{part}/1.wav,A\n")
+        prepare_part(Table(), tmp_path / f"{part}.csv", part, tmp_path)
+        manifests.append(str(tmp_path / f"csv_{part}.jsonl.gz"))
+    module = AcousticDataModule(
+        train_cuts=manifests[:1],
+        valid_cuts=manifests[1:],
+        tokens=str(tmp_path / "tokens.txt"),
+        feature_dir=str(tmp_path / "features") if in_folder else None,
+    )
+    module.setup("fit")
+    for part, loader in (("train", module.train_dataloader()), ("valid", module.val_dataloader())):
+        (batch,) = loader
+        for number, features in zip(batch["cut_ids"], batch["features"], strict=True):
+            wave = read_audio(tmp_path / part / f"{number}.wav")
+            assert torch.equal(features, module.fbank(wave[None], torch.tensor([len(wave)]))[0][0])
 
 
 @pytest.mark.slow
