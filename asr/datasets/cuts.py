@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from lhotse import CutSet, MonoCut
 from lhotse.cut import Cut
-from lhotse.dataset import DynamicBucketingSampler
+from lhotse.dataset import DynamicBucketingSampler, SimpleCutSampler
+from lhotse.dataset.sampling.base import CutSampler
 from lhotse.serialization import deserialize_item
 from torch import Tensor
 
@@ -208,8 +209,10 @@ def cut_speaker(cut: MonoCut) -> str:
 
 def bucket_sampler(
     cuts: CutSet, max_duration: float, max_cuts: int | None, num_buckets: int, shuffle: bool, seed: int
-) -> DynamicBucketingSampler:
+) -> CutSampler:
     """Batches of similar duration with limits of seconds and cuts; small corpora get fewer buckets."""
+    if len(cuts) < 2:  # lhotse needs two buckets, and a cut in each
+        return SimpleCutSampler(cuts, max_duration=max_duration, max_cuts=max_cuts, world_size=1, rank=0)
     with warnings.catch_warnings():
         # lhotse warns that cuts in memory take more memory than lazy ones.
         warnings.filterwarnings("ignore", message="You are using DynamicBucketingSampler with an eagerly read CutSet")
@@ -217,7 +220,7 @@ def bucket_sampler(
             cuts,
             max_duration=max_duration,
             max_cuts=max_cuts,
-            num_buckets=max(2, min(num_buckets, len(cuts) // 2)),  # lhotse refuses one
+            num_buckets=max(2, min(num_buckets, len(cuts) // 2)),
             shuffle=shuffle,
             seed=seed,
             # Each process sees whole batches and takes its share of every one.

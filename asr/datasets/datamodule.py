@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytorch_lightning as pl
 import torch
 from lhotse import CutSet
-from lhotse.dataset import DynamicBucketingSampler
+from lhotse.dataset.sampling.base import CutSampler
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
@@ -215,7 +215,7 @@ class AcousticDataModule(pl.LightningDataModule):
         if isinstance(self.features, FeatureMemory):
             self.features.limit_gigabytes(self.memory_gb - self.waveforms.gigabytes)
 
-    def _sampler(self, split: Split, shuffle: bool) -> DynamicBucketingSampler:
+    def _sampler(self, split: Split, shuffle: bool) -> CutSampler:
         return bucket_sampler(
             self._split(split), self.max_batch_duration, self.max_batch_cuts, self.num_buckets, shuffle, self.seed
         )
@@ -240,7 +240,7 @@ class _BatchSampler(DistributedSampler[PlannedBatch]):
     Lightning, if several processes train, replaces any other sampler by one of its own.
     """
 
-    def __init__(self, batches: DynamicBucketingSampler, seed: int) -> None:
+    def __init__(self, batches: CutSampler, seed: int) -> None:
         super().__init__(range(0), num_replicas=1, rank=0, shuffle=False)  # type: ignore[arg-type]
         self.batches, self.batch_seed = batches, seed
         self.start = 0

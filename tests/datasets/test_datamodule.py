@@ -171,6 +171,16 @@ def test_bucketing_bounds_the_batch_and_groups_by_duration(corpus: dict[str, Any
     assert abs(module.num_train_batches() - len(orders[0])) <= 2
 
 
+def test_one_utterance_is_a_batch(corpus: dict[str, Any], tmp_path: Path) -> None:
+    (path,) = corpus["train_cuts"]
+    one = str(tmp_path / "one.jsonl.gz")
+    CutSet.from_cuts([next(iter(CutSet.from_file(path)))]).to_file(one)
+    module = AcousticDataModule(**corpus, valid_cuts=[one], test_cuts=[one])
+    module.setup()
+    for loader in (module.val_dataloader(), module.test_dataloader()):
+        assert [batch["cut_ids"] for batch in loader] == [[cut.id for cut in CutSet.from_file(one)]]
+
+
 def test_unknown_words_are_reported_and_test_utterances_stay(
     corpus: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
