@@ -8,6 +8,7 @@ one has the prefix `##` (WordPiece). `phones`: anything else; words need a lexic
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
@@ -27,6 +28,7 @@ _OTHER_BLANKS = ("-", "_")
 _SPECIAL = frozenset(
     ("<s>", "</s>", "<unk>", "<pad>", "<sos/eos>", "<sos>", "<eos>", "<bos>", "[UNK]", "[PAD]", "[CLS]", "[SEP]", "⁇")
 )
+_SCORED_PIECE = re.compile(r"(.+)\t-?\d+(?:\.\d+)?(?:e-?\d+)?")
 # Replaces symbols that a `TokenTable` cannot hold; never part of a text.
 _PLACEHOLDER = "<unused-{}>"
 
@@ -44,7 +46,8 @@ class CTCTokens:
     Args:
         symbols: one symbol per column; a mapping from symbols to columns; or a file with one symbol per line, with
             `symbol id` lines (`tokens.txt` of icefall and sherpa-onnx; disambiguation symbols at its end are left out),
-            or with JSON of either form (`vocab.json` of transformers).
+            with `piece score` lines (`.vocab` of SentencePiece), or with JSON of either form (`vocab.json` of
+            transformers).
         blank: the blank, as a column or a symbol; -1 is the last column. `len(symbols)` means that the list omits a
             blank after its last symbol (NeMo). None looks for a symbol with a usual name of the blank.
         word_boundary: the symbol between words, or "" for none; None looks for `|` or a space if the kind is `letters`.
@@ -299,6 +302,9 @@ def _read_symbols(path: Path) -> list[str] | dict[str, int]:
         while columns and DISAMBIGUATION.match(last := max(columns, key=columns.__getitem__)):
             del columns[last]
         return columns
+    scored = [_SCORED_PIECE.fullmatch(line.rstrip("\r")) for line in lines]
+    if all(scored):
+        return [piece[1] for piece in scored if piece]
     return [line.rstrip("\r") if not line.strip() else line.strip() for line in lines]
 
 

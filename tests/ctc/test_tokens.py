@@ -54,6 +54,14 @@ def test_disambiguation_symbols_after_the_outputs_are_left_out(tmp_path: Path) -
     assert CTCTokens(path).symbols == ("<blk>", "#1", "a")
 
 
+@pytest.mark.parametrize("scores", ["0 0 -0 -1", "0 0 -3.25 -11.9e-05"])
+def test_scores_of_pieces_are_no_part_of_them(tmp_path: Path, scores: str) -> None:
+    """SentencePiece's `.vocab`, as in archives of NeMo, whose networks have a blank after the pieces."""
+    pieces = ["<unk>", "\u2581", "\u2581the", "1"]
+    (tmp_path / "bpe.vocab").write_text("".join(f"{p}\t{s}\n" for p, s in zip(pieces, scores.split(), strict=True)))
+    assert CTCTokens(tmp_path / "bpe.vocab", blank=4).symbols == (*pieces, "<blk>")
+
+
 def test_pieces_are_spelled_by_as_few_as_possible() -> None:
     tokens = CTCTokens(PIECES)
     assert tokens.kind == "pieces"
