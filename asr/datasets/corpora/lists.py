@@ -118,8 +118,10 @@ class Table(_List):
     def _rows(self, path: Path, content: str) -> Iterator[Utterance | SkippedItem]:
         header = content.partition("\n")[0]
         delimiter = max(("\t", ",", ";", "|"), key=header.count)
-        quoting = csv.QUOTE_MINIMAL if delimiter != "\t" or _encloses_fields(content) else csv.QUOTE_NONE
-        rows = csv.DictReader(io.StringIO(content), delimiter=delimiter, quoting=quoting)
+        quotes = delimiter != "\t" or _encloses_fields(content)
+        rows = csv.DictReader(
+            io.StringIO(content), delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE
+        )
         names = {str(name).strip().lower(): name for name in rows.fieldnames or ()}
 
         def column(known: Sequence[str]) -> str | None:
