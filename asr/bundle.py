@@ -244,7 +244,13 @@ class Bundle:
         bundle.check()
         return bundle
 
-    def save(self, folder: str | Path, half_precision: bool = True, graph_file: Path | None = None) -> None:
+    def save(
+        self,
+        folder: str | Path,
+        half_precision: bool = True,
+        graph_file: Path | None = None,
+        byte_matrices: bool = False,
+    ) -> None:
         """Writes the bundle to a temporary folder, which is renamed when it is complete.
 
         Args:
@@ -252,19 +258,22 @@ class Bundle:
             half_precision: store the weights of networks as float16; scores of n-grams and graph are not changed.
             graph_file: file to copy as the graph. A graph without its topology, as `asr graph` writes it, is several
                 times smaller than the composed graph that is written otherwise.
+            byte_matrices: store the matrices of the acoustic model as int8, with a step for each row.
 
         Raises:
             AsrError: the parts do not match, or the folder cannot be written. An existing bundle is then kept.
         """
         self.check()
         with atomic_folder(Path(folder)) as partial:
-            self._write(partial, half_precision, graph_file)
+            self._write(partial, half_precision, graph_file, byte_matrices)
 
-    def _write(self, folder: Path, half_precision: bool, graph_file: Path | None) -> None:
+    def _write(self, folder: Path, half_precision: bool, graph_file: Path | None, byte_matrices: bool) -> None:
         manifest: dict[str, Any] = {
             "name": self.name,
             "features": {"class": self.features.class_name, "arguments": self.features.arguments},
-            "acoustic_model": _description(self.acoustic_model, **_save_acoustic_model(self, folder, half_precision)),
+            "acoustic_model": _description(
+                self.acoustic_model, **_save_acoustic_model(self, folder, half_precision, byte_matrices)
+            ),
             "graph": {"file": _GRAPH_FILE},
             "decoding": self.decoding,
             **({"default_mode": self.default_mode} if self.default_mode else {}),
@@ -365,11 +374,11 @@ def _load_network(
     return registered
 
 
-def _save_acoustic_model(bundle: Bundle, folder: Path, half_precision: bool) -> dict[str, str]:
+def _save_acoustic_model(bundle: Bundle, folder: Path, half_precision: bool, byte_matrices: bool) -> dict[str, str]:
     """Writes the acoustic model's file -> the `file` entry of its description; empty for networks without a file."""
     network = bundle.acoustic_model.network
     if not isinstance(network, OwnFormat):
-        save_weights(network, folder / f"{_AM_FILE}.safetensors", half_precision)
+        save_weights(network, folder / f"{_AM_FILE}.safetensors", half_precision, byte_matrices)
         return {"file": f"{_AM_FILE}.safetensors"}
     if network.file_suffix is None:
         network.save_file(None)

@@ -30,6 +30,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from asr.errors import AsrError
+from asr.kernels.linear import rounded_rows
 from asr.text.documents import parse_json
 from asr.text.symbols import Vocabulary
 from asr.torch_archive import load_tensors
@@ -125,14 +126,30 @@ def build_network(
     return ModelSpec(class_name, arguments, network.eval())
 
 
-def save_weights(network: nn.Module, path: Path, half_precision: bool) -> None:
-    """Writes a state dict as safetensors; tied weights are stored once."""
+_STEP = ".step"
+
+
+def save_weights(network: nn.Module, path: Path, half_precision: bool, byte_matrices: bool = False) -> None:
+    """Writes a state dict as safetensors; tied weights are stored once.
+
+    Args:
+        network: the network.
+        path: the file.
+        half_precision: store float32 as float16.
+        byte_matrices: store the matrices of linear layers (O, I) as int8, with the step of each row (O,) float32.
+    """
+    linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
+    matrices = {f"{name}.weight".lstrip(".") for name in linear} if byte_matrices else set()
     state: dict[str, Tensor] = {}
     stored: set[int] = set()
     for name, tensor in network.state_dict().items():
         if tensor.numel() and tensor.data_ptr() in stored:
             continue
         stored.add(tensor.data_ptr())
+        if name in matrices:
+            state[name + _STEP], rounded = rounded_rows(tensor.detach().cpu().float())
+            state[name] = rounded.char().contiguous()
+            continue
         halved = half_precision and tensor.dtype == torch.float32
         state[name] = tensor.detach().cpu().to(torch.float16 if halved else tensor.dtype).contiguous()
     path.write_bytes(save(state))  # not `save_file`, whose files only their owner can read
@@ -149,6 +166,11 @@ def load_weights(network: nn.Module, path: Path) -> None:
     except (OSError, SafetensorError) as error:
         raise AsrError(f"{path}: the weights cannot be read ({error}); fetch the file again.") from error
     require_finite(state, path)
+    for name in [name for name in state if name.endswith(_STEP)]:
+        step, rounded = state.pop(name), state.get(name.removesuffix(_STEP))
+        if rounded is None or rounded.dim() != 2 or step.shape != rounded.shape[:1]:
+            raise _misfit(path, f"{name!r} has no matrix of {len(step)} rows")
+        state[name.removesuffix(_STEP)] = rounded.float() * step[:, None]
     try:
         missing, unexpected = network.load_state_dict(state, strict=False)
     except RuntimeError as error:

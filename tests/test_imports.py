@@ -22,7 +22,7 @@ ALLOWED = {
     "options": "errors",
     "text": "errors",
     "torch_archive": "errors",
-    "serialization": "errors text torch_archive",
+    "serialization": "errors kernels text torch_archive",
     "kernels": "errors",
     "audio": "errors kernels",
     "metrics": "errors text",

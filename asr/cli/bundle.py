@@ -84,6 +84,12 @@ def add_bundle_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--card", help="Markdown file that says what the bundle was trained on and its error rates")
     parser.add_argument("--full-precision", action="store_true", help="store weights as float32 instead of float16")
+    parser.add_argument(
+        "--byte-matrices",
+        action="store_true",
+        help="store the acoustic model's matrices as 8-bit integers with a scale for each row, which halves its file; "
+        "where such products are computed (--acoustic-precision auto), results stay the same",
+    )
 
 
 def run_bundle(args: argparse.Namespace) -> int:
@@ -94,7 +100,12 @@ def run_bundle(args: argparse.Namespace) -> int:
     chosen_mode(bundle, "auto")
     _check_decoding(bundle)
     graph_file = Path(args.graph) if args.graph is not None else None
-    bundle.save(folder, half_precision=not args.full_precision, graph_file=graph_file)
+    bundle.save(
+        folder,
+        half_precision=not args.full_precision,
+        graph_file=graph_file,
+        byte_matrices=args.byte_matrices,
+    )
     print(json.dumps({"bundle": str(folder), "megabytes": round(folder_bytes(folder) / 1e6, 1)}))
     return 0
 

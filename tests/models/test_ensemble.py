@@ -130,6 +130,10 @@ def test_bundles_become_one(
     assert tokens == list(tiny.graph.tokens.tokens)
     torch.testing.assert_close(weights, dict(members[0].network.state_dict()))
 
+    assert main([*command, "--byte-matrices", "--acoustic-model", *paths]) == 0
+    rounded = Bundle.load(tmp_path / "one").acoustic_model.network(features, num_frames)[0]
+    assert 0 < float((rounded - log_prob).abs().max()) < 0.2
+
     # Its own network is no TDNN-F.
     capsys.readouterr()
     assert main([*command, "--acoustic-model", paths[0], str(tiny_bundle_folder)]) == 2

@@ -1,0 +1,62 @@
+"""Weights in files: matrices as bytes with a step for each row, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from asr.errors import AsrError
+from asr.kernels.linear import PackedLinear, byte_products, has_byte_products
+from asr.serialization import load_weights, save_weights
+
+
+def network(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(PackedLinear(12, 32), nn.BatchNorm1d(32), nn.Linear(32, 7), nn.Embedding(5, 4)).eval()
+
+
+def test_matrices_are_stored_as_bytes(tmp_path: Path) -> None:
+    saved, loaded = network(0), network(1)
+    save_weights(saved, tmp_path / "w", half_precision=False, byte_matrices=True)
+    kinds = {name: tensor.dtype for name, tensor in load_file(tmp_path / "w").items()}
+    assert kinds["0.weight"] == kinds["2.weight"] == torch.int8
+    assert {kinds[name] for name in ("0.weight.step", "0.bias", "1.running_mean", "3.weight")} == {torch.float32}
+    load_weights(loaded, tmp_path / "w")
+    for name, tensor in saved.state_dict().items():
+        found = loaded.state_dict()[name]
+        if name in ("0.weight", "2.weight"):
+            half_step = tensor.abs().amax(1, keepdim=True) / 254
+            assert not torch.equal(found, tensor)
+            assert bool(((found - tensor).abs() <= half_step * 1.001).all())
+        else:
+            assert torch.equal(found, tensor)
+
+
+@pytest.mark.skipif(not has_byte_products(), reason="this processor does not multiply bytes fast")
+@torch.no_grad()
+def test_products_of_bytes_stay_the_same(tmp_path: Path) -> None:
+    saved, loaded = network(0)[0], network(1)[0]  # type: ignore[index]
+    save_weights(saved, tmp_path / "w", half_precision=True, byte_matrices=True)
+    load_weights(loaded, tmp_path / "w")
+    loaded.bias.copy_(saved.bias)
+    inputs = torch.randn(40, 12)
+    with byte_products():
+        torch.testing.assert_close(loaded(inputs), saved(inputs), rtol=1e-6, atol=1e-6)
+    assert float((loaded(inputs) - saved(inputs)).abs().max()) > 1e-4
+
+
+@pytest.mark.parametrize("change", ["no matrix", "other rows"])
+def test_steps_that_do_not_fit_are_refused(tmp_path: Path, change: str) -> None:
+    save_weights(network(0), tmp_path / "w", half_precision=False, byte_matrices=True)
+    state = load_file(tmp_path / "w")
+    if change == "no matrix":
+        del state["0.weight"]
+    else:
+        state["0.weight.step"] = torch.ones(3)
+    save_file(state, tmp_path / "w")
+    with pytest.raises(AsrError, match=r"'0\.weight\.step' has no matrix"):
+        load_weights(network(0), tmp_path / "w")
