@@ -37,7 +37,7 @@ ALLOWED = {
     "results": "decoding errors",
     "transcripts": "errors results",
     "reports": "audio decoding errors metrics nist results serialization text",
-    "ctc": "audio bundle decoding errors graph hub kernels lm models results serialization text",
+    "ctc": "audio bundle decoding errors graph hub kernels lm models options results serialization text",
     "recognizer": "audio bundle ctc decoding errors graph kernels lm models options pipeline results serialization "
     "text",
     "streaming": "audio bundle decoding errors kernels lm models recognizer results text",

@@ -176,7 +176,8 @@ class VocabularySubset(StatefulNetwork):
     def log_prob(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
         """hidden (Q, H), history (Q, M), word_id (Q,) -> log_prob (Q,)."""
         row_idx = self._index(word_id)
-        return scores_by_rows(hidden, history, word_id, self._rows, self._bias, row_idx, self.network.maxent)
+        scores = scores_by_rows(hidden, history, word_id, self._rows, self._bias, row_idx, self.network.maxent)
+        return scores.clamp(max=0.0)
 
     def _index(self, word_id: Tensor) -> Tensor:
         return torch.searchsorted(self._word_id, word_id)

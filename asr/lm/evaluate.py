@@ -22,6 +22,7 @@ from asr.lm.corpus import WordStream
 from asr.lm.interface import LanguageModel, StatefulNetwork
 from asr.lm.rnn.data import PackedSentences, TokenStreams, pack_sentences
 from asr.lm.rnn.model import RNNLanguageModel
+from asr.lm.rnn.outputs.nce import NceOutput
 from asr.text.symbols import BOS_ID, EOS_ID, UNK_ID
 
 # hidden (Q, H), history (Q, M), the word (Q,) and its position in the text (Q,).
@@ -219,10 +220,13 @@ def network_distributions(network: StatefulNetwork, token_id: NDArray[np.int32])
     """Normalized log P(every word | history), (L, V). For texts of a few hundred words: L * V scores are computed."""
     every_word = torch.arange(len(network.vocabulary), device=network.initial_state().device)
     log_prob = torch.empty(len(token_id), len(every_word))
+    # NCE's `log_prob` is at most 0; normalization needs the scores themselves.
+    is_nce = isinstance(network, RNNLanguageModel) and isinstance(network.output, NceOutput)
+    score_of = network.word_score if is_nce else network.log_prob
     for hidden, history, _, place in network_queries(network, token_id, sentences_at_once=64):
         for query, row in enumerate(place.tolist()):
             scores = torch.cat([
-                network.log_prob(hidden[query].expand(len(words), -1), history[query].expand(len(words), -1), words)
+                score_of(hidden[query].expand(len(words), -1), history[query].expand(len(words), -1), words)
                 for words in every_word.split(_HISTORY_WORDS_AT_ONCE)
             ])  # fmt: skip
             # `<eps>` and `<s>`, which NCE has scores for, are never predicted.

@@ -177,7 +177,7 @@ def _score_edges(first: int, new_slot: Any, tables: Any) -> None:
             mixed = mixed_with(mixed, last_word[context], age, multipliers)
             total += weight[mixed % table_size + word]
             context = parent[context]
-        edge_score[new_slot[new]] = total - log_z
+        edge_score[new_slot[new]] = min(total - log_z, np.float32(0.0))
 
 
 def waiting_nodes(context_idx: Any, parent: Any, last_word: Any, hidden_row: Any) -> Any:

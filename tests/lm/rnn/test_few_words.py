@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from asr.decoding.nbest import VocabularySubset, for_words
+from asr.lm.cached.approximations import CacheOptions
+from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.text.symbols import EOS_ID, Vocabulary
 from tests.reference.toy_network import ToyNetwork
@@ -80,3 +82,20 @@ def test_networks_with_other_normalisers_stay_as_they_are() -> None:
     words = torch.tensor([EOS_ID, 7])
     for network in (_network(1, 6, normalized=True), _network(1, 6, output="full"), ToyNetwork()):
         assert for_words(network, words) is network
+
+
+@torch.no_grad()
+def test_no_word_is_more_than_certain() -> None:
+    network = _network(1, 6)
+    network.output.bias.weight[7] = 50.0  # type: ignore[union-attr, operator]
+    words = torch.tensor([7, 8])
+    hidden, history = torch.randn(2, 6), torch.randint(2, len(VOCABULARY), (2, 2))
+    assert network.word_score(hidden, history, words)[0] > 0.7  # log Z
+    expected = network.log_prob(hidden, history, words)
+    assert expected[0] == 0.0
+    torch.testing.assert_close(for_words(network, words).log_prob(hidden, history, words), expected)
+    for compiled in (True, False):
+        engine = CachedRNNLM(network, CacheOptions(compiled=compiled))
+        log_prob, following = engine.score(engine.start(2), words)
+        assert log_prob[0] == 0.0
+        assert engine.score(following, words)[0][0] == 0.0

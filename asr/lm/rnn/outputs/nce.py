@@ -428,8 +428,11 @@ class NceOutput(OutputLayer):
         return log_z_of(self.rows.weight, self.bias.weight[:, 0], self.maxent, self.normalizer_precision, num_queries)
 
     def log_prob(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
-        """Score minus log Z, (Q,); unless `normalized`, only as close to a probability as training has brought it."""
-        return self.word_score(hidden, history, word_id) - self.history_normalizer(hidden, history)
+        """Score minus log Z, at most 0, (Q,); unless `normalized`, only as close to a probability as training has come.
+
+        A search would prefer a word whose score exceeds probability 1 to any other, without end.
+        """
+        return (self.word_score(hidden, history, word_id) - self.history_normalizer(hidden, history)).clamp(max=0.0)
 
 
 def scores_by_rows(
