@@ -200,9 +200,9 @@ class LitChainModel(pl.LightningModule):
             middle and falls to 0 at the end.
         average_decay: decay of the moving average of weights, which validation uses.
         total_steps: number of steps of the schedule; None for the number that the trainer will make.
-        initial_checkpoint: start from the averaged weights of this checkpoint, or from the network of this bundle. If
-            its states are tied in another way, each output begins as the mean of the outputs that it is made of
-            (`TiedStates.tied_from`).
+        initial_checkpoint: start from the averaged weights of this checkpoint, or from the network of this bundle (the
+            first one of an ensemble). If its states are tied in another way, each output begins as the mean of the
+            outputs that it is made of (`TiedStates.tied_from`).
         smbr_weight: weight of lattice-free sMBR, between 0 and 1; MMI has the rest. The cross-entropy and the squared
             scores keep their weights.
         silence_accuracy: what a correct frame of silence counts in sMBR, between 0 and 1; that of another phone is 1.
