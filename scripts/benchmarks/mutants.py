@@ -56,7 +56,7 @@ TESTS = {
     "asr/lm/contexts.py": ("tests/lm/test_contexts.py", "tests/lm/test_combine.py", "tests/lm/cached/test_retain.py"),
     "asr/decoding/frame.py": (
         *_SEARCH, "tests/decoding/test_recombination.py", "tests/decoding/test_selection.py",
-        "tests/decoding/test_frame_backends.py",
+        "tests/decoding/test_frame_backends.py", "tests/decoding/test_chunk_backends.py",
     ),
     "asr/decoding/token_search.py": (*_SEARCH, "tests/decoding/test_rescoring.py"),
     "asr/decoding/backtrace.py": (*_SEARCH, *_LATTICES),
