@@ -261,9 +261,15 @@ class Bundle:
             byte_matrices: store the matrices of the acoustic model as int8, with a step for each row.
 
         Raises:
-            AsrError: the parts do not match, or the folder cannot be written. An existing bundle is then kept.
+            AsrError: the parts do not match, `byte_matrices` has no effect, or the folder cannot be written. An
+                existing bundle is then kept.
         """
         self.check()
+        if byte_matrices and isinstance(self.acoustic_model.network, OwnFormat):
+            raise AsrError(
+                f"bundle {self.name}: byte_matrices (--byte-matrices) has no effect on an external acoustic model, "
+                "which keeps its own format; leave it out."
+            )
         with atomic_folder(Path(folder)) as partial:
             self._write(partial, half_precision, graph_file, byte_matrices)
 

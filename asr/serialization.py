@@ -169,7 +169,7 @@ def load_weights(network: nn.Module, path: Path) -> None:
     for name in [name for name in state if name.endswith(_STEP)]:
         step, rounded = state.pop(name), state.get(name.removesuffix(_STEP))
         if rounded is None or rounded.dim() != 2 or step.shape != rounded.shape[:1]:
-            raise _misfit(path, f"{name!r} has no matrix of {len(step)} rows")
+            raise _misfit(path, f"{name!r} has no matrix with a row for each step")
         state[name.removesuffix(_STEP)] = rounded.float() * step[:, None]
     try:
         missing, unexpected = network.load_state_dict(state, strict=False)
