@@ -28,12 +28,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from asr.kernels.jit import Intrinsic, has_package, jit
-from asr.kernels.simd import COLUMNS, ROWS, add_block, tiled
+from asr.kernels.simd import COLUMNS, ROWS, add_block, as_float32, tiled
 from asr.kernels.threads import in_threads
 
 _LARGEST = 127
 _NUM_STEPS = 255
 _ROWS_AT_ONCE = 8 * ROWS  # their bytes stay in the nearest caches during the loop over all tiles
+
+_LARGEST_BITS = np.int32(0x7FFFFFFF)
 
 set_block: Any = Intrinsic("asr.kernels.intrinsics", "set_block")
 
@@ -219,17 +221,23 @@ def fill_byte_products(
 
 def _round_row(left: Any, row: Any, num_inputs: int) -> Any:
     """Fills left with the row's numbers in steps above the lowest one -> that number and the step."""
-    lowest, highest, check = row[0], row[0], np.float32(0.0)
+    # Compilers find the lowest of several numbers at a time only if these are integers, whose order has no NaN.
+    bits = row.view(np.int32)
+    low, high = _LARGEST_BITS, np.int32(-_LARGEST_BITS)
     for j in range(num_inputs):
-        lowest, highest = min(lowest, row[j]), max(highest, row[j])
-        check += np.float32(0.0) * row[j]
-    width = highest - lowest
+        low, high = min(low, _in_order(bits[j])), max(high, _in_order(bits[j]))
+    lowest = as_float32(_in_order(low))
+    # With NaN or an infinity in the row, the width is NaN or infinite, and so is the step; the bytes are 0.
+    width = as_float32(_in_order(high)) - lowest
     per_step = np.float32(_NUM_STEPS) / width if width > np.float32(1e-30) else np.float32(0.0)
-    if check != check:  # NaN, or an infinity times 0
-        lowest, width, per_step = np.float32(np.nan), np.float32(0.0), np.float32(0.0)
     for j in range(num_inputs):
         left[j] = np.uint8(np.int32(np.rint((row[j] - lowest) * per_step)))
     return lowest, width / np.float32(_NUM_STEPS)
+
+
+def _in_order(bits: Any) -> Any:
+    """The bits of a float32 to an integer, or back; integers are in the order of the numbers."""
+    return np.int32(bits ^ (np.int32(bits >> np.int32(31)) & _LARGEST_BITS))
 
 
 # inputs (Q, I), and whether negative outputs become 0 -> (Q, O)
