@@ -168,7 +168,7 @@ class DecodingOptions:
         kind=float,
     )
     chunk_frames: int = option(
-        50, "frames after which the large language model prunes the growing lattice", needs="chunks"
+        100, "frames after which the large language model prunes the growing lattice", needs="chunks"
     )
     lookahead_frames: int = option(12, "frames that the search is ahead of the large language model", needs="chunks")
     max_token_seconds: float | None = option(

@@ -19,6 +19,7 @@ from asr.bundle import Bundle
 from asr.decoding.build import build_decoder
 from asr.decoding.interface import DecodeResult
 from asr.decoding.rescoring import SecondPass
+from asr.decoding.settings import NEEDS, Pass, Settings, setting_options
 from asr.lm.cached.statistics import QueryStatistics
 from asr.metrics import ErrorCounts, bootstrap_interval, count_errors
 from asr.recognizer import Recognizer
@@ -144,11 +145,11 @@ def run(
         workload: what to decode.
         system: modes and passes.
         beams: None for the bundle's own.
-        more: other decoding options.
+        more: other decoding options; the system gets those that have an effect in it.
         batch_seconds: how much speech is decoded together, with padding.
         caches: changes to the recurrent model's `CacheOptions`.
     """
-    options = {**options_of(system, beams), **(more or {}), **system.options}
+    options = {**options_of(system, beams), **_in_effect(more or {}, system), **system.options}
     recognizer = Recognizer(bundle, system.mode, decoder="token-passing", lm_fusion=system.lm_fusion, options=options)
     settings = recognizer.settings
     recognizer.settings = replace(settings, cache=replace(settings.cache, **(caches or {})))
@@ -175,6 +176,13 @@ def run(
         seconds,
         models.statistics(),
     )
+
+
+def _in_effect(options: Mapping[str, Any], system: System) -> dict[str, Any]:
+    own = Pass(system.mode, system.lm_fusion, *Settings.of(system.options).models)
+    needs = {name: one.needs for name, one in setting_options().items()}
+    # An unknown option stays, so that the recognizer refuses it.
+    return {name: value for name, value in options.items() if not needs.get(name) or NEEDS[needs[name]][1](own)}
 
 
 def errors(workload: Workload, hypotheses: Sequence[Any]) -> list[ErrorCounts]:
