@@ -295,8 +295,8 @@ def _at(values: Tensor, position: Tensor) -> Tensor:
 def best_arcs(endings: Sequence[Ending], backtrace: Backtrace) -> list[Tensor]:
     """The arcs (L,) of each stream's best path, on the host; empty if no token is active."""
     backpointer = [-1 if ending.backpointer is None else ending.backpointer for ending in endings]
-    device = backtrace.records()[0].device
-    return backtrace.paths(torch.tensor(backpointer, dtype=torch.int64, device=device))
+    previous, _ = backtrace.records()
+    return backtrace.paths(torch.tensor(backpointer, dtype=torch.int64, device=previous.device))
 
 
 def _final(graph: Searchable, tokens: ActiveTokens) -> tuple[ActiveTokens, Tensor]:

@@ -78,7 +78,6 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
         ): "numbers, which double from fewer, run out no later than slots",
     },
     "asr/lm/cached/approximations.py": {
-        ("mixed = ((words + 1) * self._factor).sum(1)", "1 -> 2"): _HASH,
         ("key = (mixed ^ (mixed >> 31)) & (2**63 - 1)", "1 -> 2"): _HASH,
         ("return (mixed ^ (mixed >> 31)) & (2**63 - 1)", "1 -> 2"): _HASH,
         ("return (mixed ^ (mixed >> 31)) & (2**63 - 1)", "31 -> 32"): _HASH,
@@ -112,6 +111,17 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
             "known, state = levels[-1][:0], torch.empty(0, self.hidden.state_size, device=self.hidden.device)",
             "0 -> 1",
         ): "the parents of the oldest level have rows, so that nothing is looked up",
+        (
+            "self.trie.hidden_row.index_fill_(0, others, 0)  # so that they are not found below",
+            "0 -> 1",
+        ): "any row will do, for the time of the search",
+    },
+    "asr/lm/rnn/model.py": {
+        (
+            'if len(word_id) >= _MIN_ROWS_TO_SHARE and state.device.type == "cpu":',
+            "len(word_id) >= _MIN_ROWS_TO_SHARE and state.device.type == 'cpu' -> "
+            "len(word_id) >= _MIN_ROWS_TO_SHARE or state.device.type == 'cpu'",
+        ): _SHORTCUT,
     },
 }
 """Module -> (text of the line, change) -> why the change has no effect on results."""

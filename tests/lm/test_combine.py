@@ -184,6 +184,32 @@ def test_a_loop_stops_where_there_is_no_room_to_number_contexts(models: list[Ngr
     assert torch.equal(torch.from_numpy(found), lm.score(lm.start(num), torch.from_numpy(word))[1])
 
 
+class _Told(NgramLM):
+    """Remembers what it is told about contexts."""
+
+    told: tuple[Tensor, ...] = ()
+
+    def expand(self, context_idx: Tensor, live: Tensor) -> None:
+        self.told = (context_idx, live)
+
+    def retain(self, live: Tensor) -> None:
+        self.told = (live,)
+
+
+def test_models_are_told_of_their_own_contexts(models: list[NgramLM]) -> None:
+    one, two = (_Told(lm.vocabulary, lm.arrays, lm.order) for lm in models[1:])
+    mapped = RemappedLM(two, Vocabulary(["w2", "w1"]))
+    lm = Difference(RemappedLM(one, mapped.vocabulary), mapped)
+    _, packed = lm.score(lm.start(2), torch.tensor([5, 4]))
+    own = [model.score(model.start(2), model.vocabulary.ids_of(["w1", "w2"]))[1] for model in (one, two)]
+    lm.expand(packed, packed[:1])
+    for model, contexts in zip((one, two), own, strict=True):
+        assert [told.tolist() for told in model.told] == [contexts.tolist(), contexts[:1].tolist()]
+    lm.retain(packed)
+    for model, contexts in zip((one, two), own, strict=True):
+        assert [told.tolist() for told in model.told] == [contexts.tolist()]
+
+
 def test_other_models_have_nothing_for_a_loop(models: list[NgramLM]) -> None:
     _, small, large = models
     uncompiled = NgramLM(large.vocabulary, large.arrays, large.order, compiled=False)

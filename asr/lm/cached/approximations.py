@@ -153,7 +153,7 @@ class Recombination:
     def nodes(self, trie: HistoryTrie, context_idx: Tensor, word_id: Tensor) -> Tensor:
         """The node of each edge (R,): an existing one, or a new one with the first context that led to it as parent."""
         words = torch.cat((word_id.unsqueeze(1), trie.history(context_idx, self.length - 1)), dim=1)
-        mixed = ((words + 1) * self._factor).sum(1)
+        mixed = (words * self._factor).sum(1)
         key = (mixed ^ (mixed >> 31)) & (2**63 - 1)
         slot, missing = self._table.find(key)
         if missing is not None:
@@ -221,7 +221,7 @@ class QuantizedHistory:
             level = (state > 0).long()
         else:
             level = torch.round(state * _SCALE[self.precision]).long()
-        mixed = (level * self._factor[:-1]).sum(1) + (word_id + 1) * self._factor[-1]
+        mixed = (level * self._factor[:-1]).sum(1) + word_id * self._factor[-1]
         # Table keys are not negative.
         return (mixed ^ (mixed >> 31)) & (2**63 - 1)
 

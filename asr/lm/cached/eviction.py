@@ -111,7 +111,6 @@ def remove_nodes(trie: HistoryTrie, is_evicted: Tensor) -> None:
     is_gone = is_evicted.index_select(0, context) | is_evicted.index_select(0, trie.edge_node.clamp(0).long())
     trie.remove_edges(is_gone)
     node = is_evicted.nonzero().squeeze(1)
-    trie.hidden_row[node] = -1
     trie.parent[node] = BEFORE_START  # the arrays may shrink below the parent
     trie.nodes.give_back(node)
     trie.num_uses.bitwise_right_shift_(1)

@@ -230,6 +230,17 @@ def test_maxent_scores_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     assert places[0, 1] == places[2, 1] != places[1, 1]
 
 
+def test_last_words_after_the_last_place_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    maxent = HashedMaxEnt(5, 2, 1)
+    nn.init.normal_(maxent.weight)
+    history = torch.tensor([[3]])
+    for choose in (jit_for, lambda function, tensor: None):
+        monkeypatch.setattr("asr.lm.rnn.maxent.jit_for", choose)
+        scores = torch.zeros(1, 2)
+        add_score_range(scores, maxent.weight.detach(), maxent.places(history), 3)
+        torch.testing.assert_close(scores, maxent.score_each(history, torch.tensor([3, 4])))
+
+
 def test_pruned_maxent_keeps_the_largest() -> None:
     torch.manual_seed(6)
     maxent = HashedMaxEnt(30, 3, 500)
