@@ -42,6 +42,13 @@ _OUTPUTS = (
 )  # fmt: skip
 _SEARCH = ("tests/decoding/test_token_passing.py", "tests/decoding/test_online.py")
 _LATTICES = ("tests/decoding/test_word_lattice.py", "tests/decoding/test_lattice_records.py")
+_LFMMI = ("tests/models/test_lfmmi.py", "tests/models/test_lfsmbr.py", "tests/models/test_denominator.py")
+_CHAIN = (
+    "tests/models/test_chain_training.py", "tests/models/test_chunks.py", "tests/models/test_adaptation.py",
+    "tests/models/test_state_tying.py",
+)  # fmt: skip
+_STREAMS = ("tests/models/test_export_streaming.py", "tests/models/test_ensemble.py", "tests/models/test_external.py")
+_PREFIXES = ("tests/ctc/test_prefix_search.py", "tests/ctc/test_pyctcdecode.py", "tests/ctc/test_spelled_words.py")
 TESTS = {
     "asr/lm/cached/approximations.py": (*_CACHED, "tests/recognizer/test_settings.py"),
     "asr/lm/cached/engine.py": _CACHED,
@@ -70,6 +77,63 @@ TESTS = {
     "asr/decoding/rescoring.py": (
         "tests/decoding/test_rescoring.py", "tests/decoding/test_second_pass.py", "tests/decoding/test_selection.py",
     ),
+    "asr/graph/build.py": ("tests/graph",),
+    "asr/graph/context.py": ("tests/graph", *_CHAIN),
+    "asr/graph/decoding_graph.py": ("tests/graph", "tests/decoding/test_log_probs.py"),
+    "asr/graph/denominator_graph.py": _LFMMI,
+    "asr/graph/epsilon_removal.py": ("tests/graph",),
+    "asr/graph/fst.py": ("tests/graph",),
+    "asr/graph/imported.py": ("tests/graph",),
+    "asr/graph/openfst.py": ("tests/graph",),
+    "asr/graph/topology.py": ("tests/graph", *_LFMMI, *_CHAIN),
+    "asr/graph/transition_model.py": ("tests/graph",),
+    "asr/text/ctc_tokens.py": ("tests/text", "tests/ctc/test_tokens.py", "tests/ctc/test_bundles.py"),
+    "asr/text/lexicon.py": ("tests/text", "tests/graph"),
+    "asr/text/normalize.py": ("tests/text",),
+    "asr/text/symbols.py": ("tests/text", "tests/graph", "tests/lm/test_combine.py"),
+    "asr/audio/decoder_messages.py": ("tests/audio",),
+    "asr/audio/fbank.py": ("tests/audio",),
+    "asr/audio/io.py": ("tests/audio", "tests/robust/test_odd_audio.py"),
+    "asr/audio/media.py": ("tests/audio",),
+    "asr/audio/resample.py": ("tests/audio",),
+    "asr/audio/segments.py": ("tests/audio",),
+    "asr/ctc/decoder.py": ("tests/ctc",),
+    "asr/ctc/frames.py": ("tests/ctc/test_frames.py", *_PREFIXES),
+    "asr/ctc/graph_search.py": ("tests/ctc/test_decoder.py",),
+    "asr/ctc/graphs.py": ("tests/ctc/test_decoder.py",),
+    "asr/ctc/language_models.py": ("tests/ctc/test_decoder.py", *_PREFIXES),
+    "asr/ctc/phones_to_letters.py": ("tests/ctc/test_phones_to_letters.py",),
+    "asr/ctc/prefix_beam.py": _PREFIXES,
+    "asr/ctc/prefix_search.py": _PREFIXES,
+    "asr/ctc/pyctcdecode.py": ("tests/ctc/test_pyctcdecode.py", "tests/ctc/test_transformers.py"),
+    "asr/ctc/spelled_words.py": ("tests/ctc/test_decoder.py", *_PREFIXES),
+    "asr/ctc/stream.py": ("tests/ctc/test_decoder.py", *_PREFIXES),
+    "asr/ctc/torchaudio.py": ("tests/ctc/test_torchaudio.py",),
+    "asr/ctc/transformers.py": ("tests/ctc/test_transformers.py",),
+    "asr/ctc/word_models.py": ("tests/ctc/test_decoder.py", *_PREFIXES),
+    "asr/ctc/word_trie.py": ("tests/ctc/test_decoder.py", *_PREFIXES),
+    "asr/models/adaptation.py": ("tests/models/test_adaptation.py",),
+    "asr/models/alignment.py": ("tests/models/test_ctc_alignment.py", "tests/models/test_training_parts.py"),
+    "asr/models/chain_corpus.py": _CHAIN,
+    "asr/models/chain_preparation.py": (*_CHAIN, "tests/models/test_denominator.py"),
+    "asr/models/chain_training.py": _CHAIN,
+    "asr/models/chunks.py": _CHAIN,
+    "asr/models/ensemble.py": _STREAMS,
+    "asr/models/hybrid_alignment.py": ("tests/models/test_hybrid_alignment.py",),
+    "asr/models/lfmmi.py": (*_LFMMI, "tests/models/test_adaptation.py"),
+    "asr/models/losses.py": ("tests/models/test_objectives.py", "tests/models/test_networks.py"),
+    "asr/models/phone_alignment.py": ("tests/models/test_phone_alignment.py",),
+    "asr/models/state_tying.py": ("tests/models/test_state_tying.py",),
+    "asr/models/tdnnf.py": ("tests/models/test_tdnnf.py", "tests/models/test_transfer.py", *_STREAMS),
+    "asr/models/windows.py": _STREAMS,
+    "asr/lm/offload.py": ("tests/lm/rnn/test_host_rnn_lm.py", "tests/lm/ngram/test_host_ngram.py"),
+    "asr/metrics.py": ("tests/metrics", "tests/decoding/test_confidence.py"),
+    "asr/nist.py": ("tests/metrics",),
+    "asr/results.py": (
+        "tests/test_results.py", "tests/test_transcripts.py", "tests/recognizer/test_settings.py",
+        "tests/decoding/test_nbest.py",
+    ),
+    "asr/streaming.py": ("tests/recognizer/test_streaming.py", "tests/recognizer/test_settings.py"),
 }  # fmt: skip
 """Module -> what should notice that it is broken."""
 
