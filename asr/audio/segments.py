@@ -212,8 +212,7 @@ def batches_of_similar_length(lengths: Sequence[int], max_padded: float) -> list
     """
     batches: list[list[int]] = []
     for position in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        longest = lengths[batches[-1][0]] if batches else 0
-        if batches and longest * (len(batches[-1]) + 1) <= max_padded:
+        if batches and lengths[batches[-1][0]] * (len(batches[-1]) + 1) <= max_padded:
             batches[-1].append(position)
         else:
             batches.append([position])

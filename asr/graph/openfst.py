@@ -59,7 +59,7 @@ def read_openfst(path: str | Path) -> Transducer:
         raise AsrError(f"{path}: the transducer is empty: it has no start state.")
     if len(arcs) and not 0 <= int(arcs["dst"].min()) <= int(arcs["dst"].max()) < len(final):
         raise AsrError(f"{path}: an arc leads to a state that does not exist; the file is damaged.")
-    if np.isnan(arcs["weight"]).any() or np.isnan(final).any() or (arcs["weight"] == -np.inf).any():
+    if not all((weight > -np.inf).all() for weight in (arcs["weight"], final)):  # nan compares as False
         raise AsrError(f"{path}: a weight is not a number; the file is damaged.")
     possible = arcs["weight"] < np.inf
     src_state = np.repeat(np.arange(len(final)), counts)[possible]

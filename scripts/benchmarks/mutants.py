@@ -88,7 +88,7 @@ TESTS = {
     "asr/graph/topology.py": ("tests/graph", *_LFMMI, *_CHAIN),
     "asr/graph/transition_model.py": ("tests/graph",),
     "asr/text/ctc_tokens.py": ("tests/text", "tests/ctc/test_tokens.py", "tests/ctc/test_bundles.py"),
-    "asr/text/lexicon.py": ("tests/text", "tests/graph"),
+    "asr/text/lexicon.py": ("tests/text", "tests/graph", "tests/decoding/test_word_alignment.py"),
     "asr/text/normalize.py": ("tests/text",),
     "asr/text/symbols.py": ("tests/text", "tests/graph", "tests/lm/test_combine.py"),
     "asr/audio/decoder_messages.py": ("tests/audio",),

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from asr.audio.io import file_pieces, find_audio_files, inspect_audio, read_audio
+from asr.audio.media import container_of
 from asr.errors import AsrError
 
 RATE = 16000
@@ -68,6 +69,27 @@ def test_containers_are_decoded(encode, name: str, codec: str, channels: int) ->
     rate, pieces = file_pieces(path, 0.1)
     assert abs(sum(map(len, pieces)) / rate - 0.5) < 0.1
     assert path in find_audio_files(path.parent)
+
+
+@pytest.mark.parametrize(
+    ("head", "name"),
+    [
+        (AAC_HEAD, "mov"),
+        (b"\x1a\x45\xdf\xa3", "matroska"),
+        (b"\x30\x26\xb2\x75\x8e\x66\xcf\x11", "asf"),
+        (b"#!AMR\n", "amr"),
+        (b"caff\0\1", "caf"),
+        (b"RIFF\0\0\0\0AVI LIST", "avi"),
+        (b"\xff\xf1", "aac"),
+        (b"\xff\xf9", "aac"),
+        (b"RIFF\0\0\0\0WAVE", None),
+        (b"ftyp", None),
+        (b"", None),
+    ],
+)
+def test_containers_are_known_by_their_first_bytes(tmp_path: Path, head: bytes, name: str | None) -> None:
+    (tmp_path / "file").write_bytes(head)
+    assert container_of(tmp_path / "file") == name
 
 
 def test_pieces_are_as_long_as_wanted_and_end_at_damage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

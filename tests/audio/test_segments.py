@@ -9,7 +9,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asr.audio.segments import as_recordings, segments_at_pauses, split_at_pauses
+from asr.audio.segments import (
+    as_recordings,
+    as_samples,
+    batches_of_similar_length,
+    segments_at_pauses,
+    split_at_pauses,
+)
 from asr.errors import AsrError
 
 RATE = 1000
@@ -35,6 +41,24 @@ def test_the_cut_lies_in_the_pause():
 def test_pieces_of_less_than_a_second_are_refused():
     with pytest.raises(AsrError, match="too short to recognize"):
         split_at_pauses(torch.ones(10), RATE, 0.5)
+
+
+def test_full_scale_of_integers_is_one():
+    for dtype in (torch.int16, torch.int32):
+        limits = torch.iinfo(dtype)
+        samples = torch.tensor([limits.min, limits.min // 2, 0, limits.max], dtype=dtype)
+        assert as_samples(samples, "it").tolist() == pytest.approx([-1.0, -0.5, 0.0, 1.0], abs=2**-15)
+
+
+@given(st.lists(st.integers(1, 9), max_size=12), st.integers(1, 30))
+def test_batches_are_of_neighbours_in_length_and_as_large_as_allowed(lengths, most):
+    batches = batches_of_similar_length(lengths, most)
+    assert sorted(itertools.chain(*batches)) == list(range(len(lengths)))
+    ordered = [lengths[index] for index in itertools.chain(*batches)]
+    assert ordered == sorted(lengths, reverse=True)
+    assert all(len(batch) == 1 or lengths[batch[0]] * len(batch) <= most for batch in batches)
+    # One more would have been too many.
+    assert all(lengths[batch[0]] * (len(batch) + 1) > most for batch in batches[:-1])
 
 
 def test_a_lists_entries_may_be_stereo():

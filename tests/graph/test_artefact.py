@@ -92,10 +92,15 @@ def test_other_version_and_missing_field_are_refused(graph: DecodingGraph, tmp_p
         DecodingGraph.load(path)
 
 
+def _with_last(values: torch.Tensor, last: int) -> torch.Tensor:
+    return torch.cat((values[:-1], values.new_tensor([last])))
+
+
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
         ("dst_state", lambda t: t + 1000, "'dst_state' has values"),
+        ("dst_state", lambda t: _with_last(t, 1000), "'dst_state' has values from 0 to 1000"),
         ("token_id", lambda t: t - 2, "'token_id' has values from -2"),
         ("word_id", lambda t: t * 0, "'word_id' has values from 0"),
         ("score", lambda t: t * float("nan"), "not finite"),
@@ -103,6 +108,9 @@ def test_other_version_and_missing_field_are_refused(graph: DecodingGraph, tmp_p
         ("score", lambda t: t.double(), "torch.float64"),
         ("final_score", lambda t: torch.full_like(t, -math.inf), "no state is final"),
         ("arc_begin", lambda t: t.flip(0), "'arc_begin' does not increase"),
+        ("arc_begin", lambda t: torch.cat((t[:1] + 1, t[1:])), "'arc_begin' does not increase"),
+        ("arc_begin", lambda t: _with_last(t, int(t[-1]) + 1), "'arc_begin' does not increase"),
+        ("arc_begin", lambda t: torch.cat((t[:1], t[-1:], t[2:])), "'arc_begin' does not increase"),
     ],
 )
 def test_damaged_tensors_are_refused(graph: DecodingGraph, name: str, change: Change, message: str) -> None:

@@ -74,6 +74,18 @@ def test_of_equal_arcs_the_best_stays() -> None:
     assert float(removed.score[0]) == pytest.approx(-1.1)
 
 
+def test_of_arcs_between_several_pairs_of_states_the_best_of_each_stays() -> None:
+    arcs: Arcs = [
+        [(1, 1, -1.0, []), (1, 1, -2.0, []), (1, 2, -3.0, []), (2, 1, -0.5, [4]), (2, 1, -0.25, [4])],
+        [(3, -1, 0.0, [])],
+        [(2, 1, -4.0, [4, 5]), (2, 1, -5.0, [4, 4]), (2, 1, -6.0, [4, 5]), (3, -1, 0.0, [])],
+        [],
+    ]
+    removed = graph_with(arcs, [float("-inf")] * 3 + [0.0]).remove_epsilons()
+    # Nothing but the epsilon leaves state 1, so arcs lead past it; those to state 2 may stay there or go on to 3.
+    assert sorted(removed.score.tolist()) == [-5.0, -5.0, -4.0, -4.0, -3.0, -1.0, -0.25, -0.25]
+
+
 def test_a_cycle_of_epsilons_is_refused() -> None:
     arcs: Arcs = [[(1, 1, 0.0, [])], [(2, -1, 0.0, [])], [(1, -1, 0.0, [])]]
     with pytest.raises(AsrError, match="cycle"):

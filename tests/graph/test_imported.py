@@ -211,6 +211,45 @@ def test_no_code_runs_from_a_graph(tmp_path: Path, symbols: tuple[Path, Path]) -
     assert not (tmp_path / "ran").exists()
 
 
+def const_fst(
+    arcs: list[tuple[int, int, float, int]], states: list[tuple[float, int, int]], num_arcs: int | None = None
+) -> bytes:
+    """A const transducer by hand: arcs (input, output, weight, destination), states (weight, first arc, arcs)."""
+    name = struct.pack("<i", 5) + b"const" + struct.pack("<i", 8) + b"standard"
+    total = len(arcs) if num_arcs is None else num_arcs
+    header = struct.pack("<i", 2125659606) + name + struct.pack("<iiQqqq", 2, 0, 0, 0, len(states), total)
+    rows = [struct.pack("<fIIII", weight, begin, count, 0, 0) for weight, begin, count in states]
+    return b"".join([header, *rows, *(struct.pack("<iifi", *arc) for arc in arcs)])
+
+
+def test_parts_of_a_const_transducer_that_do_not_fit_are_told(tmp_path: Path) -> None:
+    arcs = [(1, 0, 0.5, 1), (2, 1, np.inf, 0), (3, 1, 0.25, 0)]
+    states = [(np.inf, 0, 1), (0.125, 1, 2)]
+    path = tmp_path / "it.fst"
+    path.write_bytes(const_fst(arcs, states))
+    fst = read_openfst(path)  # without the impossible arc
+    assert (fst.arc_begin.tolist(), fst.dst_state.tolist(), fst.score.tolist()) == ([0, 1, 2], [1, 0], [-0.5, -0.25])
+    assert fst.final_score.tolist() == [-np.inf, -0.125]
+    for position, part, message in (
+        (0, (1, 0, 0.5, 2), "leads to a state that does not exist"),
+        (0, (1, 0, 0.5, -1), "leads to a state that does not exist"),
+        (2, (1, 0, 0.5, -1), "leads to a state that does not exist"),
+        (0, (1, 0, np.nan, 1), "is not a number"),
+        (0, (1, 0, -np.inf, 1), "is not a number"),
+    ):
+        path.write_bytes(const_fst([*arcs[:position], part, *arcs[position + 1 :]], states))
+        with pytest.raises(AsrError, match=message):
+            read_openfst(path)
+    for weight in (np.nan, -np.inf):
+        path.write_bytes(const_fst(arcs, [states[0], (weight, 1, 2)]))
+        with pytest.raises(AsrError, match="is not a number"):
+            read_openfst(path)
+    for wrong in ([states[0], (0.125, 0, 2)], [states[0], (0.125, 1, 1)]):
+        path.write_bytes(const_fst(arcs, wrong))
+        with pytest.raises(AsrError, match="do not fit the arcs"):
+            read_openfst(path)
+
+
 def test_every_cut_and_every_flipped_byte_is_a_graph_or_a_message(tmp_path: Path) -> None:
     """By hand: a vector transducer of two states, with a symbol table."""
     name = struct.pack("<i", 6) + b"vector" + struct.pack("<i", 8) + b"standard"

@@ -5,12 +5,15 @@ from __future__ import annotations
 import inspect
 import itertools
 import types
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from asr.errors import AsrError
 from asr.graph.denominator_graph import DenominatorGraph
 from asr.models import lfmmi
 from asr.models.lfmmi import LfMmi, NumeratorPiece, numerator_piece
@@ -29,6 +32,42 @@ def tiny_graph() -> DenominatorGraph:
         probability=np.array([0.25, 0.45, 0.5, 0.2, 0.15], dtype=np.float32),
         initial=np.array([0.5, 0.3, 0.2], dtype=np.float32),
     )
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "denominator.safetensors"
+    tiny_graph().save(path)
+    for name, array in DenominatorGraph.load(path)._asdict().items():
+        assert np.array_equal(array, getattr(tiny_graph(), name)), name
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"initial": np.zeros(0, dtype=np.float32)}, "different numbers of states"),
+        ({"entry": [1, 0]}, "different numbers of states"),
+        ({"loop": [2, 0, 4, 4]}, "different numbers of states"),
+        ({"begin": [0, 2, 5]}, "different numbers of arcs"),
+        ({"source": [1, 2, 0, 2]}, "different numbers of arcs"),
+        ({"begin": [1, 2, 4, 5]}, "begin does not increase"),
+        ({"begin": [0, 2, 4, 4]}, "begin does not increase"),
+        ({"begin": [0, 4, 2, 5]}, "begin does not increase"),
+        ({"source": [1, 2, -1, 2, 1]}, "source of an arc"),
+        ({"source": [1, 2, 0, 3, 1]}, "source of an arc"),
+        ({"entry": [1, -1, 3]}, "column is negative"),
+        ({"loop": [2, 0, -1]}, "column is negative"),
+        ({"stay": np.array([0.5, -0.1, 0.3], dtype=np.float32)}, "not between 0 and 1"),
+        ({"initial": np.array([0.5, 1.1, 0.3], dtype=np.float32)}, "not between 0 and 1"),
+        ({"stay": np.array([0.5, np.nan, 0.3], dtype=np.float32)}, "not between 0 and 1"),
+        ({"entry": np.array([1, 0, 3], dtype=np.int32)}, "entry is not a one-dimensional array of int64"),
+        ({"stay": np.array([0.5, 0.6, 0.3])}, "stay is not a one-dimensional array of float32"),
+    ],
+)
+def test_arrays_that_do_not_fit_each_other_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    path = tmp_path / "denominator.safetensors"
+    tiny_graph()._replace(**{name: np.asarray(array) for name, array in changes.items()}).save(path)
+    with pytest.raises(AsrError, match=message):
+        DenominatorGraph.load(path)
 
 
 def enumerated_denominator(score: Tensor, graph: DenominatorGraph, leak: float) -> Tensor:

@@ -40,6 +40,7 @@ def test_kaldi_form(tmp_path: Path) -> None:
         ("<blk>\n", "is empty"),
         ("AH\n<blk>\n", "the first symbol is 'AH'"),
         ("<blk> 0\nAH 2\n", "line 2: expected `symbol` or `symbol 1`"),
+        ("<blk> 0\nAH 1 2\n", "line 2: expected `symbol` or `symbol 1`"),
         ("<blk>\nAH\nAH\n", "'AH' occurs twice"),
     ],
 )
