@@ -69,13 +69,15 @@ def fit(
     max_epochs: int,
     initial_checkpoint: str | None = None,
     chain: Path | None = None,
+    network_arguments: dict[str, int] | None = None,
     **options: float,
 ) -> object:
     from asr.models.chain_training import ChainDataModule, LitChainModel
     from asr.models.tdnnf import Tdnnf
 
     torch.manual_seed(0)
-    network = Tdnnf(**NETWORK, num_tokens=states.num_columns, has_auxiliary=True)  # type: ignore[arg-type]
+    arguments = {**NETWORK, "num_tokens": states.num_columns, **(network_arguments or {})}
+    network = Tdnnf(**arguments, has_auxiliary=True)  # type: ignore[arg-type]
     data = ChainDataModule(
         str(folder / "prepared"),
         "alignment.npz",
@@ -255,6 +257,34 @@ def test_a_training_starts_from_a_network_whose_states_were_tied_in_another_way(
     assert len(same) > 20
     for name in same:
         torch.testing.assert_close(after[name], before[name], rtol=0, atol=0)
+
+
+def test_the_phones_of_a_piece_lie_where_they_are_spoken(folder: Path, states: TiedStates) -> None:
+    from asr.models.chain_training import ChainDataModule
+    from asr.models.chunks import Chunk, ChunkBatch, ChunkLoader
+
+    data = ChainDataModule(
+        str(folder / "prepared"), "alignment.npz", str(folder / "states"), fbank=Fbank(num_mel_bins=20)
+    )
+    chunks = ChunkLoader(data.corpus, range(6), (0, 1))
+    phone, _ = data.alignment.of(3)
+    before = [0, *phone[:-1]]
+    # Each phone lasts 10 output frames, at a speed of 1.1 10 / 1.1; the last one to the end of the piece.
+    batch = ChunkBatch(torch.empty(0), [Chunk(3, 0, 25), Chunk(3, 1, 60)], 20, torch.arange(2), 2)
+    plain, fast = data.pieces(batch, chunks, tolerance=2.0)
+    assert plain.earliest.tolist() == [-7, 3, 13] and plain.latest.tolist() == [7, 17, 27]
+    assert plain.entry.tolist() == states.entry[before[2:5], phone[2:5]].tolist()
+    assert plain.loop.tolist() == states.loop[before[2:5], phone[2:5]].tolist()
+    begin = 10 / 1.1 * np.array([6, 7]) - 60
+    assert fast.earliest.tolist() == np.floor(begin - 1.5).tolist()
+    assert fast.latest.tolist() == np.ceil([begin[1] + 1.5, 21.5]).tolist()
+
+
+def test_a_network_of_other_outputs_or_features_is_refused(folder: Path, states: TiedStates) -> None:
+    fits = states.num_columns
+    for changes in ({"num_tokens": fits + 1}, {"num_features": 21}):
+        with pytest.raises(AsrError, match=r"set num_tokens and num_features\.$"):
+            fit(folder, states, 0, network_arguments=changes)
 
 
 def test_utterances_are_chosen_by_speaker_and_score(folder: Path) -> None:

@@ -72,6 +72,21 @@ def test_pieces_lie_inside_and_are_the_same_for_the_same_seed(corpus: PreparedCo
         assert 2 not in seen  # too short for the shortest piece
 
 
+@pytest.mark.parametrize(
+    ("num_utterances", "sizes"),
+    [(4, [4, 4, 4]), (6, [2, 4, 4, 4, 4]), (7, [4, 4, 4, 4, 4])],  # half a batch is kept, a quarter left out
+)
+def test_batches_are_full_and_only_small_rests_are_left_out(
+    corpus: PreparedCorpus, num_utterances: int, sizes: list[int]
+) -> None:
+    # Three pieces cover the 500 frames of the utterance.
+    loader = ChunkLoader(corpus, [1] * num_utterances, lengths=(20, 60), frames_per_batch=240)
+    for seed in range(5):
+        plan = loader.plan(seed)
+        assert {length for length, _ in plan} == {60}
+        assert sorted(len(chunks) for _, chunks in plan) == sizes
+
+
 def test_a_piece_is_the_normalised_utterance_with_zeros_around(corpus: PreparedCorpus) -> None:
     loader = ChunkLoader(corpus, range(3), lengths=(20, 60), left_context=7, right_context=8)
     batch = loader.load(60, [Chunk(0, 0, 0), Chunk(0, 0, 6)])

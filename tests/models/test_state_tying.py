@@ -38,6 +38,18 @@ def test_the_first_split_parts_what_differs_most() -> None:
     assert len(np.unique(states.loop[:, 1])) == 1
 
 
+def test_where_splits_gain_most_they_come_first() -> None:
+    spreads = {1: {2: 0.0, 4: 1.0}, 2: {2: 0.0, 4: 9.0}, 3: {2: 0.0, 4: 3.0}}
+    together = ContextStatistics.empty(len(PHONES), 2)
+    for phone, spread in spreads.items():
+        own = statistics(spread, phone=phone)
+        for name in ("count", "total", "square"):
+            getattr(together, name)[:] += getattr(own, name)
+    for num_splits, split in ((1, [2]), (2, [2, 3]), (3, [1, 2, 3])):
+        states = grow_trees(PHONES, together, max_columns=9 + num_splits)
+        assert [phone for phone in range(5) if states.entry[2, phone] != states.entry[4, phone]] == split
+
+
 def test_a_loop_state_has_a_tree_of_its_own() -> None:
     states = grow_trees(PHONES, statistics({2: 0.0, 4: 5.0}, state=LOOP), max_columns=10)
     assert len(np.unique(states.loop[:, 1])) == 2 and len(np.unique(states.entry[:, 1])) == 1

@@ -45,6 +45,8 @@ def test_alone_as_in_a_batch() -> None:
 
 def test_the_context_is_what_it_says() -> None:
     network = tiny_network()
+    # Both ways two frames around those of each layer's taps, three frames apart.
+    assert network.left_context == network.right_context == 3 * network.context + 2
     num_outputs = 4
     padded = torch.randn(1, network.left_context + 3 * num_outputs + network.right_context, 12)
     with torch.no_grad():
