@@ -124,6 +124,7 @@ def test_too_few_words_and_words_that_are_all_right_are_refused() -> None:
     features, is_right = simulated(1000, 4)
     with pytest.raises(AsrError, match="at least 100 words"):
         fit_calibration(features[:99], is_right[:99])
+    fit_calibration(features[:100], is_right[:100])
     with pytest.raises(AsrError, match="1000 of 1000"):
         fit_calibration(features, np.ones(1000, dtype=bool))
 

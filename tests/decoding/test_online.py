@@ -27,7 +27,8 @@ def same(one: DecodeResult, other: DecodeResult) -> None:
     assert one.best is not None and other.best is not None
     assert one.best.word_ids == other.best.word_ids
     assert one.best.start_frames == other.best.start_frames
-    assert one.best.total == pytest.approx(other.best.total, abs=1e-4)
+    for name in ("total", "am_score", "graph_score", "lm_score"):
+        assert getattr(one.best, name) == pytest.approx(getattr(other.best, name), abs=1e-4), name
 
 
 @settings(max_examples=8)

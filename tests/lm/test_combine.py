@@ -13,7 +13,7 @@ from torch import Tensor
 
 from asr.errors import AsrError
 from asr.kernels.jit import jit_required
-from asr.lm.combine import CombinedLM, Difference, Interpolated, RemappedLM, look_up_combined
+from asr.lm.combine import CombinedLM, Difference, Interpolated, RemappedLM, WordMapper, look_up_combined
 from asr.lm.corpus import read_word_stream
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.estimate import estimate_kneser_ney
@@ -123,6 +123,16 @@ def test_models_of_different_words(models: list[NgramLM], tmp_path: Path, caplog
     unknown, _ = models[2].score(models[2].start(1), unheard)
     torch.testing.assert_close(probability[-3:].sum().float(), unknown[0].exp())
     assert float(probability.sum() + ends) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_a_model_is_mapped_only_to_other_words_and_only_once(models: list[NgramLM]) -> None:
+    mapper = WordMapper(models[0].vocabulary)
+    assert mapper.mapped(None) is None and mapper.mapped(models[1]) is models[1]
+    other = Vocabulary(["w2", "w1"])
+    mapper = WordMapper(other)
+    mapped = mapper.mapped(models[1])
+    assert isinstance(mapped, RemappedLM) and mapped.vocabulary == other
+    assert mapper.mapped(models[2]) is not mapped and mapper.mapped(models[1]) is mapped
 
 
 def _ruled_out(lm: NgramLM) -> NgramLM:

@@ -73,14 +73,19 @@ def test_pieces_lie_inside_and_are_the_same_for_the_same_seed(corpus: PreparedCo
 
 
 @pytest.mark.parametrize(
-    ("num_utterances", "sizes"),
-    [(4, [4, 4, 4]), (6, [2, 4, 4, 4, 4]), (7, [4, 4, 4, 4, 4])],  # half a batch is kept, a quarter left out
+    ("num_utterances", "size", "sizes"),
+    [
+        (4, 4, [4, 4, 4]),
+        (6, 4, [2, 4, 4, 4, 4]),  # half a batch is kept
+        (4, 5, [5, 5]),  # less is left out
+        (7, 4, [4, 4, 4, 4, 4]),
+    ],
 )
 def test_batches_are_full_and_only_small_rests_are_left_out(
-    corpus: PreparedCorpus, num_utterances: int, sizes: list[int]
+    corpus: PreparedCorpus, num_utterances: int, size: int, sizes: list[int]
 ) -> None:
     # Three pieces cover the 500 frames of the utterance.
-    loader = ChunkLoader(corpus, [1] * num_utterances, lengths=(20, 60), frames_per_batch=240)
+    loader = ChunkLoader(corpus, [1] * num_utterances, lengths=(20, 60), frames_per_batch=60 * size)
     for seed in range(5):
         plan = loader.plan(seed)
         assert {length for length, _ in plan} == {60}
