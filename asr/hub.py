@@ -236,8 +236,9 @@ def _fetched_file(source: Source, path: Path, entry: dict[str, Any], report: Cal
             wait, failures = _FIRST_WAIT_SECONDS, 0
         else:
             failures += 1
-            time.sleep(wait)
-            wait *= 2
+            if failures < _MAX_ATTEMPTS:
+                time.sleep(wait)
+                wait *= 2
     if not size:
         partial.touch()
     if not _is_intact(partial, entry):

@@ -11,6 +11,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -160,11 +161,16 @@ def test_a_cache_without_locks(server: Server, tiny_bundle_folder: Path, monkeyp
     assert contents(folder).items() >= contents(tiny_bundle_folder).items()
 
 
-def test_a_server_without_ranges_begins_anew(server: Server, tiny_bundle_folder: Path) -> None:
+def test_a_server_without_ranges_begins_anew(
+    server: Server, tiny_bundle_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server.takes_ranges, server.break_after = False, 2000
     name = f"{server.address}/tones"
+    waits: list[float] = []
+    monkeypatch.setattr(hub, "time", SimpleNamespace(sleep=waits.append))
     with pytest.raises(AsrError, match=r"the transfer broke off after \d+ of \d+ bytes .* again to resume"):
         bundle_folder(name)
+    assert waits == [0.001, 0.002, 0.004, 0.008]  # none after the last attempt
     assert hub.cached_bundles() == []
     server.break_after = None
     assert contents(bundle_folder(name)).items() >= contents(tiny_bundle_folder).items()
