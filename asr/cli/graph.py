@@ -53,6 +53,7 @@ examples:
 """
 
 
+_SCORE_BITS = 11
 _MAX_BITS = 14
 
 
@@ -115,9 +116,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--score-bits",
         type=int,
-        default=11,
         metavar="N",
-        help=f"round scores to multiples of 2^-N, N at most {_MAX_BITS} (default: %(default)s, an error of 0.00025)",
+        help=f"round scores to multiples of 2^-N, N at most {_MAX_BITS} (default: {_SCORE_BITS}, an error of 0.00025)",
     )
     parser.add_argument(
         "--finished", action="store_true", help="write the graph composed with its topology: a large file, fast to load"
@@ -133,6 +133,7 @@ def run(args: argparse.Namespace) -> int:
     if args.source is not None:
         return _convert(args)
     _check(args)
+    score_bits = _SCORE_BITS if args.score_bits is None else args.score_bits
     begin, cpu_begin = time.perf_counter(), time.process_time()
     with Console(file=sys.stderr).status("reading") as status:
         model = NgramLM.from_arpa(args.arpa)
@@ -144,7 +145,7 @@ def run(args: argparse.Namespace) -> int:
             outputs.tokens,
             outputs.topology,
             outputs.silence,
-            2.0**-args.score_bits,
+            2.0**-score_bits,
             _pronunciation_scores(args.pronunciation_scores, lexicon),
             status.update,
         )
@@ -174,8 +175,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _convert(args: argparse.Namespace) -> int:
     """Converts a graph of another recognizer."""
-    others = ("arpa", "lexicon", "topology", "tied_states", "pronunciation_scores", "silence", "silence_probability")
-    given = [name for name in others if getattr(args, name) is not None]
+    others = (
+        *("arpa", "lexicon", "topology", "tied_states", "pronunciation_scores", "silence", "silence_probability"),
+        *("keep_stress", "score_bits"),
+    )
+    given = [name for name in others if getattr(args, name) not in (None, False)]
     if given:
         raise AsrError(f"--{given[0].replace('_', '-')} has no effect with --from, whose graph exists; leave it out.")
     if args.words is None or args.tokens is None:
@@ -214,7 +218,7 @@ def _check(args: argparse.Namespace) -> None:
     probability = args.silence_probability
     if probability is not None and (math.isnan(probability) or not 0 < probability < 1):
         raise AsrError(f"--silence-probability {probability}: give a number between 0 and 1.")
-    if not 1 <= args.score_bits <= _MAX_BITS:
+    if args.score_bits is not None and not 1 <= args.score_bits <= _MAX_BITS:
         raise AsrError(f"--score-bits {args.score_bits}: give a number from 1 to {_MAX_BITS}.")
 
 

@@ -180,6 +180,8 @@ def test_the_command_and_a_network_beside_it(
     for wrong, message in (
         (["--words", words], "--from needs --words and --tokens"),
         (["--words", words, "--tokens", tokens, "--arpa", "x"], "--arpa has no effect with --from"),
+        (["--words", words, "--tokens", tokens, "--keep-stress"], "--keep-stress has no effect with --from"),
+        (["--words", words, "--tokens", tokens, "--score-bits", "11"], "--score-bits has no effect with --from"),
     ):
         assert main(["graph", "--from", str(source), *wrong, "--output", str(output)]) == 2
         assert message in capsys.readouterr().err
