@@ -265,7 +265,23 @@ NO_WORD = "!NULL"
 _NOT_WORDS = {NO_WORD, "!SENT_START", "!SENT_END", "<s>", "</s>"}
 
 
-_FIELD = re.compile(r"(\w+)=(\S*)")
+# A value is quoted, or lasts until white space; a backslash takes away the meaning of the character after it.
+_FIELD = re.compile(r"""(?<!\S)(\w+)=("(?:\\.|[^"\\])*"(?!\S)|'(?:\\.|[^'\\])*'(?!\S)|\S*)""")
+_ESCAPED = re.compile(r"((?:\\[0-7]{3})+)|\\(.)")
+_ABBREVIATIONS = {
+    "VERSION": "V",
+    "UTTERANCE": "U",
+    "NODES": "N",
+    "LINKS": "L",
+    "time": "t",
+    "WORD": "W",
+    "var": "v",
+    "START": "S",
+    "END": "E",
+    "div": "d",
+    "acoustic": "a",
+    "language": "l",
+}
 
 
 _FRAME_SECONDS = re.compile(r"# frame_seconds=(\S+)")
@@ -305,7 +321,7 @@ def write_slf(
     ]
     lines += [f"I={state} t={frame * frame_seconds:.4f}" for state, frame in enumerate(seconds)]
     for number, link in enumerate(links.links):
-        word = NO_WORD if link.word_id == EPSILON_ID else vocabulary.words[link.word_id]
+        word = NO_WORD if link.word_id == EPSILON_ID else _escaped(vocabulary.words[link.word_id])
         scores = f"a={link.am_score:.9g} r={link.graph_score:.9g} l={link.lm_score:.9g}"
         line = f"J={number} S={link.src_state} E={link.dst_state} W={word} {scores}"
         if link.token_id != NO_TOKEN:
@@ -314,6 +330,33 @@ def write_slf(
     for number, (state, (graph_score, lm_score)) in enumerate(links.final.items(), start=len(links.links)):
         lines.append(f"J={number} S={state} E={end} W={NO_WORD} a=0 r={graph_score:.9g} l={lm_score:.9g}")
     file.write("\n".join(lines) + "\n")
+
+
+def slf_fields(line: str) -> dict[str, str]:
+    """The fields of a line of an SLF file by their abbreviated names, such as `W` for `WORD` (HTK book, chapter 20).
+
+    Values may be quoted with either kind of quotes, and have characters escaped as in HTK: with a backslash before the
+    character, or as three octal digits for each of its bytes.
+    """
+    return {_ABBREVIATIONS.get(name, name): _unquoted(value) for name, value in _FIELD.findall(line)}
+
+
+def _unquoted(value: str) -> str:
+    if len(value) > 1 and value[0] in "\"'" and value[-1] == value[0]:
+        value = value[1:-1]
+    return _ESCAPED.sub(_unescaped, value) if "\\" in value else value
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    if match[1] is None:
+        return match[2]
+    return bytes(int(digits, 8) & 0xFF for digits in match[1].split("\\")[1:]).decode(errors="replace")
+
+
+def _escaped(word: str) -> str:
+    """A word as `slf_fields` reads it."""
+    word = word.replace("\\", "\\\\")
+    return f"\\{word}" if word.startswith(('"', "'")) else word
 
 
 def read_slf(
@@ -342,7 +385,7 @@ def read_slf(
     for number, line in enumerate(text.splitlines(), start=1):
         if line.startswith("#") or not line.strip():
             continue
-        fields = dict(_FIELD.findall(line))
+        fields = slf_fields(line)
         where = f"{path}:{number}"
         if "I" in fields:
             nodes[fields["I"]] = fields

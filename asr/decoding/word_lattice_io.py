@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
@@ -16,14 +15,13 @@ from typing import Any, NamedTuple
 import torch
 
 from asr.decoding.kaldi_lattice import finite_number, state_times
-from asr.decoding.lattice_io import log_of_base
+from asr.decoding.lattice_io import log_of_base, slf_fields
 from asr.decoding.word_lattice import WordArc, WordLattice
 from asr.errors import AsrError
 from asr.text.normalize import read_text
 from asr.torch_archive import load_tensors
 
 _NOT_WORDS = ("!NULL", "<eps>", "<s>", "</s>", "!SENT_START", "!SENT_END", "!ENTER", "!EXIT", "!SIL", "#0")
-_FIELD = re.compile(r"(\w+)=(\"[^\"]*\"|\S+)")
 _FINAL_LABEL = -1
 
 
@@ -54,7 +52,7 @@ def read_slf_lattice(path: str | Path) -> WordLattice:
     nodes: dict[str, dict[str, str]] = {}
     links: list[tuple[str, dict[str, str]]] = []
     for number, line in enumerate(read_text(path, "lattice").splitlines(), start=1):
-        fields = dict(_FIELD.findall(line))
+        fields = slf_fields(line)
         if line.startswith("#") or not line.strip():
             continue
         if "I" in fields:
@@ -92,7 +90,7 @@ def read_slf_lattice(path: str | Path) -> WordLattice:
         for name, default in (("acscale", "1"), ("lmscale", "1"), ("wdpenalty", "0"))
     ]
     return WordLattice(
-        "_".join(header.get("UTTERANCE", path.name.partition(".")[0]).strip('"').split()),
+        "_".join(header.get("U", path.name.partition(".")[0]).split()),
         len(nodes),
         starts[0],
         arcs,

@@ -15,6 +15,7 @@ from asr.decoding.lattice import Lattice
 from asr.decoding.lattice_io import read_kaldi_lattices, read_slf, write_kaldi_lattice, write_slf
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
+from asr.text.symbols import Vocabulary
 from tests.decoding.random_graphs import random_graph, random_log_prob
 from tests.reference.harmful_pickle import HarmfulPickle
 from tests.reference.lattice_paths import all_sentences
@@ -68,6 +69,20 @@ def test_slf_keeps_everything(tmp_path_factory: pytest.TempPathFactory, seed: in
     with path.open("w") as file:
         write_slf(file, "a", lattice, graph.vocabulary, graph.tokens, OPTIONS, 0.04)
     same_but_for_order(read_slf(path, graph.vocabulary, graph.tokens), lattice)
+
+
+def test_slf_keeps_words_with_quotes_and_backslashes(tmp_path) -> None:
+    found = a_lattice(1)
+    assert found is not None
+    lattice, first_pass = found
+    words = [f"{mark}W{number}'" for number, mark in enumerate(("'", '"', "\\", "=", "\\'"))]
+    words += [f"w{number}" for number in range(len(words), len(first_pass.graph.vocabulary))]
+    vocabulary = Vocabulary(words)
+    text = io.StringIO()
+    write_slf(text, "a", lattice, vocabulary, first_pass.graph.tokens, OPTIONS, 0.04)
+    (tmp_path / "a.slf").write_text(text.getvalue())
+    assert len(set(lattice.word_id.tolist())) > 3
+    same_but_for_order(read_slf(tmp_path / "a.slf", vocabulary, first_pass.graph.tokens), lattice)
 
 
 @settings(max_examples=15)

@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -173,6 +174,37 @@ def test_a_lattice_of_htk(folder: Path) -> None:
     assert lattice.scales == (0.5, 12.0, -log10)
     assert lattice.arcs[2] == WordArc(1, 3, "ZEBRA", -3 * log10, -0.75 * log10)
     assert lattice.time == {0: 0.0, 1: 0.25, 2: 0.25, 3: 0.8}
+
+
+LONG_NAMES = {"N": "NODES", "L": "LINKS", "t": "time", "W": "WORD", "S": "START", "E": "END", "a": "acoustic"}
+
+
+@pytest.mark.parametrize("quote", ["", '"', "'"])
+def test_long_names_and_quotes_of_htk(folder: Path, quote: str) -> None:
+    """The HTK book allows both forms of a field's name, and quoted values."""
+    names = {**LONG_NAMES, "l": "language"}
+    text = re.sub(r"\b(\w)=(\S+)", lambda field: f"{names.get(field[1], field[1])}={quote}{field[2]}{quote}", SLF)
+    assert "WORD=" in text and "START=" in text
+    (folder / "long.slf").write_text(text)
+    assert read_slf_lattice(folder / "long.slf") == read_slf_lattice(folder / "talk.slf")
+
+
+@pytest.mark.parametrize(
+    ("written", "word"),
+    [
+        (r"\'EM", "'EM"),
+        ("'EM", "'EM"),
+        ('"\'EM"', "'EM"),
+        (r'"A \"B\""', 'A "B"'),
+        (r"CAF\303\211", "CAFÉ"),
+        (r"A\\B", r"A\B"),
+        ("A=B", "A=B"),
+        ('""', ""),
+    ],
+)
+def test_escaped_words_of_htk(folder: Path, written: str, word: str) -> None:
+    (folder / "talk.slf").write_text(SLF.replace("W=PAT", f"W={written}"))
+    assert read_slf_lattice(folder / "talk.slf").arcs[0].word == word
 
 
 @pytest.mark.parametrize("base", ["0", "-2", "1", "ten"])
