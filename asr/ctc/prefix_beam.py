@@ -17,13 +17,16 @@ from asr.ctc import prefix_kernel
 from asr.ctc.prefix_kernel import (
     ASKS,
     CHUNK_BEGIN,
+    FIRST_NEW,
     FRAME,
     FREE,
     NEEDS_ROOM,
     NUM_ALIVE,
     NUM_ASKED,
     NUM_PREFIXES,
+    NUM_SLOTS,
     ROOM_WANTED,
+    UNKNOWN,
     Prefixes,
     Rules,
 )
@@ -120,13 +123,18 @@ class PrefixBeam:
         return self.prefixes.asked_context[:num], self.prefixes.asked_word[:num]
 
     def answer(self, log_prob: npt.NDArray[np.float32], next_context: npt.NDArray[np.int64]) -> None:
-        """Receives the results of the pending queries, (A,) each, and finishes the frame."""
+        """Receives the results of the pending queries, (A,) each, and finishes the frame unless more are pending."""
         self._loops.settle(log_prob, next_context, self.prefixes, self.rules)
 
     def contexts(self) -> npt.NDArray[np.int64]:
-        """The language model contexts of the surviving prefixes."""
-        alive = self.prefixes.node[: int(self.prefixes.count[NUM_ALIVE])]
-        return cast("npt.NDArray[np.int64]", self.prefixes.context[alive])
+        """The language model contexts of the surviving prefixes and, within a frame, of its new hypotheses."""
+        prefixes, count = self.prefixes, self.prefixes.count
+        alive, num_slots = prefixes.node[: int(count[NUM_ALIVE])], int(count[NUM_SLOTS])
+        known = prefixes.context[int(count[FIRST_NEW]) : int(count[NUM_PREFIXES])]
+        of_slots = prefixes.slot_context[:num_slots][prefixes.slot_node[:num_slots] < 0]
+        return cast(
+            "npt.NDArray[np.int64]", np.concatenate([prefixes.context[alive], known[known != UNKNOWN], of_slots])
+        )
 
     def alive(self) -> list[Alive]:
         """The surviving prefixes, each once, best first."""
@@ -244,7 +252,7 @@ def ask(lm: LanguageModel, context: Tensor, word: Tensor) -> tuple[npt.NDArray[n
 class _Loops(NamedTuple):
     advance: Callable[..., int]
     advance_with_tables: Callable[..., int]
-    settle: Callable[..., None]
+    settle: Callable[..., bool]
     fill_table: Callable[..., None]
 
 

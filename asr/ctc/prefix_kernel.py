@@ -24,6 +24,7 @@ _int64: Any = np.int64  # untyped, because to mypy, NumPy 1's integers are not o
 
 BOUNDARY = 0
 FREE = -1
+UNKNOWN = -1
 _FIRST_MULTIPLIER = 0x1E3779B97F4A7C15
 _SECOND_MULTIPLIER = 0x3F58476D1CE4E5B9
 # Paths this far below the pruning threshold are ignored: they add at most exp(-5) of a score at the threshold.
@@ -40,7 +41,7 @@ class Prefixes(NamedTuple):
     Attributes:
         count: (8,) int64, indexed by `NUM_PREFIXES` and the constants beside it.
         parent, char: (P,) int32.
-        context: (P,) int64, of the language model.
+        context: (P,) int64, of the language model; `UNKNOWN` while it depends on a query.
         lm_score: (P,) float64, language model score of all words so far, unscaled.
         bonus: (P,) float64, everything that is permanently added to the acoustic score.
         guess: (P,) float64, temporarily added for the incomplete word.
@@ -149,7 +150,7 @@ def advance(log_prob: Any, prefixes: Prefixes, rules: Rules) -> int:
     """
     count = prefixes.count
     while count[FRAME] - count[CHUNK_BEGIN] < len(log_prob):
-        if not expand(log_prob, prefixes, rules):
+        if count[NUM_ASKED] == 0 and not expand(log_prob, prefixes, rules):
             return NEEDS_ROOM
         if count[NUM_ASKED] > 0:
             return ASKS
@@ -164,11 +165,13 @@ def advance_with_tables(log_prob: Any, prefixes: Prefixes, rules: Rules, tables:
     while count[FRAME] - count[CHUNK_BEGIN] < len(log_prob):
         if not expand(log_prob, prefixes, rules):
             return NEEDS_ROOM
-        num = count[NUM_ASKED]
-        answer, following = np.empty(num, dtype=np.float32), np.empty(num, dtype=np.int64)
-        if num:
-            look_up(prefixes.asked_context[:num], prefixes.asked_word[:num], tables, answer, following)
-        settle(answer, following, prefixes, rules)
+        is_settled = False
+        while not is_settled:
+            num = count[NUM_ASKED]
+            answer, following = np.empty(num, dtype=np.float32), np.empty(num, dtype=np.int64)
+            if num:
+                look_up(prefixes.asked_context[:num], prefixes.asked_word[:num], tables, answer, following)
+            is_settled = settle(answer, following, prefixes, rules)
     return DONE
 
 
@@ -243,6 +246,9 @@ def expand(log_prob: Any, prefixes: Prefixes, rules: Rules) -> bool:
             if end != begin + 1:
                 for position in range(begin, end):
                     child = _child(child, chars[position], prefixes, rules)
+                    if child != node and added > peak_of[child]:
+                        peak_of[child] = added
+                        begin_of[child], end_of[child] = frame, frame + 1
             elif not (has_words and char == BOUNDARY and length_of[node] == 0):
                 child = _int64(table[_place(node, char, table, parent, char_of)])
             if child >= 0:
@@ -274,35 +280,21 @@ def expand(log_prob: Any, prefixes: Prefixes, rules: Rules) -> bool:
 
 
 @kernel(fastmath=False)
-def settle(answer: Any, following: Any, prefixes: Prefixes, rules: Rules) -> None:
-    """Adds the language model's scores (A,) and next contexts (A,), and keeps the best hypotheses of the frame."""
+def settle(answer: Any, following: Any, prefixes: Prefixes, rules: Rules) -> bool:
+    """Adds the language model's scores (A,) and next contexts (A,), and keeps the best hypotheses of the frame.
+
+    Returns:
+        Whether the frame is finished. If not, some prefixes follow others that have only now got their contexts: the
+        queries of these prefixes must be answered first.
+    """
     count = prefixes.count
-    num_asked = count[NUM_ASKED]
-    asked = 0
-    for node in range(count[FIRST_NEW], count[NUM_PREFIXES]):
-        parent = prefixes.parent[node]
-        prefixes.bonus[node] += prefixes.bonus[parent]
-        prefixes.lm_score[node] = prefixes.lm_score[parent]
-        prefixes.context[node] = prefixes.context[parent]
-        while asked < num_asked and prefixes.asked[asked] >= 0:
-            asked += 1
-        if asked < num_asked and ~prefixes.asked[asked] == node:
-            prefixes.lm_score[node] += answer[asked]
-            prefixes.bonus[node] += rules.lm_scale * answer[asked]
-            prefixes.context[node] = following[asked]
-            asked += 1
-    who, slot_lm_score, slot_context = prefixes.asked, prefixes.slot_lm_score, prefixes.slot_context
-    slot_bonus, lm_scale = prefixes.slot_bonus, rules.lm_scale
-    for asked in range(num_asked):
-        slot = who[asked]
-        if slot >= 0:
-            slot_lm_score[slot] += answer[asked]
-            slot_bonus[slot] += lm_scale * answer[asked]
-            slot_context[slot] = following[asked]
+    _receive(answer, following, prefixes, rules)
+    if count[NUM_ASKED] > 0:
+        return False
     num = count[NUM_SLOTS]
     bonus_of, guess_of = prefixes.bonus, prefixes.guess
     slot_node, slot_last, slot_score = prefixes.slot_node, prefixes.slot_last, prefixes.slot_score
-    slot_guess = prefixes.slot_guess
+    slot_bonus, slot_guess = prefixes.slot_bonus, prefixes.slot_guess
     rank = np.empty(num, dtype=np.float64)
     best = -np.inf
     for slot in range(num):
@@ -342,8 +334,39 @@ def settle(answer: Any, following: Any, prefixes: Prefixes, rules: Rules) -> Non
     count[NUM_ALIVE] = num_alive
     if rules.history > 0:
         _keep_best_of_equal_ends(rank, prefixes, rules.history)
-    count[NUM_ASKED] = 0
     count[FRAME] += 1
+    return True
+
+
+def _receive(answer: Any, following: Any, prefixes: Prefixes, rules: Rules) -> None:
+    """Passes the answers on to new prefixes and slots, and asks for prefixes that had to wait for their contexts."""
+    count, who, context, parent_of = prefixes.count, prefixes.asked, prefixes.context, prefixes.parent
+    num_asked, asked = count[NUM_ASKED], 0
+    for node in range(count[FIRST_NEW], count[NUM_PREFIXES]):
+        parent = parent_of[node]
+        while asked < num_asked and who[asked] >= 0:
+            asked += 1
+        is_asked = asked < num_asked and ~who[asked] == node
+        ends_word = rules.has_lm and prefixes.char[node] == BOUNDARY
+        if context[node] == UNKNOWN and context[parent] != UNKNOWN and (is_asked or not ends_word):
+            prefixes.bonus[node] += prefixes.bonus[parent]
+            prefixes.lm_score[node], context[node] = prefixes.lm_score[parent], context[parent]
+            if is_asked:
+                prefixes.lm_score[node] += answer[asked]
+                prefixes.bonus[node] += rules.lm_scale * answer[asked]
+                context[node] = following[asked]
+        asked += is_asked
+    for asked in range(num_asked):
+        slot = who[asked]
+        if slot >= 0:
+            prefixes.slot_lm_score[slot] += answer[asked]
+            prefixes.slot_bonus[slot] += rules.lm_scale * answer[asked]
+            prefixes.slot_context[slot] = following[asked]
+    count[NUM_ASKED] = 0
+    for node in range(count[FIRST_NEW], count[NUM_PREFIXES]):
+        parent = parent_of[node]
+        if context[node] == UNKNOWN and context[parent] != UNKNOWN:
+            _ask(~node, context[parent], _word_at(prefixes.place[parent], rules), prefixes)
 
 
 def _keep_best_of_equal_ends(rank: Any, prefixes: Prefixes, history: int) -> None:
@@ -442,13 +465,20 @@ def _add(
 
 
 def _take_in(slot: int, prefixes: Prefixes, rules: Rules) -> int:
-    """Creates the node of a slot that has survived."""
+    """The node of a slot that has survived, created unless another token has led to it in this frame."""
     count = prefixes.count
     parent = ~_int64(prefixes.slot_node[slot])
     char = rules.char[rules.char_begin[prefixes.slot_last[slot]]]
+    table_place = _place(parent, char, prefixes.table, prefixes.parent, prefixes.char)
+    known = _int64(prefixes.table[table_place])
+    if known != FREE:
+        if prefixes.slot_score[slot] > prefixes.peak[known]:
+            prefixes.peak[known] = prefixes.slot_score[slot]
+            prefixes.begin[known], prefixes.end[known] = count[FRAME], count[FRAME] + 1
+        return known
     new = count[NUM_PREFIXES]
     count[NUM_PREFIXES] = new + 1
-    prefixes.table[_place(parent, char, prefixes.table, prefixes.parent, prefixes.char)] = new
+    prefixes.table[table_place] = new
     prefixes.parent[new], prefixes.char[new] = parent, char
     prefixes.begin[new], prefixes.end[new] = count[FRAME], count[FRAME] + 1
     prefixes.peak[new] = prefixes.slot_score[slot]
@@ -473,8 +503,9 @@ def _child(node: int, char: int, prefixes: Prefixes, rules: Rules) -> int:
     prefixes.begin[new], prefixes.end[new], prefixes.peak[new] = count[FRAME], count[FRAME] + 1, -np.inf
     place, length, bonus, guess, word = _extended(prefixes.place[node], prefixes.length[node], char, rules)
     prefixes.place[new], prefixes.length[new] = place, length
-    prefixes.bonus[new], prefixes.guess[new] = bonus, guess
-    if rules.has_lm and word >= 0:
+    prefixes.bonus[new], prefixes.guess[new], prefixes.context[new] = bonus, guess, UNKNOWN
+    # A word that begins and ends within a token has to wait for the context after the word before it.
+    if rules.has_lm and word >= 0 and prefixes.context[node] != UNKNOWN:
         _ask(~new, prefixes.context[node], word, prefixes)
     return _int64(new)
 
@@ -504,16 +535,19 @@ def _extended(place: int, length: int, char: int, rules: Rules) -> tuple[int, in
     if not rules.has_words:
         return _int64(0), _int64(0), rules.insertion, 0.0, _int64(rules.word_of[char])
     if char == BOUNDARY:
-        if trie_node >= 0:
-            bonus = rules.insertion + rules.trie_end[trie_node]
-            return _int64(0), _int64(0), bonus, 0.0, _int64(rules.trie_word[trie_node])
-        return _int64(0), _int64(0), rules.insertion + rules.outside_end, 0.0, _int64(rules.unk)
+        end = rules.trie_end[trie_node] if trie_node >= 0 else rules.outside_end
+        return _int64(0), _int64(0), rules.insertion + end, 0.0, _word_at(trie_node, rules)
     longer = _int64(length) + 1
     if trie_node >= 0:
         trie_node = _trie_step(trie_node, char, rules.trie_begin, rules.trie_char, rules.trie_next)
     if trie_node >= 0:
         return trie_node, longer, 0.0, rules.trie_guess[trie_node], _int64(-1)
     return trie_node, longer, 0.0, rules.outside_guess * max(1.0, longer / rules.long_word), _int64(-1)
+
+
+def _word_at(trie_node: int, rules: Rules) -> int:
+    """The language model's word if a word ends at a node of the trie, or outside it."""
+    return _int64(rules.trie_word[trie_node]) if trie_node >= 0 else _int64(rules.unk)
 
 
 def _trie_step(trie_node: int, char: int, trie_begin: Any, trie_char: Any, trie_next: Any) -> int:

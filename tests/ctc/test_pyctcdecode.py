@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from asr.ctc.language_models import StatefulModel
+from asr.ctc.prefix_beam import PrefixBeam, read_chunks
 from asr.ctc.pyctcdecode import Alphabet, BeamSearchDecoderCTC, build_ctcdecoder
 from asr.errors import AsrError
 from asr.lm.combine import RemappedLM
@@ -147,6 +151,65 @@ def test_pieces_merge_however_a_word_is_split() -> None:
     assert beams[0][0] == "bad"
     assert beams[0][3] == pytest.approx(math.log(0.5), abs=1e-3)
     assert {beam[0] for beam in beams} >= {"bd", "baad"}
+
+
+PIECES = ["", "▁a", "▁b", "a", "ab", "▁ab", "▁⁇▁", "b▁"]
+
+
+class OneByOne(StatefulModel):
+    """An n-gram model without tables for the search's loops, which forgets all contexts that are not retained."""
+
+    def __init__(self, lm: NgramLM) -> None:
+        super().__init__(lm.vocabulary, lm.start(1))
+        self._lm = lm
+
+    def after(self, state: Any, word_id: int) -> tuple[float, Any]:
+        score, following = self._lm.score(state, torch.tensor([word_id]))
+        return float(score), following
+
+    def at_end(self, state: Any) -> float:
+        return float(self._lm.final(state))
+
+    def retain(self, live: torch.Tensor) -> None:
+        kept = set(live.tolist())
+        self._states = [state if number in kept else None for number, state in enumerate(self._states)]
+        self._edges = {query: edge for query, edge in self._edges.items() if {query[0], edge[1]} <= kept}
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("has_tables", [True, False])
+def test_pieces_against_all_paths(
+    seed: int, has_tables: bool, ngram_of: Callable[..., NgramLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also pieces that end a word, such as the unknown piece: two words may end within one frame."""
+    monkeypatch.setattr("asr.ctc.prefix_beam._ROUNDS_BETWEEN_MARKS", 1)
+    lm = ngram_of(["a ab", "b ab a", "ab b", "ba a"], ["a", "b", "ab", "ba"], order=2)
+    decoder = build_ctcdecoder(PIECES, language_model=lm if has_tables else OneByOne(lm))
+    log_prob = torch.from_numpy(random_logits(4, seed, len(PIECES))).log_softmax(1).numpy()
+    sums: dict[str, float] = {}
+    for path in itertools.product(range(len(PIECES)), repeat=len(log_prob)):
+        written = "".join(PIECES[label] for label, _ in itertools.groupby(path))
+        text = " ".join(written.replace("▁", " ").split())
+        sums[text] = float(np.logaddexp(sums.get(text, -math.inf), log_prob[np.arange(len(path)), path].sum()))
+    wanted = {}
+    for text, score in sums.items():
+        words = text.split()
+        unknown = sum(word not in lm.vocabulary for word in words)
+        of_words = 0.5 * float(lm.score_sentence(words).double().sum()) + 1.5 * len(words)
+        wanted[text] = score + of_words - 0.5 * 10 * math.log(10) * unknown
+    found = decoder.decode_beams(log_prob, beam_width=10**5, beam_prune_logp=-1e6, token_min_logp=-1e6)
+    assert {beam[0]: beam[-1] for beam in found} == pytest.approx(wanted, abs=1e-2)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_text_is_one_prefix_whatever_its_pieces(order: int) -> None:
+    """Otherwise equal texts are not merged, and crowd out others."""
+    labels = ["", "▁", *["▁a", "a", "b", "ab", "abb"][::order]]
+    decoder = build_ctcdecoder(labels)
+    beam = PrefixBeam(decoder._rules(decoder._scored_words(None, 0.0), 1000, -1e6, -1e6, 0))
+    read_chunks([beam], [decoder._log_probs(random_logits(6, 0, len(labels)))], None)
+    prefixes = [tuple(char for char, _, _ in beam.characters(each.prefix)) for each in beam.alive()]
+    assert len(set(prefixes)) == len(prefixes) > 50
 
 
 def test_frames_of_words() -> None:
