@@ -17,9 +17,9 @@ from asr.text.lexicon import Lexicon
 HELP = """\
 Prepares the training of an acoustic model by lattice-free MMI (TDNN-F, recipes/librispeech/am_tdnnf.yaml):
 
-  prepared/    filterbanks of all utterances at three speeds, through a telephone channel and with noise, and
-               their alignments: the first from a bundle's network, better ones from small classifiers trained
-               on it (--passes)
+  prepared/    filterbanks of all utterances at three speeds, through a telephone channel, with noise and with
+               white noise, and their alignments: the first from a bundle's network, better ones from small
+               classifiers trained on it (--passes)
   states/      tied states of left biphones and the denominator graph, and pronunciation-scores.json for 'asr graph'
 
 Existing features and alignments are kept. Put the more reliable lexicon first: all pronunciations of a word come from

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -225,8 +226,9 @@ def _hertz(mel: Tensor) -> Tensor:
 
 _TELEPHONE_RATE = 8000
 _SNR_DB = (5.0, 20.0)
-# Powers of frequency in the noise's spectrum: from white to the rumble of rooms.
+# Powers of frequency in the noise's spectrum: from white to the rumble of rooms, and for noise that is nearly white.
 _SPECTRAL_SLOPE = (-1.0, 0.0)
+_WHITE_SLOPE = (-0.25, 0.0)
 # The noise's level rises and falls, by up to this many dB, between points half a second apart.
 _LEVEL_RANGE_DB = 6.0
 _LEVELS_PER_SECOND = 2.0
@@ -260,11 +262,9 @@ def through_telephone(waveform: Tensor, generator: torch.Generator) -> Tensor:
     return resample(narrow, _TELEPHONE_RATE, 16000)[: len(waveform)]
 
 
-def with_noise(waveform: Tensor, generator: torch.Generator) -> Tensor:
+def with_noise(waveform: Tensor, generator: torch.Generator, slopes: tuple[float, float] = _SPECTRAL_SLOPE) -> Tensor:
     """Speech with noise of a random color and a varying level, at a signal-to-noise ratio of 5 to 20 dB."""
-    snr_db, slope = (
-        low + (high - low) * float(torch.rand((), generator=generator)) for low, high in (_SNR_DB, _SPECTRAL_SLOPE)
-    )
+    snr_db, slope = (low + (high - low) * float(torch.rand((), generator=generator)) for low, high in (_SNR_DB, slopes))
     return add_noise(waveform, coloured_noise(len(waveform), slope, generator), snr_db)
 
 
@@ -285,4 +285,5 @@ CONDITIONS = {
     "1.1": Condition(1.1, 2.0),
     "telephone": Condition(1.0, 1.0, through_telephone),
     "noise": Condition(1.0, 1.0, with_noise),
+    "white": Condition(1.0, 1.0, partial(with_noise, slopes=_WHITE_SLOPE)),
 }

@@ -113,6 +113,16 @@ def test_the_colour_of_noise(slope: float, ratio: float) -> None:
     assert power(noise, 4000, 4400) / power(noise, 2000, 2200) / 2 == pytest.approx(ratio, rel=0.1)
 
 
+@pytest.mark.parametrize(("name", "least", "most"), [("noise", 0.0, 0.2), ("white", 0.4, 0.75)])
+def test_white_noise_is_nearly_white(name: str, least: float, most: float) -> None:
+    waveform = chirp()
+    ratios = []
+    for seed in range(20):
+        noise = CONDITIONS[name].apply(waveform, torch.Generator().manual_seed(seed)) - waveform
+        ratios.append(power(noise, 5000, 5500) / power(noise, 1000, 1500))
+    assert least < min(ratios) < most
+
+
 def test_conditions_keep_length_and_repeat_with_the_generator() -> None:
     waveform = chirp()
     for name, condition in CONDITIONS.items():
