@@ -50,12 +50,15 @@ class Ensemble(BoundedNetwork):
     def of(cls, specs: Sequence[ModelSpec]) -> ModelSpec:
         """An ensemble of trained networks, with copies of their weights.
 
+        Ensembles among them are replaced by their members, so that all networks have the same weight.
+
         Raises:
             ValueError: as for the constructor.
         """
-        arguments = {"members": [{"class": spec.class_name, "arguments": spec.arguments} for spec in specs]}
+        single = [member for spec in specs for member in _members_of(spec)]
+        arguments = {"members": [{"class": spec.class_name, "arguments": spec.arguments} for spec in single]}
         ensemble = cls(**arguments)
-        for member, spec in zip(ensemble.members, specs, strict=True):
+        for member, spec in zip(ensemble.members, single, strict=True):
             member.load_state_dict(spec.network.state_dict())
         return ModelSpec("Ensemble", arguments, ensemble.eval())
 
@@ -81,3 +84,10 @@ class Ensemble(BoundedNetwork):
 
     def _bounded(self) -> list[BoundedNetwork]:
         return [member for member in self.members if isinstance(member, BoundedNetwork)]
+
+
+def _members_of(spec: ModelSpec) -> list[ModelSpec]:
+    if not isinstance(spec.network, Ensemble):
+        return [spec]
+    listed = zip(spec.arguments["members"], spec.network.members, strict=True)
+    return [ModelSpec(each["class"], each["arguments"], network) for each, network in listed]

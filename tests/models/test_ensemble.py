@@ -68,6 +68,15 @@ def test_one_member_is_the_network_itself(members: list[ModelSpec]) -> None:
 
 
 @torch.no_grad()
+def test_members_of_an_ensemble_count_like_others(members: list[ModelSpec]) -> None:
+    features, num_frames = torch.randn(1, 50, 20), torch.tensor([50])
+    ensemble = Ensemble.of([Ensemble.of(members[:2]), members[2]])
+    assert ensemble.arguments == Ensemble.of(members).arguments
+    wanted = normalized_mean(members, features, num_frames)
+    torch.testing.assert_close(ensemble.network(features, num_frames)[0], wanted, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
 def test_pieces_of_a_stream_get_the_scores_of_the_whole(members: list[ModelSpec]) -> None:
     network: Any = Ensemble.of(members).network
     deepest: Any = members[1].network
