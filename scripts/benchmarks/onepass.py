@@ -191,8 +191,8 @@ def at_equal_error(one: Sequence[Run], other: Sequence[Run]) -> float:
     return least_seconds(one, wer) / least_seconds(other, wer)
 
 
-def stream_seconds(bundle: Bundle, speech: Speech) -> float:
-    """CPU seconds of the default mode in 16 concurrent streams, everything included."""
+def stream_seconds(bundle: Bundle, speech: Speech) -> tuple[float, dict[str, float]]:
+    """CPU seconds of the default mode in 16 concurrent streams, everything included; seconds of each stage."""
     recognizer = Recognizer(bundle, decoder="token-passing")
     streaming = StreamingRecognizer(recognizer)
     waiting = list(enumerate(speech.waveforms))
@@ -210,7 +210,7 @@ def stream_seconds(bundle: Bundle, speech: Speech) -> float:
             else:
                 streaming.push(stream, samples)
         streaming.step()
-    return time.process_time() - begin
+    return time.process_time() - begin, streaming.times.stages
 
 
 def quick(bundle: Bundle, scored: Scored) -> dict[str, Any]:
@@ -241,7 +241,7 @@ def quick(bundle: Bundle, scored: Scored) -> dict[str, Any]:
         "wer_widest": run(bundle, scored.workload, default, BEAMS[-2]).wer,
         "default_rtf_search_and_lm": own.seconds / seconds,
         "default_rtf_acoustic_model": scored.seconds / seconds,
-        "stream_rtf": stream_seconds(bundle, scored.speech) / seconds,
+        "stream_rtf": stream_seconds(bundle, scored.speech)[0] / seconds,
         "one_pass_over_second_pass_time_at_equal_wer": min(at_equal_error(one, lattice) for one in one_passes),
         "each_frame_over_second_pass_time_at_equal_wer": at_equal_error(one_passes[-1], lattice),
         "default_answered_without_hidden": own.counts.answered_without_hidden if own.counts else None,
@@ -329,12 +329,14 @@ def _own_beams(bundle: Bundle, scored: Scored, systems: dict[str, System], more:
                 f"of {_SHORT_BATCH_SECONDS:g} s": short.seconds,
                 "of real time": own.seconds / scored.speech.seconds,
                 "without hidden layer": f"{counts.answered_without_hidden:.1%}" if counts else "",
-                "bytes a history": round(counts.bytes_per_context) if counts else "",
+                "bytes per history": round(counts.bytes_per_context) if counts else "",
             }
         )
     table("The bundle's own beams", rows)
-    streams = stream_seconds(bundle, scored.speech) / scored.speech.seconds
-    print(f"\n{_NUM_STREAMS} streams side by side, all included: {streams:.4f} of real time each.")
+    total, stages = stream_seconds(bundle, scored.speech)
+    parts = ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in stages.items())
+    share = total / scored.speech.seconds
+    print(f"\n{_NUM_STREAMS} concurrent streams: {total:.2f} s ({parts}), {share:.4f} of real time.")
 
 
 def _second_passes(bundle: Bundle, scored: Scored, beams: Beams, more: dict[str, Any]) -> None:
