@@ -52,6 +52,15 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
             "lost = [ending.final_total.max() - ending.final_total for ending in endings if len(ending.final)]",
             "ending.final_total.max -> ending.final_total.min",
         ): "more partial paths than needed are kept; the lattice is pruned afterwards",
+        ("_SLACK = 0.1", "0.1 -> 1.1"): "more losing arcs than needed are kept; the lattice is pruned afterwards",
+        (
+            "if loop is None or not log_prob.numel():",
+            "not log_prob.numel() -> not not log_prob.numel()",
+        ): _SHORTCUT,
+        (
+            "keeps, keeps_losing = loss[:-1] <= self.margin, loss.index_select(0, dst) + score_gap <= self.margin",
+            "loss[:-1] <= self.margin -> loss[:-1] < self.margin",
+        ): _TIE,
     },
     "asr/decoding/rescoring.py": {
         ("min_active_states=0,", "0 -> 1"): "the best partial path survives any beam",

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asr.decoding.interface import DecodingOptions
+from asr.decoding.interface import DecodingOptions, Hypothesis
 from asr.decoding.paths import WordAligner, hypothesis_of_path
 from asr.errors import AsrError
 from asr.recognizer import Recognizer
@@ -63,6 +63,21 @@ def test_runs_of_a_path() -> None:
     assert found.phones == ((2, 1, 3), (2, 4, 5), (3, 5, 6))
     found = hypothesis_of_path(graph, DecodingOptions(), arc, 0.0, 0.0, 0.0, 2 * arc)
     assert found.phones == ((2, 2, 5), (2, 8, 9), (3, 10, 11))
+
+
+def test_silence_between_words_belongs_to_none() -> None:
+    graph = random_graph(0)
+    _, first, silence, last = graph.tokens.tokens
+    word, other = graph.vocabulary.words[4:6]
+    aligner = WordAligner(
+        Lexicon({word: [(first, last)], other: [(last,), (silence, first)]}), replace(graph, meta={"silence": silence})
+    )
+    found = Hypothesis(
+        (4, 5), (word, other), 0.0, 0.0, 0.0, 0.0, (0, 5), (5, 9),
+        phones=((2, 0, 1), (1, 1, 3), (2, 3, 4), (3, 4, 5), (2, 5, 7), (1, 7, 8), (2, 8, 9)),
+    )  # fmt: skip
+    aligned = aligner.aligned(found)
+    assert (aligned.start_frames, aligned.end_frames) == ((1, 7), (5, 8))
 
 
 def test_a_recognizer_with_a_lexicon(tiny_bundle_folder, tmp_path) -> None:
