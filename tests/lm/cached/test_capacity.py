@@ -385,16 +385,16 @@ def test_numbers_beyond_a_trim_are_gone():
         rows.take(1)
 
 
-def test_numbers_double_up_to_the_limit_and_pass_it_only_for_what_is_used():
-    rows = RowAllocator(8, torch.device("cpu"), limit=12)
-    assert rows.capacity_for(8) == 8
-    assert rows.capacity_for(9) == 12
-    assert rows.capacity_for(13) == 13
-    rows.take(5)
-    assert rows.capacity_for(3) == 8
-    assert rows.capacity_for(8) == 13
+def test_numbers_grow_by_a_quarter_up_to_the_limit_and_pass_it_only_for_what_is_used():
+    rows = RowAllocator(80, torch.device("cpu"), limit=95)
+    assert rows.capacity_for(80) == 80
+    assert rows.capacity_for(81) == 95
+    assert rows.capacity_for(96) == 96
+    rows.take(50)
+    assert rows.capacity_for(30) == 80
+    assert rows.capacity_for(46) == 96
     rows.limit = None
-    assert rows.capacity_for(4) == 16
+    assert rows.capacity_for(31) == 100
 
 
 def test_rows_that_were_used_last_and_those_without_a_parent_stay():
