@@ -140,15 +140,21 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 _OF_WINDOWS = ("left_seconds", "right_seconds", "memory_seconds", "min_feature_std")
 
 
-def _encoder(network: Any, options: StreamingOptions, frame_seconds: float) -> Any:
+def _encoder(network: Any, options: StreamingOptions, frame_seconds: float, drafts: bool) -> Any:
     """The encoder that runs chunks through the network: with windows, or with states if the network is external.
+
+    Args:
+        network: the acoustic model.
+        options: sizes of windows.
+        frame_seconds: seconds between two outputs.
+        drafts: whether the chunks' outputs are for partial results and endpoints alone.
 
     Raises:
         AsrError: the network is external, and reads whole utterances or has no windows for an option that was set.
     """
     if not isinstance(network, ExternalNetwork):
         frames_a_second = network.subsampling_factor / frame_seconds
-        return ChunkedEncoder(network, options.window_sizes(frame_seconds), ACOUSTIC_SECONDS * frames_a_second)
+        return ChunkedEncoder(network, options.window_sizes(frame_seconds), ACOUSTIC_SECONDS * frames_a_second, drafts)
     for name in _OF_WINDOWS:
         if getattr(options, name) != getattr(StreamingOptions, name):
             raise AsrError(
@@ -279,13 +285,14 @@ class StreamingRecognizer:
         self._lm_in_search = recognizer.lm_fusion == "search" or is_decided_early
         self._lm_comes_last = not self._is_k2 and not self._lm_in_search
         self._check_settings()
-        self._windows = _encoder(network, self.options, self.frame_seconds)
         recognizer.eval()
         models = recognizer.build_language_models(self.options.cache_bytes)
         self.engine = models.engine
         self.times = StageTimes()
         self._graph = recognizer.graph.decoding_graph()
         self._second_look = self._new_second_look(models)
+        self._is_draft = self._lm_comes_last and self._second_look is not None  # until the second look
+        self._windows = _encoder(network, self.options, self.frame_seconds, self._is_draft)
         self._decoder = self._new_decoder(models.model)
         self._warm_up()
         self._streams: dict[int, _Stream] = {}
@@ -320,7 +327,7 @@ class StreamingRecognizer:
 
     def _new_decoder(self, model: LanguageModel | None) -> Any:
         options, rules = self._recognizer.options, self.options.endpoint_rules(self.frame_seconds)
-        if self._lm_comes_last and self._second_look is not None:  # partial results and endpoints alone
+        if self._is_draft:
             most = min(options.max_active_states, self.options.partial_max_active_states)
             beam = min(options.search_beam, self.options.partial_search_beam)
             least = min(options.min_active_states, most)

@@ -72,6 +72,11 @@ class Ensemble(BoundedNetwork):
         """See `BoundedNetwork`; the largest of the members."""
         return max(member.right_context for member in self._bounded())
 
+    @property
+    def draft(self) -> BoundedNetwork:
+        """See `BoundedNetwork`; the first member alone."""
+        return self._bounded()[0]
+
     def forward_in_context(self, features: Tensor) -> Tensor:
         """See `BoundedNetwork`."""
         left, right = self.receptive_field

@@ -106,6 +106,11 @@ class BoundedNetwork(NormalizingNetwork):
         """See `NormalizingNetwork`."""
         return self.left_context, self.right_context
 
+    @property
+    def draft(self) -> BoundedNetwork:
+        """The network that computes provisional outputs, which a whole utterance's outputs replace later."""
+        return self
+
     def forward_in_context(self, features: Tensor) -> Tensor:
         """Normalized features with their context, (N, left + factor T' + right, F) -> log-probabilities (N, T', C)."""
         raise NotImplementedError

@@ -220,16 +220,20 @@ class ChunkedEncoder:
             counts in the normalization, and is kept.
         max_frames: frames of features that the network reads at a time when it evaluates whole utterances, see
             `asr.models.interface.in_parts`.
+        drafts: whether the chunks' outputs are provisional, so that `BoundedNetwork.draft` computes them.
     """
 
-    def __init__(self, network: AcousticNetwork, sizes: WindowSizes, max_frames: float = math.inf) -> None:
+    def __init__(
+        self, network: AcousticNetwork, sizes: WindowSizes, max_frames: float = math.inf, drafts: bool = False
+    ) -> None:
         self._network = network
         self._max_frames = max_frames
         seen: tuple[int, int] | None = getattr(network, "receptive_field", None)
         if seen is not None:
             sizes = replace(sizes, left=min(sizes.left, -(-seen[0] // network.subsampling_factor)))
         self.sizes = sizes
-        self._bounded = network if isinstance(network, BoundedNetwork) else None
+        bounded = network if isinstance(network, BoundedNetwork) else None
+        self._bounded = bounded.draft if bounded is not None and drafts else bounded
 
     def open(self, device: torch.device) -> WindowStream:
         """Opens a new stream."""

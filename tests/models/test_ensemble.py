@@ -94,6 +94,32 @@ def test_pieces_of_a_stream_get_the_scores_of_the_whole(members: list[ModelSpec]
     torch.testing.assert_close(torch.cat(pieces), whole, atol=1e-4, rtol=1e-4)
 
 
+@torch.no_grad()
+def test_drafts_of_a_stream_are_the_first_members(members: list[ModelSpec]) -> None:
+    ensemble: Any = Ensemble.of(members).network
+    sizes = WindowSizes(4, 100, 100, 1000, 0.0)
+    features, found = torch.randn(61, 20), []
+    for encoder in (ChunkedEncoder(ensemble, sizes, drafts=True), ChunkedEncoder(ensemble.members[0], sizes)):
+        stream = encoder.open(torch.device("cpu"))
+        stream.push(features)
+        stream.close()
+        chunks: list[Tensor] = []
+        while stream.is_ready:
+            chunks += encoder.step([stream])
+        found.append(torch.cat(chunks))
+    torch.testing.assert_close(*found)
+    drafted = ChunkedEncoder(ensemble, sizes, drafts=True)
+    stream = drafted.open(torch.device("cpu"))
+    stream.push(features)
+    stream.close()
+    while stream.is_ready:
+        drafted.step([stream])
+    torch.testing.assert_close(
+        drafted.hear_again([stream])[0],
+        ensemble.forward_normalized(stream.utterance()[None], torch.tensor([61]))[0][-1][0],
+    )
+
+
 @pytest.mark.parametrize(
     ("other", "says"),
     [

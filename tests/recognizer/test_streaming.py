@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,11 +16,13 @@ from hypothesis import strategies as st
 from asr.bundle import Bundle
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
+from asr.models.ensemble import Ensemble
 from asr.models.feedforward import FeedForwardNetwork
 from asr.models.interface import LOG_PROB_IN_NOISE
 from asr.models.tdnnf import Tdnnf
 from asr.models.windows import ChunkedEncoder, RunningNorm, WindowSizes
 from asr.recognizer import Recognizer
+from asr.serialization import ModelSpec
 from asr.streaming import StreamingOptions, StreamingRecognizer, recognize_stream
 from asr.testing.tones import PRONUNCIATIONS, RATE, TEXT, tones
 from asr.text.lexicon import Lexicon
@@ -106,6 +110,28 @@ def test_neither_cuts_nor_neighbours_change_anything(recognizer, seed):
         assert len(results) == len(alone[stream])
         for one, other in zip(results, alone[stream], strict=True):
             same(one, other)
+
+
+@pytest.mark.parametrize(("policy", "num_members"), [("agreed", 1), ("stable", 2)])
+def test_an_ensemble_drafts_by_its_first_member_until_the_utterance_ends(tiny_bundle_folder, policy, num_members):
+    bundle = Bundle.load(tiny_bundle_folder)
+    tdnnf = {"num_features": bundle.acoustic_model.network.num_features, "num_tokens": len(bundle.graph.tokens.tokens)}
+    small = {"dim": 12, "bottleneck_dim": 4, "num_layers": 2, "prefinal_dim": 8, "small_dim": 8}
+    members = [ModelSpec("Tdnnf", {**tdnnf, **small}, Tdnnf(**tdnnf, **small).eval()) for _ in range(2)]
+    recognizer = Recognizer(replace(bundle, acoustic_model=Ensemble.of(members)), mode="rnn", decoder="token-passing")
+    streaming = StreamingRecognizer(recognizer, StreamingOptions(**QUICK, **ENDLESS, partial_policy=policy))
+    asked = [Mock(wraps=member.forward_in_context) for member in recognizer.acoustic_model.members]
+    for member, ask in zip(recognizer.acoustic_model.members, asked, strict=True):
+        member.forward_in_context = ask
+    stream = streaming.open()
+    streaming.push(stream, tones(SENTENCES[0]))
+    while streaming.is_ready:
+        streaming.step()
+    assert [ask.called for ask in asked] == [number < num_members for number in range(2)]
+    streaming.close(stream)
+    while streaming.is_ready:
+        streaming.step()
+    assert all(ask.called for ask in asked)
 
 
 def test_final_results_are_those_of_decoding_the_utterance_heard_again(recognizer):
