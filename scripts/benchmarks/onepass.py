@@ -59,6 +59,7 @@ _NUM_STREAMS = 16
 
 
 _QUICK_BEAMS = (1, 2, 3)
+_REPETITIONS = 2  # of which the faster one counts
 
 
 @dataclass(frozen=True)
@@ -171,11 +172,13 @@ def score(bundle: Bundle, speech: Speech) -> Scored:
     recognizer = Recognizer(bundle, mode="ngram")
     recognizer.log_prob(speech.waveforms[:1], StageTimes())
     found: dict[int, Tensor] = {}
-    begin = time.process_time()
-    for batch in batches_of(speech.waveforms, BATCH_SECONDS * speech.rate):
-        log_prob, num_frames = recognizer.log_prob([speech.waveforms[i] for i in batch], StageTimes())
-        found.update((i, row[:num]) for i, row, num in zip(batch, log_prob, num_frames.tolist(), strict=True))
-    seconds = time.process_time() - begin
+    seconds = math.inf
+    for _ in range(_REPETITIONS):
+        begin = time.process_time()
+        for batch in batches_of(speech.waveforms, BATCH_SECONDS * speech.rate):
+            log_prob, num_frames = recognizer.log_prob([speech.waveforms[i] for i in batch], StageTimes())
+            found.update((i, row[:num]) for i, row, num in zip(batch, log_prob, num_frames.tolist(), strict=True))
+        seconds = min(seconds, time.process_time() - begin)
     frames = [found[i] for i in range(len(speech.waveforms))]
     return Scored(speech, Workload(speech.name, frames, speech.references, speech.seconds), seconds)
 
@@ -222,10 +225,14 @@ def quick(bundle: Bundle, scored: Scored) -> dict[str, Any]:
     context_beam = math.inf if knee.context_beam is None else knee.context_beam
     beams = Beams(knee.search_beam, knee.max_active_states, knee.output_beam, context_beam)
     same = {"am_scale": Recognizer(bundle, mode="rnn", decoder="token-passing").options.am_scale}
-    own = run(bundle, scored.workload, default)
-    trigram, network = (run(bundle, scored.workload, one, beams, same) for one in (SYSTEMS["trigram"], gru))
+
+    def fastest(system: System, *arguments: Any) -> Run:
+        found = (run(bundle, scored.workload, system, *arguments) for _ in range(_REPETITIONS))
+        return min(found, key=lambda one: one.seconds)
+
+    own, trigram, network = fastest(default), fastest(SYSTEMS["trigram"], beams, same), fastest(gru, beams, same)
     systems = gru, chunks, one_pass
-    lattice, *one_passes = ([run(bundle, scored.workload, one, BEAMS[row]) for row in _QUICK_BEAMS] for one in systems)
+    lattice, *one_passes = ([fastest(one, BEAMS[row]) for row in _QUICK_BEAMS] for one in systems)
     n_best = measure_n_best(bundle, middle_sized(scored.workload.frames), 40)
     seconds = scored.speech.seconds
     return {
