@@ -18,6 +18,7 @@ import pytorch_lightning as pl
 import yaml
 from jsonargparse import get_loader, set_loader
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
+from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import LightningCLI
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 from pytorch_lightning.utilities.exceptions import SIGTERMException
@@ -150,6 +151,29 @@ class _Termination(pl.Callback):  # type: ignore[misc]
         raise SystemExit(0 if is_child else _TERMINATED)
 
 
+class _LastCheckpoint(pl.Callback):  # type: ignore[misc]
+    """Saves the last weights of a training in every case: Lightning saves only at the intervals of the recipe.
+
+    The last epoch is validated even if `check_val_every_n_epoch` leaves it out. At the end, each `ModelCheckpoint`
+    that keeps the latest weights (without `monitor`, or with `save_last`) saves them unless it just has.
+    """
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, _: pl.LightningModule) -> None:
+        """Has the last epoch validated."""
+        if trainer.check_val_every_n_epoch is not None and trainer.current_epoch + 1 == trainer.max_epochs:
+            trainer.check_val_every_n_epoch = 1
+
+    def on_train_end(self, trainer: pl.Trainer, _: pl.LightningModule) -> None:
+        """Saves what is not saved yet, as `ModelCheckpoint` does at its own intervals."""
+        for keeps in trainer.checkpoint_callbacks:
+            if not isinstance(keeps, ModelCheckpoint) or keeps._should_skip_saving_checkpoint(trainer):
+                continue
+            candidates = keeps._monitor_candidates(trainer)
+            if keeps.monitor is None:
+                keeps._save_topk_checkpoint(trainer, candidates)
+            keeps._save_last_checkpoint(trainer, candidates)
+
+
 class _CLI(LightningCLI):  # type: ignore[misc]
     def _parse_ckpt_path(self) -> None:
         """Leaves the model to the recipe. Lightning 2.6 would take classes and arguments from the checkpoint, and read
@@ -192,7 +216,7 @@ def run(arguments: Sequence[str]) -> int:
                 save_config_kwargs={"overwrite": True},
                 parser_kwargs={"exit_on_error": False, **{name: {"exit_on_error": False} for name in _SUBCOMMANDS}},
                 args=list(arguments),
-                trainer_defaults={"callbacks": _Termination()},
+                trainer_defaults={"callbacks": [_Termination(), _LastCheckpoint()]},
             )
     except (ArgumentError, UnicodeDecodeError) as error:
         raise AsrError(

@@ -153,6 +153,27 @@ def test_a_signal_in_the_last_batch_of_an_epoch_is_heeded_behind_the_epoch(folde
 
 
 @pytest.mark.parametrize(
+    ("keeps", "options"),
+    [
+        ({"filename": "last", "every_n_epochs": 2}, ["--trainer.check_val_every_n_epoch", "2"]),
+        ({"filename": "last", "every_n_train_steps": 4}, ["--trainer.max_steps", "6"]),
+        ({"filename": "best", "every_n_train_steps": 4, "save_last": True}, []),
+    ],
+)
+def test_the_end_of_a_training_is_saved(
+    folder: Path, tmp_path: Path, keeps: dict[str, Any], options: list[str]
+) -> None:
+    """Also if it falls between two validations, or between two of the steps that a checkpoint is written after."""
+    every = {"class_path": "pytorch_lightning.callbacks.ModelCheckpoint"}
+    every |= {"init_args": {"dirpath": str(tmp_path / "every"), "every_n_train_steps": 1, "save_top_k": -1}}
+    kept = {**every, "init_args": {"dirpath": str(tmp_path / "kept"), "enable_version_counter": False, **keeps}}
+    assert train.run([*recipe(folder, "language", tmp_path / "run", [every, kept]), *options]) == 0
+    last = max(int(torch.load(path)["global_step"]) for path in (tmp_path / "every").glob("*.ckpt"))
+    for name in ("kept", "run"):
+        assert torch.load(tmp_path / name / "last.ckpt")["global_step"] == last
+
+
+@pytest.mark.parametrize(
     ("victim", "options", "sentence"),
     [
         ("worker", WORKERS, "a process that prepares batches was killed or failed"),
