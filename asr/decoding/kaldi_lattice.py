@@ -14,6 +14,7 @@ from typing import NamedTuple
 from asr.decoding.word_lattice import WordArc, WordLattice
 from asr.errors import AsrError
 from asr.graph.openfst import MAGIC, OpenFstReader
+from asr.text.documents import finite_number
 from asr.text.normalize import READING_ERRORS, open_text, read_text, unreadable
 
 _BINARY_MARK = MAGIC.to_bytes(4, "little")
@@ -188,18 +189,3 @@ def state_times(arcs: Sequence[WordArc], frames: Sequence[int], frame_seconds: f
                 frame[dst] = frame[state] + num_frames
                 pending.append(dst)
     return {state: number * frame_seconds for state, number in frame.items()}
-
-
-def finite_number(text: str, where: str) -> float:
-    """Converts text to a finite number.
-
-    Raises:
-        AsrError: it is not a number, or not finite.
-    """
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise AsrError(f"{where}: {text!r} is not a finite number.")
-    return value

@@ -38,6 +38,7 @@ from asr.decoding.k2 import import_k2
 from asr.decoding.lattice import Lattice
 from asr.errors import AsrError
 from asr.serialization import open_atomic
+from asr.text.documents import LARGEST_NUMBER, finite_number
 from asr.text.normalize import read_text
 from asr.text.symbols import EPSILON_ID, TokenTable, Vocabulary
 from asr.torch_archive import load_tensors
@@ -50,7 +51,6 @@ NO_ARC = -1
 
 # A small file may describe many links: a long silence, or many paths over links that read no frame.
 _MAX_LINKS = 1_000_000
-_MAX_SCORE = 1e30
 
 
 @dataclass(frozen=True)
@@ -378,7 +378,7 @@ def read_slf(
     text = read_text(path, "lattice")
     told = _FRAME_SECONDS.search(text)
     if frame_seconds is None:
-        frame_seconds = _number(told[1], str(path)) if told else 0.01
+        frame_seconds = finite_number(told[1], str(path)) if told else 0.01
     nodes: dict[str, dict[str, str]] = {}
     rows: list[tuple[str, dict[str, str]]] = []
     header: dict[str, str] = {}
@@ -399,7 +399,8 @@ def read_slf(
         raise AsrError(
             f"{path}: this is not an HTK lattice: it has no nodes (I=...), or their number (N=...) is missing."
         )
-    if len(nodes) != int(_number(header["N"], str(path))) or len(rows) != int(_number(header.get("L", "0"), str(path))):
+    announced = [int(finite_number(header.get(name, "0"), str(path))) for name in ("N", "L")]
+    if [len(nodes), len(rows)] != announced:
         raise AsrError(
             f"{path}: the header announces {header['N']} nodes and {header.get('L', '0')} links, but there are "
             f"{len(nodes)} and {len(rows)}; the file is cut short."
@@ -452,7 +453,7 @@ class _Reader:
             raise AsrError(f"{where}: the word {word!r} is not in the vocabulary.")
         word_id = EPSILON_ID if word in _NOT_WORDS else self._word_id[word]
         am_score, graph_score, lm_score = (
-            self._log_base * _number(row.get(name, "0"), where) for name in ("a", "r", "l")
+            self._log_base * finite_number(row.get(name, "0"), where) for name in ("a", "r", "l")
         )
         frames = self._frames(where, row, src, dst)
         if len(self._links) + len(frames) > _MAX_LINKS:
@@ -462,7 +463,7 @@ class _Reader:
             self._links.append(Link(src_state, dst_state, word_id, NO_TOKEN, *scores))
             return
         # All scores of the link go to its first frame.
-        graph_arc = int(_number(row.get("v", "-1"), where)) if "d" in row else NO_ARC
+        graph_arc = int(finite_number(row.get("v", "-1"), where)) if "d" in row else NO_ARC
         if not NO_ARC <= graph_arc < 1 << 62:
             raise AsrError(f"{where}: {graph_arc} (v=) is not an arc of a decoding graph.")
         for position, token_id in enumerate(frames):
@@ -479,13 +480,13 @@ class _Reader:
         """The token of each frame of a link."""
         frames: list[int] = []
         if "d" not in row:
-            seconds = _number(dst.get("t", "0"), where) - _number(src.get("t", "0"), where)
+            seconds = finite_number(dst.get("t", "0"), where) - finite_number(src.get("t", "0"), where)
             return [0] * self._num_frames(where, seconds)
         for part in filter(None, row["d"].split(":")):
             token, *rest = part.split(",")
             if token not in self._token_id or not rest:
                 raise AsrError(f"{where}: {part!r} is not a token of the acoustic model with its seconds.")
-            num_frames = max(1, self._num_frames(where, _number(rest[0], where)))
+            num_frames = max(1, self._num_frames(where, finite_number(rest[0], where)))
             if len(frames) + num_frames > _MAX_LINKS:
                 raise AsrError(f"{where}: the link is longer than {_MAX_LINKS} frames; the file is damaged.")
             frames += [self._token_id[token]] * num_frames
@@ -503,20 +504,10 @@ def log_of_base(header: Mapping[str, str], path: str | Path) -> float:
     Raises:
         AsrError: the base is not a number above 0 other than 1. HTK writes 0 for scores that are no logarithms.
     """
-    base = _number(header.get("base", str(math.e)), str(path))
+    base = finite_number(header.get("base", str(math.e)), str(path))
     if base <= 0 or base == 1:
         raise AsrError(f"{path}: the base of logarithms in the header is {base:g}; it must be above 0, and not 1.")
     return math.log(base)
-
-
-def _number(text: str, where: str) -> float:
-    try:
-        number = float(text)
-    except ValueError as error:
-        raise AsrError(f"{where}: {text!r} is not a number.") from error
-    if not abs(number) <= _MAX_SCORE:
-        raise AsrError(f"{where}: {text!r} is infinite, not a number, or too large.")
-    return number
 
 
 def write_kaldi_lattice(file: TextIO, utterance: str, lattice: Lattice, options: DecodingOptions) -> None:
@@ -620,7 +611,7 @@ def _parsed(rows: Sequence[tuple[int, list[str]]], name: str, path: Path, num_wo
 def _weight(text: str) -> tuple[float, float, list[int]]:
     graph_cost, am_cost, transitions = text.split(",")
     tokens = [int(transition) - 1 for transition in transitions.split("_") if transition]
-    if not abs(float(graph_cost)) + abs(float(am_cost)) <= _MAX_SCORE or not min(tokens, default=0) >= 0:
+    if not abs(float(graph_cost)) + abs(float(am_cost)) <= LARGEST_NUMBER or not min(tokens, default=0) >= 0:
         raise ValueError(text)
     if max(tokens, default=0) >= 1 << 31:
         raise ValueError(text)

@@ -10,10 +10,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from asr.decoding.kaldi_lattice import finite_number
 from asr.decoding.word_lattice import Candidate
 from asr.errors import AsrError
-from asr.text.documents import parse_json
+from asr.text.documents import finite_number, parse_json
 from asr.text.normalize import READING_ERRORS, open_text, read_text, unreadable
 
 _DECIPHER = re.compile(r"NBestList([12])\.0\s*")

@@ -1,9 +1,14 @@
-"""Parsers for untrusted JSON and YAML; every error is a `ValueError`."""
+"""Parsers for untrusted JSON and YAML, whose errors are all `ValueError`, and for numbers in text files."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
+
+from asr.errors import AsrError
+
+LARGEST_NUMBER = 1e30
+"""The largest magnitude of a number in a text file: sums of such numbers stay within float32."""
 
 _NESTED = "it is nested too deeply"
 
@@ -37,3 +42,22 @@ def parse_yaml(text: str) -> Any:
     except (TypeError, AttributeError, KeyError, IndexError, OverflowError) as error:
         # PyYAML's constructors for numbers and dates raise these for texts that only look like one.
         raise ValueError(f"a value cannot be read: {error}") from error
+
+
+def finite_number(text: str, where: str) -> float:
+    """Converts text to a number, which is at most `LARGEST_NUMBER` in magnitude.
+
+    Args:
+        text: of the number.
+        where: the file and the line or entry, for error messages.
+
+    Raises:
+        AsrError: it is not a number, not finite, or too large.
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        number = float("nan")
+    if not abs(number) <= LARGEST_NUMBER:
+        raise AsrError(f"{where}: {text!r} is not a finite number of at most {LARGEST_NUMBER:g}.")
+    return number

@@ -226,7 +226,7 @@ def test_bad_kaldi_lattices_are_one_sentence(tmp_path, content: str, message: st
         ("N=2 L=2\nI=0\nI=1 t=0.01\nJ=0 S=0 E=1\n", "the header announces 2 nodes and 2 links"),
         ("N=2 L=1\nI=0\nI=1 t=0.01\nJ=0 S=0 E=7\n", "a.slf:4: a link must lead from a node"),
         ("N=2 L=1\nI=0\nI=1 t=0.01\nJ=0 S=0 E=1 W=xyz\n", "the word 'xyz' is not in the vocabulary"),
-        ("N=2 L=1\nI=0\nI=1 t=0.01\nJ=0 S=0 E=1 a=much\n", "'much' is not a number"),
+        ("N=2 L=1\nI=0\nI=1 t=0.01\nJ=0 S=0 E=1 a=much\n", "'much' is not a finite number"),
         ("N=2 L=1\nI=0\nI=1 t=0.01\nJ=0 S=0 E=1 d=:q,0.01:\n", "'q,0.01' is not a token"),
         ("N=3 L=1\nI=0\nI=1 t=0.01\nI=2\nJ=0 S=0 E=1\n", "there are 2 first and 2 last nodes"),
     ],

@@ -192,6 +192,7 @@ def test_wrong_folders_are_one_sentence(folder: Path, name: str, content: bytes,
     [
         ("-1 -2 1 PAT\nPAT KIT\n", "list:2: expected acoustic score, language model score, number of words"),
         ("-1 nan 1 PAT\n", "list:1: 'nan' is not a finite number"),
+        ("-1 1e31 1 PAT\n", "list:1: '1e31' is not a finite number of at most"),
         ("NBestList1.0\n-3 PAT\n", "list:2: expected a score in parentheses, then words"),
         ("NBestList1.0\n(x) PAT\n", "list:2: 'x' is not a finite number"),
         ("NBestList2.0\n(-3) PAT\n", r"list:2: expected 'word \( st: 0\.1 et: 0\.3 g: -10 a: -900 \)'"),
