@@ -483,7 +483,7 @@ class StreamingRecognizer:
         if self._second_look is None or not ended:
             return ended
         with self.times.measure("acoustic model", self._recognizer.device), self._recognizer.acoustic_arithmetic():
-            log_probs = self._windows.hear_again([self._streams[number].windows for number in ended])
+            log_probs = self._windows.utterance_log_probs([self._streams[number].windows for number in ended])
         with self.times.measure("search", self._recognizer.device):
             return dict(zip(ended, self._second_look.at(log_probs, list(ended.values())), strict=True))
 

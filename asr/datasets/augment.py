@@ -265,10 +265,10 @@ def through_telephone(waveform: Tensor, generator: torch.Generator) -> Tensor:
 def with_noise(waveform: Tensor, generator: torch.Generator, slopes: tuple[float, float] = _SPECTRAL_SLOPE) -> Tensor:
     """Speech with noise of a random color and a varying level, at a signal-to-noise ratio of 5 to 20 dB."""
     snr_db, slope = (low + (high - low) * float(torch.rand((), generator=generator)) for low, high in (_SNR_DB, slopes))
-    return add_noise(waveform, coloured_noise(len(waveform), slope, generator), snr_db)
+    return add_noise(waveform, colored_noise(len(waveform), slope, generator), snr_db)
 
 
-def coloured_noise(num_samples: int, slope: float, generator: torch.Generator) -> Tensor:
+def colored_noise(num_samples: int, slope: float, generator: torch.Generator) -> Tensor:
     """Noise (L,) at 16 kHz with an amplitude proportional to frequency ** slope and a varying level."""
     spectrum = torch.fft.rfft(torch.randn(num_samples, generator=generator))
     hertz = torch.linspace(0.0, 8000.0, len(spectrum)).clamp(min=50.0)

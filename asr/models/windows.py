@@ -257,7 +257,7 @@ class ChunkedEncoder:
         return [stream.accept(chunk) for stream, chunk in zip(streams, chunks, strict=True)]
 
     @torch.no_grad()
-    def hear_again(self, streams: Sequence[WindowStream]) -> list[Tensor]:
+    def utterance_log_probs(self, streams: Sequence[WindowStream]) -> list[Tensor]:
         """Evaluates the utterance of each stream so far as a whole, normalized by the whole stream so far.
 
         The first windows of a stream are normalized by only about a second of it, which causes a tenth more errors.

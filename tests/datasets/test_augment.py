@@ -16,7 +16,7 @@ from asr.datasets.augment import (
     NoiseMixer,
     VocalTractPerturbation,
     add_noise,
-    coloured_noise,
+    colored_noise,
     through_telephone,
     with_noise,
 )
@@ -102,13 +102,13 @@ def test_noise_has_the_stated_ratio_and_a_wandering_level() -> None:
         noise = with_noise(waveform, generator) - waveform
         ratios.append(10 * math.log10(float(waveform.square().mean() / noise.square().mean())))
     assert 4.99 <= min(ratios) < 8 and 17 < max(ratios) <= 20.01
-    levels = [float(part.square().mean()) for part in coloured_noise(10 * SECOND, 0.0, generator).split(SECOND // 4)]
+    levels = [float(part.square().mean()) for part in colored_noise(10 * SECOND, 0.0, generator).split(SECOND // 4)]
     assert max(levels) > 1.5 * min(levels)
 
 
 @pytest.mark.parametrize(("slope", "ratio"), [(0.0, 1.0), (-1.0, 0.25)])
 def test_the_colour_of_noise(slope: float, ratio: float) -> None:
-    noise = coloured_noise(20 * SECOND, slope, torch.Generator().manual_seed(1))
+    noise = colored_noise(20 * SECOND, slope, torch.Generator().manual_seed(1))
     # Bands of one width: an octave higher, power falls by 2 ** (2 * slope).
     assert power(noise, 4000, 4400) / power(noise, 2000, 2200) / 2 == pytest.approx(ratio, rel=0.1)
 

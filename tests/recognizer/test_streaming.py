@@ -148,7 +148,7 @@ def test_final_results_are_those_of_decoding_the_utterance_heard_again(recognize
     with recognizer.acoustic_arithmetic():
         while windows.is_ready:
             chunks += network.step([windows])
-        (log_prob,) = network.hear_again([windows])
+        (log_prob,) = network.utterance_log_probs([windows])
         outputs, num_outputs = recognizer.acoustic_model(features, num_frames)
     assert len(log_prob) == sum(map(len, chunks))
     recognizer.prepare()
@@ -167,7 +167,7 @@ def test_final_results_are_those_of_decoding_the_utterance_heard_again(recognize
     windows.close()
     assert torch.allclose(network.step([windows])[0], outputs[0], atol=1e-4)
     assert windows.is_done and not windows.is_ready
-    assert torch.allclose(network.hear_again([windows])[0], outputs[0], atol=1e-4)
+    assert torch.allclose(network.utterance_log_probs([windows])[0], outputs[0], atol=1e-4)
 
 
 def test_over_the_lattice_the_model_is_asked_when_an_utterance_has_ended(recognizer, searching):
@@ -259,18 +259,18 @@ def test_utterances_are_heard_again_by_what_has_been_heard_since(max_frames):
 
     step()
     step()
-    first = encoder.hear_again(list(streams.values()))
+    first = encoder.utterance_log_probs(list(streams.values()))
     torch.testing.assert_close(first[0], by_hand(0, 60), atol=1e-4, rtol=1e-4)
     # What has only been noise so far is blank, and nothing is nothing.
     assert torch.equal(first[1], torch.tensor([0.0, *[LOG_PROB_IN_NOISE] * 4]).expand(20, 5))
     assert first[2].shape == (0, 5)
     streams["speech"].begin_utterance()
     step()
-    (second,) = encoder.hear_again([streams["speech"]])
+    (second,) = encoder.utterance_log_probs([streams["speech"]])
     torch.testing.assert_close(second, by_hand(60, 90), atol=1e-4, rtol=1e-4)
     while streams["speech"].is_ready:
         step()
-    (second,) = encoder.hear_again([streams["speech"]])
+    (second,) = encoder.utterance_log_probs([streams["speech"]])
     torch.testing.assert_close(second, by_hand(60, 331), atol=1e-4, rtol=1e-4)
 
 

@@ -178,6 +178,6 @@ class StateEncoder:
         """log_prob (T', C) of the next frames of each stream; all must be ready."""
         return [stream.read() for stream in streams]
 
-    def hear_again(self, streams: Sequence[StateStream]) -> list[Tensor]:
+    def utterance_log_probs(self, streams: Sequence[StateStream]) -> list[Tensor]:
         """log_prob (T', C) of each stream's utterance so far, as before: the network reads an utterance only once."""
         return [torch.cat(stream.utterance).float().to(stream.device) for stream in streams]
