@@ -102,6 +102,35 @@ def test_a_manifest_of_nemo(audio: Path, tmp_path: Path, capsys: pytest.CaptureF
     }
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "line", "cure"),
+    [
+        ("csv", "list.csv", "{},word\n", "give the table a column id"),
+        ("nemo", "list.json", '{{"audio_filepath": "{}", "text": "word"}}\n', "give the lines an id"),
+    ],
+)
+def test_what_to_do_about_repeated_ids(
+    tmp_path: Path, kind: str, name: str, line: str, cure: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Folders of speakers often have files of the same names."""
+    for speaker in ("s1", "s2"):
+        write_audio(tmp_path / speaker / "a.wav", 0.5)
+    header = "path,text\n" if kind == "csv" else ""
+    (tmp_path / name).write_text(header + "".join(line.format(f"{speaker}/a.wav") for speaker in ("s1", "s2")))
+    output = str(tmp_path / "prepared")
+    assert main(["prepare", kind, "--corpus", str(tmp_path / name), "--output", output]) == 1
+    assert f"the id occurs a second time; the first one is kept; {cure}" in capsys.readouterr().err
+
+
+def test_lengths_and_ids_that_are_missing(audio: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.json").write_text('{"audio_filepath": "audio/a.wav", "text": "word", "duration": -1}\n')
+    assert main(["prepare", "nemo", "--corpus", str(tmp_path / "a.json"), "--output", str(tmp_path / "out")]) == 2
+    assert "a.json:1: expected an object with audio_filepath" in capsys.readouterr().err
+    (tmp_path / "a.csv").write_text("path,text,id\naudio/a.wav,word\n")
+    assert main(["prepare", "csv", "--corpus", str(tmp_path / "a.csv"), "--output", str(tmp_path / "out")]) == 2
+    assert "line 2: the row has no id" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("separator", ["\u2028", "\x85", "\x1c"])
 def test_only_line_feeds_end_lines(
     audio: Path, tmp_path: Path, separator: str, capsys: pytest.CaptureFixture[str]

@@ -28,6 +28,7 @@ class _List(ABC):
 
     _name: str
     _what: str
+    _ids: str  # where ids come from, and what to do if one is repeated
 
     @property
     def name(self) -> str:
@@ -48,7 +49,9 @@ class _List(ABC):
             if isinstance(item, SkippedItem):
                 skipped.append(item)
             elif item.utterance_id in utterances:
-                skipped.append(SkippedItem(item.utterance_id, "the id occurs a second time; the first one is kept"))
+                skipped.append(
+                    SkippedItem(item.utterance_id, f"the id occurs a second time; the first one is kept; {self._ids}")
+                )
             elif not item.text:
                 skipped.append(SkippedItem(item.utterance_id, "the transcript is empty"))
             else:
@@ -78,6 +81,7 @@ class KaldiFolder(_List):
 
     _name = "kaldi"
     _what = "a data folder of Kaldi, with wav.scp and text"
+    _ids = "change one of the two ids"
 
     def _read(self, path: Path) -> Iterator[Utterance | SkippedItem]:
         texts = read_table(path / "text")
@@ -108,6 +112,7 @@ class Table(_List):
 
     _name = "csv"
     _what = "a table with the columns audio and text"
+    _ids = "give the table a column id (without one, the names of the files are the ids)"
 
     def _read(self, path: Path) -> Iterator[Utterance | SkippedItem]:
         try:
@@ -138,7 +143,7 @@ class Table(_List):
             written = (row[audio_column] or "").strip()
             name = str(row[id_column] or "").strip() if id_column else Path(written).stem
             if not written or not name:
-                yield SkippedItem(f"line {rows.line_num}", "the row names no audio file")
+                yield SkippedItem(f"line {rows.line_num}", f"the row has no {'id' if written else 'audio file'}")
                 continue
             folders = (path.parent / folder for folder in _AUDIO_FOLDERS)
             candidates = [folder / written for folder in folders]
@@ -161,6 +166,7 @@ class NemoManifest(_List):
 
     _name = "nemo"
     _what = "a manifest of NeMo"
+    _ids = "give the lines an id (without one, the names of the files are the ids)"
 
     def _read(self, path: Path) -> Iterator[Utterance | SkippedItem]:
         for number, line in enumerate(read_text(path, "manifest").split("\n"), start=1):
@@ -172,6 +178,7 @@ class NemoManifest(_List):
                 begin = float(record.get("offset") or 0.0)
                 duration = float(record["duration"]) if record.get("duration") is not None else None
                 is_sound = math.isfinite(begin + (duration or 0.0)) and begin >= 0.0
+                is_sound = is_sound and (duration is None or duration > 0.0)
             except (ValueError, KeyError, TypeError):
                 is_sound = False
             if not is_sound:
@@ -189,6 +196,7 @@ class LhotseCuts(_List):
 
     _name = "lhotse"
     _what = "a manifest of lhotse cuts"
+    _ids = "change one of the two ids"
 
     def _read(self, path: Path) -> Iterator[Utterance | SkippedItem]:
         for record in _json_lines(path):
