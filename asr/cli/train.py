@@ -94,6 +94,12 @@ _TERMINATED = 128 + signal.SIGTERM
 _CHECKPOINT_NAME = "terminated.ckpt"
 
 
+def _is_over(trainer: pl.Trainer) -> bool:
+    """Whether the training ends with the epoch that ends now."""
+    is_last = trainer.current_epoch + 1 == trainer.max_epochs or trainer.global_step == trainer.max_steps
+    return bool(is_last or trainer.should_stop)
+
+
 class _Termination(pl.Callback):  # type: ignore[misc]
     """On SIGTERM finishes the current batch, writes a checkpoint, and ends the process like one that was killed.
 
@@ -124,8 +130,7 @@ class _Termination(pl.Callback):  # type: ignore[misc]
 
     def on_train_epoch_end(self, trainer: pl.Trainer, _: pl.LightningModule) -> None:
         """Makes this epoch the last of the process, unless it is the last of the training."""
-        is_last = trainer.current_epoch + 1 == trainer.max_epochs or trainer.global_step == trainer.max_steps
-        self.is_over = bool(largest(int(self.is_asked))) and not (is_last or trainer.should_stop)
+        self.is_over = bool(largest(int(self.is_asked))) and not _is_over(trainer)
         trainer.should_stop = trainer.should_stop or self.is_over
 
     def on_train_end(self, trainer: pl.Trainer, _: pl.LightningModule) -> None:
@@ -152,10 +157,10 @@ class _Termination(pl.Callback):  # type: ignore[misc]
 
 
 class _LastCheckpoint(pl.Callback):  # type: ignore[misc]
-    """Saves the last weights of a training in every case: Lightning saves only at the intervals of the recipe.
+    """Saves the end of a training, which Lightning loses if it is not a multiple of the recipe's intervals.
 
-    The last epoch is validated even if `check_val_every_n_epoch` leaves it out. At the end, each `ModelCheckpoint`
-    that keeps the latest weights (without `monitor`, or with `save_last`) saves them unless it just has.
+    The last epoch is validated even if `check_val_every_n_epoch` leaves it out, and each `ModelCheckpoint` that keeps
+    the latest weights (without `monitor`, or with `save_last`) saves those of the end.
     """
 
     def on_train_epoch_start(self, trainer: pl.Trainer, _: pl.LightningModule) -> None:
@@ -163,8 +168,17 @@ class _LastCheckpoint(pl.Callback):  # type: ignore[misc]
         if trainer.check_val_every_n_epoch is not None and trainer.current_epoch + 1 == trainer.max_epochs:
             trainer.check_val_every_n_epoch = 1
 
-    def on_train_end(self, trainer: pl.Trainer, _: pl.LightningModule) -> None:
-        """Saves what is not saved yet, as `ModelCheckpoint` does at its own intervals."""
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        """Saves where `max_steps` ends within an epoch; later, the epoch would count as finished when resumed."""
+        if trainer.global_step == trainer.max_steps and not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+            self._save(trainer)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, _: pl.LightningModule) -> None:
+        """Saves the last epoch, unless it has just been saved."""
+        if _is_over(trainer):
+            self._save(trainer)
+
+    def _save(self, trainer: pl.Trainer) -> None:
         for keeps in trainer.checkpoint_callbacks:
             if not isinstance(keeps, ModelCheckpoint) or keeps._should_skip_saving_checkpoint(trainer):
                 continue
@@ -216,7 +230,7 @@ def run(arguments: Sequence[str]) -> int:
                 save_config_kwargs={"overwrite": True},
                 parser_kwargs={"exit_on_error": False, **{name: {"exit_on_error": False} for name in _SUBCOMMANDS}},
                 args=list(arguments),
-                trainer_defaults={"callbacks": [_Termination(), _LastCheckpoint()]},
+                trainer_defaults={"callbacks": [_LastCheckpoint(), _Termination()]},
             )
     except (ArgumentError, UnicodeDecodeError) as error:
         raise AsrError(

@@ -173,6 +173,26 @@ def test_the_end_of_a_training_is_saved(
         assert torch.load(tmp_path / name / "last.ckpt")["global_step"] == last
 
 
+def test_the_last_epoch_is_validated(folder: Path, tmp_path: Path) -> None:
+    best = {"dirpath": str(tmp_path / "best"), "filename": "{epoch}", "monitor": "val_loss", "save_top_k": -1}
+    callback = {"class_path": "pytorch_lightning.callbacks.ModelCheckpoint", "init_args": best}
+    arguments = recipe(folder, "acoustic", tmp_path / "run", [callback])
+    assert train.run([*arguments, "--trainer.check_val_every_n_epoch", "2"]) == 0
+    assert sorted(path.name for path in (tmp_path / "best").glob("*.ckpt")) == ["epoch=1.ckpt", "epoch=2.ckpt"]
+    assert torch.load(tmp_path / "run" / "last.ckpt")["epoch"] == 2
+
+
+def test_a_training_that_ended_within_an_epoch_goes_on_there(folder: Path, tmp_path: Path) -> None:
+    assert train.run(recipe(folder, "language", tmp_path / "whole", [])) == 0
+    last = tmp_path / "part" / "last.ckpt"
+    arguments = recipe(folder, "language", tmp_path / "part", [])
+    assert train.run([*arguments, "--trainer.max_steps", "3", "--trainer.check_val_every_n_epoch", "2"]) == 0
+    assert torch.load(last)["global_step"] == 3
+    assert train.run([*recipe(folder, "language", tmp_path / "resumed", []), "--ckpt_path", str(last)]) == 0
+    steps = [torch.load(tmp_path / name / "last.ckpt")["global_step"] for name in ("whole", "resumed")]
+    assert steps[0] == steps[1]
+
+
 @pytest.mark.parametrize(
     ("victim", "options", "sentence"),
     [
