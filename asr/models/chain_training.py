@@ -15,19 +15,17 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from asr.audio.fbank import Fbank
-from asr.bundle import Bundle
 from asr.datasets.augment import SpecAugment
 from asr.distributed import batch_rows, batches_done, current_share, draw_from, epoch_to_draw, prepare_wrapping, total
 from asr.errors import AsrError
 from asr.graph.context import TIED_STATES, TiedStates
 from asr.models.chain_corpus import FRAME_SECONDS, Alignment, PreparedCorpus
 from asr.models.chain_preparation import load_chain, usable_utterances
-from asr.models.checkpoint import weights_and_tokens
+from asr.models.checkpoint import trained_network
 from asr.models.chunks import ChunkBatch, ChunkLoader
 from asr.models.lfmmi import LfMmi, NumeratorPiece, numerator_piece
 from asr.models.tdnnf import Tdnnf
 from asr.models.training import WeightAverage, adamw
-from asr.serialization import read_checkpoint
 
 
 class ChainDataModule(pl.LightningDataModule):
@@ -264,7 +262,13 @@ class LitChainModel(pl.LightningModule):
         self._objective = LfMmi(data.graph, self.leak, self.smbr_weight, column_accuracy)
         if self.initial_checkpoint is not None and stage == "fit":
             weights = self._initial_weights(self.initial_checkpoint)
-            self.network.load_state_dict(weights)
+            try:
+                self.network.load_state_dict(weights)
+            except RuntimeError as error:
+                reason = str(error).strip().splitlines()[-1].strip()
+                raise AsrError(
+                    f"{self.initial_checkpoint}: initial_checkpoint: the weights do not fit the network ({reason})."
+                ) from error
             self.average.network.load_state_dict(weights)
 
     def training_step(self, batch: ChunkBatch, batch_idx: int) -> Tensor:
@@ -371,10 +375,8 @@ class LitChainModel(pl.LightningModule):
         return batch._replace(features=batch.features.to(device))
 
     def _initial_weights(self, path: str) -> dict[str, Tensor]:
-        weights, _ = weights_and_tokens(path)
-        is_bundle = Path(path).is_dir()
-        saved = Bundle.load(path).graph.meta.get(TIED_STATES) if is_bundle else read_checkpoint(path).get(TIED_STATES)
-        if is_bundle:  # it lacks the branch that only training needs, which starts from its random weights
+        weights, _, saved = trained_network(path)
+        if Path(path).is_dir():  # a bundle lacks the branch that only training needs, which keeps its random weights
             weights = {**self.network.state_dict(), **weights}
         data = self._data()
         if saved is None or saved == data.states.to_json():
@@ -384,7 +386,7 @@ class LitChainModel(pl.LightningModule):
             raise AsrError(f"{path}: initial_checkpoint: its phones are not those of {data.alignment_path}.")
         share = torch.from_numpy(data.states.tied_from(before, data.context_counts())).float()
         for name, value in self.network.state_dict().items():
-            if weights[name].shape != value.shape and len(weights[name]) == before.num_columns:
+            if name in weights and weights[name].shape != value.shape and len(weights[name]) == before.num_columns:
                 weights[name] = share @ weights[name].float()
         return weights
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from asr.bundle import Bundle
 from asr.errors import AsrError
+from asr.graph.context import TIED_STATES
 from asr.models.ensemble import Ensemble
 from asr.serialization import ACOUSTIC_MODEL_CLASSES, ModelSpec, build_network, read_checkpoint, registered_name
 from asr.text.documents import parse_yaml
@@ -62,8 +63,22 @@ def network_from_checkpoint(
     return registered, tables[0]
 
 
-def weights_and_tokens(source: str | Path) -> tuple[dict[str, Tensor], list[str]]:
-    """The state dict of a trained network, and its tokens, blank first.
+class TrainedNetwork(NamedTuple):
+    """What another training starts from.
+
+    Attributes:
+        weights: the state dict of the network.
+        tokens: its tokens, blank first.
+        tied_states: what `TiedStates.from_json` reads; None if its outputs are not tied states.
+    """
+
+    weights: dict[str, Tensor]
+    tokens: list[str]
+    tied_states: Any
+
+
+def trained_network(source: str | Path) -> TrainedNetwork:
+    """The weights of a trained network, its tokens, and its tied states.
 
     Args:
         source: a checkpoint of `asr fit`, whose averaged network is taken, or the folder of a bundle. Of an ensemble,
@@ -74,11 +89,11 @@ def weights_and_tokens(source: str | Path) -> tuple[dict[str, Tensor], list[str]
     """
     if not Path(source).is_dir():
         content = read_checkpoint(source)
-        return _averaged_weights(content, source), _tokens(content, source)
+        return TrainedNetwork(_averaged_weights(content, source), _tokens(content, source), content.get(TIED_STATES))
     bundle = Bundle.load(source)
     network = bundle.acoustic_model.network
     trained = network.members[0] if isinstance(network, Ensemble) else network
-    return trained.state_dict(), list(bundle.graph.tokens.tokens)
+    return TrainedNetwork(trained.state_dict(), list(bundle.graph.tokens.tokens), bundle.graph.meta.get(TIED_STATES))
 
 
 def _averaged_weights(content: dict[str, Any], checkpoint: str | Path) -> dict[str, Tensor]:

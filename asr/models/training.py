@@ -21,7 +21,7 @@ from asr.distributed import batch_rows, current_share, draw_from, largest, prepa
 from asr.errors import AsrError
 from asr.metrics import NO_ERRORS, ErrorCounts, count_errors
 from asr.models.alignment import TeacherAlignment
-from asr.models.checkpoint import weights_and_tokens
+from asr.models.checkpoint import trained_network
 from asr.models.interface import AcousticNetwork, Objective
 from asr.models.targets import FlatStartTarget, ObjectiveTarget, Target, TeacherTarget, TrainingBatch
 from asr.text.ctc_tokens import PIECE_PREFIX
@@ -251,9 +251,9 @@ class LitAcousticModel(pl.LightningModule):
         texts = map(cut_text, data.cuts["train"])
         # A resumed run has loaded its weights by now, but `global_step` is still 0.
         if self.initial_checkpoint is not None and not self._is_resumed:
-            weights, weight_tokens = weights_and_tokens(self.initial_checkpoint)
+            initial = trained_network(self.initial_checkpoint)
             for network in (self.network, self.average.network):
-                transfer_weights(network, data.token_table.tokens, weights, weight_tokens)  # type: ignore[arg-type]
+                transfer_weights(network, data.token_table.tokens, initial.weights, initial.tokens)  # type: ignore[arg-type]
         if self.teacher is not None:
             self._teacher_alignment = TeacherAlignment(self.teacher, data.token_table.tokens, data.feature_dim)
         self.objective.prepare([data.tokenizer.encode(text.split())[0] for text in texts])

@@ -50,7 +50,7 @@ from asr.lm.ngram.model import NgramLM
 from asr.lm.rnn.export import load_network, save_network
 from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.metrics import read_transcripts
-from asr.models.checkpoint import network_from_checkpoint, weights_and_tokens
+from asr.models.checkpoint import network_from_checkpoint, trained_network
 from asr.nist import read_words
 from asr.serialization import read_checkpoint
 from asr.testing.tones import tiny_bundle
@@ -116,7 +116,7 @@ def _ngram(path: Path) -> Any:
 
 
 def _archive(path: Path) -> Any:
-    for reader in (weights_and_tokens, load_network):
+    for reader in (trained_network, load_network):
         try:
             reader(path)
         except AsrError:

@@ -223,6 +223,31 @@ def test_a_training_starts_from_the_averaged_weights_of_another(
         torch.testing.assert_close(network.state_dict(), expected, rtol=0, atol=0)
 
 
+def test_a_network_of_other_sizes_is_refused_as_a_start(folder: Path, states: TiedStates, tmp_path: Path) -> None:
+    first = fit(folder, states, 0)
+    first.save_checkpoint(tmp_path / "first.ckpt")  # type: ignore[attr-defined]
+    with (
+        mock.patch.dict(NETWORK, num_layers=3),
+        pytest.raises(AsrError, match=r"first\.ckpt: initial_checkpoint: the weights do not fit the network"),
+    ):
+        fit(folder, states, 0, str(tmp_path / "first.ckpt"))
+
+
+def test_a_bundle_is_read_once(folder: Path, states: TiedStates, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading a bundle takes seconds."""
+    reads: list[Path] = []
+    load = Bundle.load
+
+    def counted(path: Path) -> Bundle:
+        reads.append(path)
+        return load(path)
+
+    monkeypatch.setattr(Bundle, "load", counted)
+    with pytest.raises(AsrError):
+        fit(folder, states, 0, str(Path(__file__).parents[2] / "checkpoints" / "an4"))
+    assert len(reads) == 1
+
+
 def test_a_training_starts_from_a_network_whose_states_were_tied_in_another_way(
     folder: Path, states: TiedStates, tmp_path: Path
 ) -> None:

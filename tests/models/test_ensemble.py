@@ -12,7 +12,7 @@ from torch import Tensor
 
 from asr.bundle import Bundle
 from asr.cli.main import main
-from asr.models.checkpoint import weights_and_tokens
+from asr.models.checkpoint import trained_network
 from asr.models.ensemble import Ensemble
 from asr.models.tdnnf import Tdnnf
 from asr.models.windows import ChunkedEncoder, WindowSizes
@@ -161,7 +161,7 @@ def test_bundles_become_one(
     torch.testing.assert_close(log_prob, normalized_mean(members, features, num_frames), atol=1e-5, rtol=1e-5)
 
     # Training starts from the first member.
-    weights, tokens = weights_and_tokens(tmp_path / "one")
+    weights, tokens, _ = trained_network(tmp_path / "one")
     assert tokens == list(tiny.graph.tokens.tokens)
     torch.testing.assert_close(weights, dict(members[0].network.state_dict()))
 

@@ -19,7 +19,8 @@ from asr.datasets.corpora.librispeech import LibriSpeech
 from asr.datasets.datamodule import AcousticDataModule
 from asr.datasets.prepare import prepare_part
 from asr.errors import AsrError
-from asr.models.checkpoint import network_from_checkpoint, weights_and_tokens
+from asr.graph.context import TIED_STATES
+from asr.models.checkpoint import network_from_checkpoint, trained_network
 from asr.models.conformer import Conformer
 from asr.models.losses import CtcCrf, TorchCtc
 from asr.models.training import LitAcousticModel
@@ -77,7 +78,7 @@ def fit(folder: Path, data: dict[str, Any], max_epochs: int, resume: str | None 
 
 
 def averaged_weights(checkpoint: str | Path) -> dict[str, Tensor]:
-    return weights_and_tokens(checkpoint)[0]
+    return trained_network(checkpoint)[0]
 
 
 def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
@@ -138,12 +139,12 @@ def test_the_checkpoint_gives_the_network_back(tmp_path: Path, data_arguments: d
 
 def test_training_starts_from_a_bundle_too(tmp_path: Path) -> None:
     folder = Path(__file__).parents[2] / "checkpoints" / "an4"
-    weights, tokens = weights_and_tokens(folder)
+    weights, tokens, tied_states = trained_network(folder)
     bundle = Bundle.load(folder)
     assert same(weights, bundle.acoustic_model.network.state_dict())
-    assert tokens == list(bundle.graph.tokens.tokens)
+    assert tokens == list(bundle.graph.tokens.tokens) and tied_states == bundle.graph.meta.get(TIED_STATES)
     with pytest.raises(AsrError, match=r"bundle\.json"):
-        weights_and_tokens(tmp_path)
+        trained_network(tmp_path)
 
 
 def test_what_does_not_fit_is_named(tmp_path: Path, data_arguments: dict[str, Any]) -> None:

@@ -19,12 +19,12 @@ import torch
 from asr.decoding.lattice_io import load_k2_lattice
 from asr.errors import AsrError
 from asr.lm.rnn.export import read_network
-from asr.models.checkpoint import weights_and_tokens
+from asr.models.checkpoint import trained_network
 from asr.serialization import read_checkpoint
 from asr.torch_archive import load_tensors
 from tests.reference.harmful_pickle import HarmfulPickle
 
-READERS: list[Callable[[Path], object]] = [read_checkpoint, weights_and_tokens, read_network, load_k2_lattice]
+READERS: list[Callable[[Path], object]] = [read_checkpoint, trained_network, read_network, load_k2_lattice]
 
 
 def good_checkpoint() -> bytes:
