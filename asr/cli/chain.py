@@ -99,15 +99,21 @@ def run(args: argparse.Namespace) -> int:
     from asr.models.chain_preparation import prepare_chain, pronunciation_scores, usable_utterances
     from asr.models.hybrid_alignment import align_with_bundle, refine_alignment
 
+    if args.passes < 0:
+        raise AsrError(f"--passes {args.passes}: give 0 or more.")
     prepared, states_folder = args.output / "prepared", args.output / "states"
     min_score = dict(_scores(args.min_score))
-    lexicon = Lexicon.from_files(args.lexicon)
+    lexicon, fbank = Lexicon.from_files(args.lexicon), Fbank(high_freq=args.high_freq)
     left_out: list[str] = []
     if not (prepared / "utterances.json").is_file():
         args.output.mkdir(parents=True, exist_ok=True)
         require_writable(args.output / "utterances.json")
-        left_out = write_corpus(prepared, _utterances(args.corpus), lexicon, Fbank(high_freq=args.high_freq))
+        left_out = write_corpus(prepared, _utterances(args.corpus), lexicon, fbank)
     corpus = PreparedCorpus(prepared)
+    if corpus.fbank_arguments != fbank.arguments:
+        raise AsrError(
+            f"--high-freq {args.high_freq:g}: {prepared} was prepared with other filterbanks; choose another --output."
+        )
     if not (prepared / "alignment-bundle.npz").is_file():
         align_with_bundle(corpus, lexicon, args.bundle).save(prepared / "alignment-bundle.npz")
     alignment = Alignment.load(prepared / "alignment-bundle.npz")

@@ -24,6 +24,7 @@ from asr.datasets.augment import CONDITIONS, Condition
 from asr.datasets.corpora.base import Utterance
 from asr.datasets.kaldi import utterance_reader
 from asr.errors import AsrError
+from asr.serialization import atomic_path, write_whole_text
 from asr.text.documents import parse_json
 from asr.text.lexicon import Lexicon
 
@@ -90,9 +91,10 @@ class Alignment:
         return self.phone[span], self.start[span]
 
     def save(self, path: Path) -> None:
-        """Writes an `.npz`."""
+        """Writes an `.npz`, completely or not at all."""
         phones = np.array(self.phones)
-        np.savez(path, phones=phones, begin=self.begin, phone=self.phone, start=self.start, score=self.score)
+        with atomic_path(path) as partial:
+            np.savez(partial, phones=phones, begin=self.begin, phone=self.phone, start=self.start, score=self.score)
 
     @classmethod
     def load(cls, path: Path) -> Alignment:
@@ -201,7 +203,8 @@ def write_corpus(
     if not rows:
         raise AsrError(f"{folder}: no utterance can be used{': ' + left_out[0] if left_out else ''}.")
     for name, arrays in zip(conditions, kept, strict=True):
-        np.save(folder / f"features-{name}.npy", np.concatenate(arrays))
+        with atomic_path(folder / f"features-{name}.npy") as path:
+            np.save(path, np.concatenate(arrays))
     listing = {"conditions": list(conditions), "fbank": fbank.arguments, "utterances": [asdict(row) for row in rows]}
-    (folder / _LIST).write_text(json.dumps(listing), encoding="utf-8")
+    write_whole_text(folder / _LIST, json.dumps(listing))  # last, because it marks the folder as complete
     return left_out

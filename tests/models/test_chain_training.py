@@ -15,6 +15,7 @@ import torch
 
 from asr.audio.fbank import Fbank
 from asr.bundle import Bundle
+from asr.cli.main import main
 from asr.datasets.corpora.base import Utterance
 from asr.errors import AsrError
 from asr.graph.context import TIED_STATES, TiedStates
@@ -310,6 +311,35 @@ def test_a_network_of_other_outputs_or_features_is_refused(folder: Path, states:
     for changes in ({"num_tokens": fits + 1}, {"num_features": 21}):
         with pytest.raises(AsrError, match=r"set num_tokens and num_features\.$"):
             fit(folder, states, 0, network_arguments=changes)
+
+
+def test_an_interrupted_alignment_leaves_no_file(folder: Path, tmp_path: Path) -> None:
+    """`asr chain` keeps files that exist."""
+
+    def interrupted(path: Path, **arrays: object) -> None:
+        Path(path).write_bytes(b"PK")
+        raise KeyboardInterrupt
+
+    alignment = Alignment.load(folder / "prepared" / "alignment.npz")
+    with mock.patch.object(np, "savez", interrupted), pytest.raises(KeyboardInterrupt):
+        alignment.save(tmp_path / "alignment-1.npz")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (("--passes", "-1"), "--passes -1: give 0 or more"),
+        (("--high-freq", "5000"), "prepared with other filterbanks; choose another --output"),
+    ],
+)
+def test_options_of_asr_chain_that_do_not_fit(
+    folder: Path, tmp_path: Path, option: tuple[str, str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "lexicon.txt").write_text("A a\n")
+    common = ["--corpus", "csv:toy=toy.csv", "--lexicon", str(tmp_path / "lexicon.txt"), "--bundle", "none"]
+    assert main(["chain", *common, "--output", str(folder), *option]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_utterances_are_chosen_by_speaker_and_score(folder: Path) -> None:

@@ -115,7 +115,7 @@ def test_drafts_of_a_stream_are_the_first_members(members: list[ModelSpec]) -> N
     while stream.is_ready:
         drafted.step([stream])
     torch.testing.assert_close(
-        drafted.hear_again([stream])[0],
+        drafted.utterance_log_probs([stream])[0],
         ensemble.forward_normalized(stream.utterance()[None], torch.tensor([61]))[0][-1][0],
     )
 
