@@ -406,6 +406,17 @@ def _exchange(one: Path, other: Path) -> bool:
     return rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0
 
 
+def output_path(name: str) -> Path:
+    """The path of an output that cannot go to standard output: the type of an argument of a command.
+
+    Raises:
+        AsrError: the name is `-`, by which users mean standard output.
+    """
+    if name == "-":
+        raise AsrError("-: this output cannot go to standard output; name a file or folder, or ./- for that name.")
+    return Path(name)
+
+
 def require_writable(*paths: Path, inputs: Iterable[str | Path | None] = ()) -> None:
     """Checks, before long work, that outputs can be written and do not overwrite inputs.
 

@@ -26,7 +26,7 @@ from asr.lm.ngram.io import read_ngram_lm
 from asr.lm.ngram.model import NgramLM
 from asr.models.ensemble import Ensemble
 from asr.models.external.base import KINDS
-from asr.serialization import ModelSpec, atomic_folder, fingerprint_of_description
+from asr.serialization import ModelSpec, atomic_folder, fingerprint_of_description, output_path
 from asr.text.documents import parse_yaml
 from asr.text.lexicon import Lexicon
 from asr.text.symbols import TokenTable
@@ -50,7 +50,9 @@ of the transformers hub is only named in it."""
 
 
 def add_bundle_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("output", help="folder of the bundle; its name becomes the name of the bundle")
+    parser.add_argument(
+        "output", type=output_path, help="folder of the bundle; its name becomes the name of the bundle"
+    )
     parser.add_argument(
         "--acoustic-model",
         required=True,
@@ -93,7 +95,7 @@ def add_bundle_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_bundle(args: argparse.Namespace) -> int:
-    folder = Path(args.output)
+    folder: Path = args.output
     is_external = any(name.partition(":")[0] in KINDS for name in args.acoustic_model)
     bundle = _external(args, folder.name) if is_external else _assembled(args, folder.name)
     bundle.default_mode = args.default_mode
@@ -288,7 +290,7 @@ examples:
 
 def add_fetch_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", help="https://..., hf:owner/name, hf:owner/name@revision, an4 or librispeech")
-    parser.add_argument("--output", metavar="FOLDER", help="copy the bundle to this folder as well")
+    parser.add_argument("--output", type=output_path, metavar="FOLDER", help="copy the bundle to this folder as well")
     parser.add_argument("--refresh", action="store_true", help="fetch the files that have changed at the source")
 
 
@@ -302,7 +304,7 @@ def run_fetch(args: argparse.Namespace) -> int:
             folder = bundle_folder(args.bundle, on_progress=report)
     manifest = read_manifest(folder)
     if args.output is not None:
-        output = Path(args.output)
+        output: Path = args.output
         if output.exists() and not (output / FILE_NAME).is_file() and any(output.iterdir() if output.is_dir() else [1]):
             raise AsrError(f"{output}: this already exists and is not a bundle; name a new folder.")
         with atomic_folder(output) as partial:

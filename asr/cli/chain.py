@@ -11,7 +11,7 @@ from pathlib import Path
 from asr.audio.fbank import Fbank
 from asr.datasets.corpora.base import Utterance
 from asr.errors import AsrError
-from asr.serialization import require_writable
+from asr.serialization import output_path, require_writable
 from asr.text.lexicon import Lexicon
 
 HELP = """\
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--bundle", required=True, help="bundle whose network (CTC of phones, or tied states) makes the first alignment"
     )
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder for the results")
+    parser.add_argument("--output", type=output_path, required=True, metavar="DIR", help="folder for the results")
     parser.add_argument(
         "--held-out",
         nargs="*",

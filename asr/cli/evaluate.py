@@ -44,7 +44,7 @@ from asr.nist import count_errors as sclite_errors
 from asr.reports.evaluation import Clip
 from asr.reports.word_graph import WordGraph
 from asr.results import StageTimes, format_cache
-from asr.serialization import require_writable, write_whole_text
+from asr.serialization import output_path, require_writable, write_whole_text
 from asr.text.documents import parse_json
 from asr.text.normalize import read_text
 
@@ -103,10 +103,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --cuts, first adapt to each speaker on the speaker's recordings, without transcripts",
     )
     parser.add_argument(
-        "--export", metavar="DIR", help="write ref.trn and hyp.trn there, for sclite and other programs"
+        "--export",
+        type=output_path,
+        metavar="DIR",
+        help="write ref.trn and hyp.trn there, for sclite and other programs",
     )
     parser.add_argument(
         "--details",
+        type=output_path,
         metavar="FILE",
         help="write confusions and the alignment of each utterance to this text file, or to a file *.json everything "
         "that 'asr report' shows",
@@ -118,6 +122,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--output",
+        type=output_path,
         help="with --cuts, write the recognition results to this file as JSON Lines; an existing file is replaced",
     )
     parser.add_argument(

@@ -11,7 +11,7 @@ from asr.bundle import Bundle, bundle_folder, local_bundle_folder
 from asr.errors import AsrError
 from asr.models.export import FORMATS, export_acoustic_model
 from asr.models.export_streaming import StreamChunks
-from asr.serialization import require_writable
+from asr.serialization import output_path, require_writable
 from asr.streaming import StreamingOptions
 
 _CHUNK_OPTIONS = ("chunk_seconds", "right_seconds", "memory_seconds")
@@ -43,11 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default = getattr(StreamingOptions, name)
         help_text = f"as in 'asr transcribe --stream' (default: {default})"
         parser.add_argument("--" + name.replace("_", "-"), type=float, metavar="SECONDS", help=help_text)
-    parser.add_argument("--output", required=True, metavar="FILE", help="file to write")
+    parser.add_argument("--output", type=output_path, required=True, metavar="FILE", help="file to write")
 
 
 def run(args: argparse.Namespace) -> int:
-    output = Path(args.output)
+    output: Path = args.output
     require_writable(output, inputs=[local_bundle_folder(args.bundle)])
     given = {name: getattr(args, name) for name in _CHUNK_OPTIONS if getattr(args, name) is not None}
     if given and not args.streaming:

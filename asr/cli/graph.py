@@ -20,7 +20,7 @@ from asr.graph.context import BIPHONE_TOPOLOGY, TIED_STATES, TiedStates
 from asr.graph.imported import import_graph
 from asr.graph.topology import TOPOLOGIES
 from asr.lm.ngram.model import NgramLM
-from asr.serialization import atomic_path, require_writable, write_whole_text
+from asr.serialization import atomic_path, output_path, require_writable, write_whole_text
 from asr.text.documents import parse_json
 from asr.text.lexicon import Lexicon
 from asr.text.normalize import read_text
@@ -85,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="output symbols of the acoustic model, one per line, or the folder of a bundle with that model, which "
         "also defines topology, tied states and silence (default: the lexicon's phones, sorted, as in training)",
     )
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="file for the graph")
+    parser.add_argument("--output", type=output_path, required=True, metavar="FILE", help="file for the graph")
     parser.add_argument(
         "--topology",
         choices=[*TOPOLOGIES, BIPHONE_TOPOLOGY],

@@ -42,7 +42,7 @@ from asr.lm.rnn.model import RNNLanguageModel
 from asr.lm.rnn.outputs.log_partition import Precision
 from asr.lm.rnn.outputs.nce import NceOutput
 from asr.lm.rnn.outputs.softmax import FullSoftmaxOutput
-from asr.serialization import atomic_path, require_writable
+from asr.serialization import atomic_path, output_path, require_writable
 from asr.text.normalize import read_text
 from asr.text.symbols import EOS_ID, SPECIAL_WORDS, Vocabulary
 
@@ -54,7 +54,7 @@ Prints one JSON line; `coverage` is the fraction of the running words of the tex
 
 def add_vocabulary_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
-    parser.add_argument("output", type=Path, help="file for the words, the most frequent first, one per line")
+    parser.add_argument("output", type=output_path, help="file for the words, the most frequent first, one per line")
     parser.add_argument("--text", nargs="+", default=[], type=Path, help="files with one sentence per line")
     parser.add_argument(
         "--transcripts", nargs="+", default=[], type=Path, help="files with lines 'utterance-id WORDS', as in Kaldi"
@@ -139,11 +139,11 @@ def add_ngram_arguments(parser: argparse.ArgumentParser) -> None:
     )
     model.add_argument("--max-ngrams", type=int, help="then prune to at most this number of n-grams of all orders")
     output = parser.add_argument_group("output")
-    output.add_argument("--arpa", type=Path, help="write the model as ARPA text")
-    output.add_argument("--binary", type=Path, help="write the model as a binary file for look-up")
+    output.add_argument("--arpa", type=output_path, help="write the model as ARPA text")
+    output.add_argument("--binary", type=output_path, help="write the model as a binary file for look-up")
     output.add_argument("--quantize", action="store_true", help="binary: one byte per score instead of four")
     output.add_argument("--no-index", action="store_true", help="binary: no hash index; half the size, slower look-up")
-    output.add_argument("--write-vocabulary", type=Path, help="write the words of the model, one per line")
+    output.add_argument("--write-vocabulary", type=output_path, help="write the words of the model, one per line")
 
 
 def run_ngram(args: argparse.Namespace) -> int:
@@ -240,7 +240,7 @@ def add_rnn_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="export|measure")
     export = actions.add_parser("export", help="write a checkpoint's network to a folder that loads without Lightning")
     export.add_argument("checkpoint", type=Path)
-    export.add_argument("folder", type=Path)
+    export.add_argument("folder", type=output_path)
     export.add_argument("--maxent-weights", type=int, help="keep only this number of n-gram weights, the largest ones")
     export.add_argument("--float32", action="store_true", help="store weights as float32 instead of float16")
     measure = actions.add_parser("measure", help="measure perplexity, and how far the scores are from normalized")

@@ -20,9 +20,11 @@ from asr.decoding.lattice_io import save_k2_lattice, write_kaldi_lattice, write_
 from asr.errors import AsrError
 from asr.recognizer import Recognizer
 from asr.results import RecognitionResult
-from asr.serialization import atomic_path, open_atomic
+from asr.serialization import atomic_path, open_atomic, output_path
 from asr.text.documents import parse_json
 from asr.transcripts import SUFFIXES, Transcript, format_transcript
+
+STANDARD_OUTPUT = "-"
 
 
 class ResultsFile:
@@ -302,6 +304,7 @@ def add_lattice_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options for lattices."""
     parser.add_argument(
         "--lattices",
+        type=output_path,
         metavar="FOLDER",
         help="write the alternatives: one lattice for each recording, or for each segment of a long one; words then "
         "have confidences with --jsonl",

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from asr.datasets.corpora import CORPORA
 from asr.datasets.corpora.base import Corpus
 from asr.datasets.prepare import PartReport, copy_lexicon, prepare_part
+from asr.serialization import output_path
 
 HELP = """\
 Reads a corpus folder and writes manifests of lhotse cuts for training and testing.
@@ -46,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--corpus", type=Path, required=True, metavar="DIR", help="folder of the corpus, or a list file"
     )
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder for the manifests")
+    parser.add_argument("--output", type=output_path, required=True, metavar="DIR", help="folder for the manifests")
     parser.add_argument(
         "--parts", nargs="+", default=[], metavar="PART", help="parts to prepare (default: all that exist)"
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 from asr.errors import AsrError
 from asr.reports.evaluation import Evaluation
 from asr.reports.page import PageOptions, make_page
-from asr.serialization import open_atomic, require_writable
+from asr.serialization import open_atomic, output_path, require_writable
 
 HELP = """Makes one HTML page about evaluations of a test set, from the files of 'asr evaluate --details NAME.json'.
 
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "evaluations", nargs="+", metavar="FILE", help="files *.json of 'asr evaluate --details', the main one first"
     )
     parser.add_argument(
-        "--output", type=Path, metavar="FILE", help="the page (default: the first file's name with .html)"
+        "--output", type=output_path, metavar="FILE", help="the page (default: the first file's name with .html)"
     )
     parser.add_argument("--title", help="heading of the page (default: the name of the first file)")
     parser.add_argument(

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from asr.bundle import Bundle, bundle_folder, local_bundle_folder, read_rnn_lm
 from asr.cli.options import fetching
+from asr.cli.output import STANDARD_OUTPUT
 from asr.decoding.kaldi_lattice import is_binary_lattice, read_kaldi_archive
 from asr.decoding.nbest_io import read_n_best, read_n_best_folder
 from asr.decoding.word_lattice import (
@@ -101,7 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=[name for name, one in FORMATS.items() if one.is_joinable and name != "jsonl"],
         help="format of the output (default: lines 'id words')",
     )
-    parser.add_argument("--output", metavar="FILE", help="write to this file instead of stdout")
+    parser.add_argument("--output", metavar="FILE", help="write to this file instead of stdout (-)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -111,7 +112,8 @@ def run(args: argparse.Namespace) -> int:
         raise AsrError("--nbest needs --jsonl: the further sentences are a JSON field.")
     if args.jsonl and args.output_format:
         raise AsrError("--jsonl and --output-format exclude each other; give one of them.")
-    outputs = [Path(args.output)] if args.output else []
+    output = args.output if args.output != STANDARD_OUTPUT else None
+    outputs = [Path(output)] if output else []
     inputs = [*args.inputs, args.words, args.ngram, args.rnn_lm, local_bundle_folder(args.bundle)]
     require_writable(*outputs, inputs=inputs)
     # Everything is read before the language model is loaded, which may take longer.
@@ -122,10 +124,10 @@ def run(args: argparse.Namespace) -> int:
         lines.append(_line(args, utterance, _rescored(args, utterance, lm)))
         lm.retain(lm.start(0))  # no utterance refers to histories of an earlier one
     text = "".join(lines)
-    if not args.output:
+    if not output:
         sys.stdout.write(text)
         return 0
-    write_whole_text(args.output, text)
+    write_whole_text(output, text)
     return 0
 
 

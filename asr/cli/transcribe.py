@@ -21,6 +21,7 @@ from asr.audio.io import AudioFile
 from asr.cli.compile import compiling_notice
 from asr.cli.options import add_recognizer_arguments, describe, recognizer_from, recognizer_inputs, refuse_without
 from asr.cli.output import (
+    STANDARD_OUTPUT,
     LatticeWriter,
     ResultsFile,
     TranscriptFolder,
@@ -37,7 +38,7 @@ from asr.errors import AsrError
 from asr.models.adaptation import SpeakerTransform
 from asr.recognizer import Recognizer
 from asr.results import RecognitionResult, StageTimes, format_cache, later_cache
-from asr.serialization import require_writable
+from asr.serialization import output_path, require_writable
 from asr.transcripts import FORMATS, SUFFIXES, Transcript, format_transcript, parse_formats, unique_names
 
 _Name = TypeVar("_Name", Path, str)
@@ -223,7 +224,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output",
         metavar="FILE",
         help="append JSON Lines to this file, and skip audio files that are already in it (with --stream nothing is "
-        "skipped)",
+        "skipped); -: standard output, as with --jsonl",
     )
     parser.add_argument(
         "--output-format",
@@ -233,6 +234,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--output-dir",
+        type=output_path,
         metavar="DIR",
         help="write one file per recording and format to this folder; recordings that have theirs are skipped",
     )
@@ -276,6 +278,8 @@ def run(args: argparse.Namespace) -> int:
         raise AsrError("--lattices and --stream exclude each other; transcribe the recording afterwards.")
     if args.adapt and args.stream:
         raise AsrError("--adapt and --stream exclude each other; transcribe the recording afterwards.")
+    if args.output == STANDARD_OUTPUT:
+        args.output, args.jsonl = None, True
     if args.stream:
         return _run_streams(args)
     if STANDARD_INPUT in args.audio:

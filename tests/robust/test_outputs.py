@@ -215,3 +215,48 @@ def test_loops_that_an_earlier_version_compiled_are_compiled_again(tmp_path: Pat
 
 def add_one(value: int) -> int:
     return value + 1
+
+
+def test_a_single_hyphen_is_standard_output(folder: Path, tiny_bundle_folder: Path, capsys) -> None:
+    command = ["transcribe", "--bundle", str(tiny_bundle_folder), "--ngram-only", "a.wav"]
+    for arguments in (["--nbest", "2"], ["--stream"]):
+        assert main([*command, "--output", "-", *arguments]) == 0
+        records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert records[-1]["text"] == "SICK SKIP"
+    assert main([*command, "--output", "-", "--output-format", "srt"]) == 2
+    assert "--output always writes JSON Lines" in capsys.readouterr().err
+    rescore = ["rescore", "lists", "--ngram", "2.arpa"]
+    assert main(rescore) == 0
+    printed = capsys.readouterr().out
+    assert main([*rescore, "--output", "-"]) == 0
+    assert capsys.readouterr().out == printed != ""
+    assert not Path("-").exists()
+
+
+FILES_ONLY = {
+    "n-gram": ["lm", "ngram", "--text", "text", "--arpa", "-"],
+    "binary n-gram": ["lm", "ngram", "--text", "text", "--binary", "-"],
+    "words of an n-gram": ["lm", "ngram", "--text", "text", "--write-vocabulary", "-"],
+    "vocabulary": ["lm", "vocabulary", "-", "--text", "text"],
+    "recurrent model": ["lm", "rnn", "export", "checkpoint", "-"],
+    "graph": ["graph", "--lexicon", "lexicon", "--arpa", "2.arpa", "--output", "-"],
+    "network": ["export", "tones", "--format", "torchscript", "--output", "-"],
+    "bundle": ["bundle", "-", "--acoustic-model", "tones"],
+    "fetched bundle": ["bundle", "fetch", "tones", "--output", "-"],
+    "corpus": ["prepare", "kaldi", "--corpus", ".", "--output", "-"],
+    "chain": ["chain", "--corpora", "a:train=.", "--lexicon", "lexicon", "--bundle", "tones", "--output", "-"],
+    "page": ["report", "a.json", "--output", "-"],
+    "details": ["evaluate", "hyp", "--reference", "ref", "--details", "-"],
+    "exported transcripts": ["evaluate", "hyp", "--reference", "ref", "--export", "-"],
+    "evaluation": ["evaluate", "--bundle", "tones", "--cuts", "cuts.jsonl", "--output", "-"],
+    "transcripts": ["transcribe", "--bundle", "tones", "a.wav", "--output-dir", "-"],
+    "lattices": ["transcribe", "--bundle", "tones", "a.wav", "--lattices", "-"],
+}
+
+
+@pytest.mark.parametrize("command", FILES_ONLY.values(), ids=FILES_ONLY)
+def test_other_outputs_cannot_be_standard_output(folder: Path, command: list[str], capsys) -> None:
+    pytest.importorskip("lhotse")
+    assert main(command) == 2
+    assert "-: this output cannot go to standard output" in capsys.readouterr().err
+    assert not Path("-").exists()
