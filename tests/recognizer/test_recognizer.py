@@ -465,6 +465,20 @@ def test_a_sustained_tone_is_no_word(bundle):
     assert final.text == "" and final.notes == ("noise",)
 
 
+def test_the_n_best_sentences_lose_the_same_words_to_noise(bundle):
+    """Confidences of 0.02 make one or two words noise, in the result and in each sentence."""
+    unlikely = {"bias": -4.0, "terms": {}}
+    decoding = {mode: {**options, "max_token_seconds": 0.5} for mode, options in bundle.decoding.items()}
+    doubtful = replace(bundle, confidence={"rnn": unlikely}, decoding=decoding)
+    recognizer = Recognizer(doubtful, mode="rnn", decoder="token-passing")
+    (noise, speech) = recognizer([tones(["TWO"]), tones([*SENTENCES[0], *SENTENCES[1]])], nbest=4)
+    assert noise.text == "" and noise.notes[0] == "noise"
+    assert [one.text for one in noise.hypotheses] == [""]
+    assert noise.hypotheses[0].total == pytest.approx(noise.total)
+    assert speech.hypotheses[0].words == speech.words and len(speech.words) > 3
+    assert len({one.text for one in speech.hypotheses}) == 4
+
+
 def test_unlikely_words_are_noted(bundle):
     unlikely = {"bias": -4.0, "terms": {}}
     recognizer = Recognizer(replace(bundle, confidence={"rnn": unlikely}), mode="rnn")
