@@ -52,6 +52,9 @@ VERSION = 1
 
 FILE_NAME = "bundle.json"
 
+MODES_WITH = {"large_ngram": frozenset({"large_ngram", "interpolated"}), "rnn_lm": frozenset({"rnn", "interpolated"})}
+"""Language model of a bundle that users can replace -> the modes that use it."""
+
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     """Writes `bundle.json`, adding size and checksum of each file that it names."""
@@ -216,7 +219,9 @@ class Bundle:
             )
 
     def with_language_models(self, large_ngram: str | Path | None = None, rnn_lm: str | Path | None = None) -> Bundle:
-        """A copy of the bundle with other language models. Its default mode is the best that the parts allow.
+        """A copy of the bundle with other language models.
+
+        The default mode stays if it uses all of them; otherwise it becomes the best that the parts allow, which does.
 
         Args:
             large_ngram: file of an n-gram model, binary or ARPA, that replaces the bundle's large one.
@@ -233,11 +238,13 @@ class Bundle:
                 f"bundle {self.name}: it does not have the n-gram model of its graph, which another language model "
                 "would replace; make the bundle again with 'asr bundle --small-ngram'."
             )
+        given = {"large_ngram": large_ngram, "rnn_lm": rnn_lm}
+        is_used = all(self.default_mode in MODES_WITH[name] for name, path in given.items() if path is not None)
         replaced = [fingerprint_of(Path(path)) if path is not None else "" for path in (large_ngram, rnn_lm)]
         bundle = replace(
             self,
             fingerprint=" ".join((self.fingerprint, *replaced)),
-            default_mode=None,
+            default_mode=self.default_mode if is_used else None,
             large_ngram=self.large_ngram if large_ngram is None else read_ngram_lm(large_ngram),
             rnn_lm=self.rnn_lm if rnn_lm is None else read_rnn_lm(rnn_lm),
         )

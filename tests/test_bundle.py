@@ -109,7 +109,7 @@ def test_a_language_model_of_other_words_is_refused(folder, tmp_path):
         replace(bundle, rnn_lm=read_rnn_lm(tmp_path / "rnn")).save(tmp_path / "bundle")
 
 
-def test_the_default_mode_is_kept_and_chosen_until_a_language_model_is_replaced(folder, tmp_path):
+def test_the_default_mode_is_kept_and_chosen_unless_a_given_language_model_needs_another(folder, tmp_path):
     bundle = replace(Bundle.load(folder), default_mode="ngram")
     assert chosen_mode(bundle, "auto") == "ngram"
     assert chosen_mode(bundle, "rnn") == "rnn"
@@ -123,6 +123,25 @@ def test_the_default_mode_is_kept_and_chosen_until_a_language_model_is_replaced(
     assert chosen_mode(other, "auto") == chosen_mode(Bundle.load(folder), "auto") != "ngram"
     with pytest.raises(AsrError, match="the mode 'large_ngram' is not available; it has"):
         chosen_mode(replace(bundle, default_mode="large_ngram", large_ngram=None), "auto")
+
+
+@pytest.mark.parametrize(
+    ("default", "given", "expected"),
+    [
+        ("rnn", ["rnn_lm"], "rnn"),
+        ("interpolated", ["rnn_lm", "large_ngram"], "interpolated"),
+        ("large_ngram", ["large_ngram"], "large_ngram"),
+        ("rnn", ["large_ngram"], "interpolated"),
+        ("rnn", ["rnn_lm", "large_ngram"], "interpolated"),
+        ("ngram", ["rnn_lm"], "interpolated"),
+        (None, ["rnn_lm"], "interpolated"),
+    ],
+)
+def test_the_default_mode_stays_if_it_uses_the_given_language_models(folder, default, given, expected):
+    bundle = replace(Bundle.load(folder), default_mode=default)
+    paths = {"rnn_lm": folder, "large_ngram": folder / "large_ngram.bin"}
+    other = bundle.with_language_models(**{name: paths[name] for name in given})
+    assert chosen_mode(other, "auto") == expected
 
 
 def test_a_description_that_is_no_json(folder):

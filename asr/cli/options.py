@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from asr import hub
-from asr.bundle import Bundle, bundle_folder, local_bundle_folder
+from asr.bundle import MODES_WITH, Bundle, bundle_folder, local_bundle_folder, read_manifest
 from asr.ctc.bundles import bundle_with_acoustic_model, graph_cache
 from asr.decoding.build import DECODERS, OLD_FIRST_PASSES, OLD_MODES
 from asr.decoding.settings import MODES, OLD_NAMES, Pass, setting_options
@@ -227,13 +227,17 @@ def recognizer_from(args: argparse.Namespace, mode: str | None = None) -> Recogn
     elif args.ngram is not None:
         raise AsrError("--ngram needs --acoustic-model; with a bundle, which has its own graph, use --large-ngram.")
     else:
+        folder = _folder(args.bundle)
         recognizer = Recognizer.from_folder(
-            _folder(args.bundle),
+            folder,
             large_ngram=args.large_ngram,
             rnn_lm=args.rnn_lm,
             lexicon=args.lexicon,
             **arguments,
         )
+        if arguments["mode"] == "auto" and (args.large_ngram or args.rnn_lm):
+            _tell_mode(recognizer.mode, read_manifest(folder).get("default_mode"))
+    _refuse_unused_models(args, recognizer)
     if args.no_confidences:
         recognizer.calibration = None
     recognizer = recognizer.to(device_from(args.device))
@@ -242,6 +246,26 @@ def recognizer_from(args: argparse.Namespace, mode: str | None = None) -> Recogn
         models, cache = recognizer.settings.models
         recognizer.refuse_unused(Pass(recognizer.mode, recognizer.lm_fusion, models, cache, keeps_lattice))
     return recognizer
+
+
+def _tell_mode(mode: str, default: str | None) -> None:
+    """Prints a hint if a language model of the user's has changed the mode."""
+    if default not in (None, mode):
+        print(
+            f"asr: hint: the mode is {mode}, because the bundle's default, {default}, does not use the given language "
+            "model; --mode chooses another.",
+            file=sys.stderr,
+        )
+
+
+def _refuse_unused_models(args: argparse.Namespace, recognizer: Recognizer) -> None:
+    modes = Pass(recognizer.mode, recognizer.lm_fusion, *recognizer.settings.models).modes
+    for name, users in MODES_WITH.items():
+        if getattr(args, name) is not None and not users & set(modes):
+            raise AsrError(
+                f"--{name.replace('_', '-')} has no effect in the mode {recognizer.mode}; leave it out, or give "
+                f"--mode {' or '.join(sorted(users))}."
+            )
 
 
 def recognizer_inputs(args: argparse.Namespace) -> list[str | Path | None]:

@@ -307,3 +307,27 @@ def test_lattices(tmp_path, transcribe, tiny_bundle_folder, lattice_format):
     reference = graph.vocabulary.ids_of(WORDS)
     for lattice in found.values():
         assert oracle_errors(lattice, [int(word_id) for word_id in reference]) == 0
+
+
+def test_a_given_language_model_is_used_or_refused(tmp_path, tiny_bundle_folder, capsys):
+    bundle = Bundle.load(tiny_bundle_folder)
+    bundle.default_mode = "rnn"
+    bundle.save(tmp_path / "tones")
+    audio = write(tmp_path / "a.wav", tones(WORDS))
+    command = ["transcribe", "--bundle", str(tmp_path / "tones"), str(audio), "--statistics"]
+    network, ngram = str(tmp_path / "tones"), str(tmp_path / "tones" / "large_ngram.bin")
+    assert main([*command, "--rnn-lm", network]) == 0
+    errors = capsys.readouterr().err
+    assert "mode rnn, " in errors and "hint" not in errors
+    assert main([*command, "--large-ngram", ngram]) == 0
+    errors = capsys.readouterr().err
+    assert "mode interpolated, " in errors
+    assert "hint: the mode is interpolated, because the bundle's default, rnn, does not use the given" in errors
+    assert main([*command, "--large-ngram", ngram, "--mode", "interpolated"]) == 0
+    assert "hint" not in capsys.readouterr().err
+    second = ["--mode", "large_ngram", "--second-pass", "nbest", "--second-pass-mode", "rnn"]
+    assert main([*command, "--rnn-lm", network, *second]) == 0
+    capsys.readouterr()
+    for unused in (["--rnn-lm", network, "--ngram-only"], ["--large-ngram", ngram, "--mode", "rnn"]):
+        assert main([*command, *unused]) == 2
+        assert f"{unused[0]} has no effect in the mode" in capsys.readouterr().err
