@@ -21,6 +21,7 @@ from asr.errors import AsrError
 from asr.recognizer import Recognizer
 from asr.results import RecognitionResult
 from asr.serialization import atomic_path, open_atomic, output_path
+from asr.streaming import StreamingOptions
 from asr.text.documents import parse_json
 from asr.transcripts import SUFFIXES, Transcript, format_transcript
 
@@ -234,8 +235,14 @@ class TranscriptFolder:
 _MAKER_FILE = ".made_by"
 
 
-def maker_of(recognizer: Recognizer, kind: str = "") -> str:
-    """A name for a recognizer that depends on everything that affects its words, but not on batches or memory."""
+def maker_of(recognizer: Recognizer, kind: str = "", streaming: StreamingOptions | None = None) -> str:
+    """A name for a recognizer that depends on everything that affects its words, but not on batches or memory.
+
+    Args:
+        recognizer: the recognizer.
+        kind: of its results, such as `stream`, a part of the name.
+        streaming: the options of streams.
+    """
     decides = {
         "bundle": recognizer.bundle.fingerprint,
         "options": {name: asdict(part) for name, part in recognizer.settings.parts().items()},
@@ -246,6 +253,8 @@ def maker_of(recognizer: Recognizer, kind: str = "") -> str:
         "has_confidences": recognizer.calibration is not None,  # by which words in noise are left out
         "kind": kind,
     }
+    if streaming is not None:
+        decides["streaming"] = {name: value for name, value in asdict(streaming).items() if name != "cache_bytes"}
     digest = hashlib.sha256(json.dumps(decides, sort_keys=True, default=str).encode()).hexdigest()[:12]
     return " ".join(filter(None, (recognizer.bundle.name, recognizer.mode, kind, digest)))
 

@@ -93,11 +93,11 @@ class _Source:
     stream: int
 
 
-def run_streams(args: argparse.Namespace, recognizer: Recognizer, names: list[str], output: ResultsFile | None) -> int:
-    """Recognizes inputs as streams; returns the number of those with an error.
+def streaming_options(args: argparse.Namespace) -> StreamingOptions:
+    """The options that the arguments describe.
 
     Raises:
-        AsrError: an option is out of range, or standard input is given more than once.
+        AsrError: an option is out of range, or has no effect with streams.
     """
     resources = options_of(ResourceOptions)
     given = given_options(args, resources)
@@ -110,12 +110,26 @@ def run_streams(args: argparse.Namespace, recognizer: Recognizer, names: list[st
             f"--lm-fusion {args.lm_fusion} may revise all words of an utterance, but --partials stable only shows "
             "words that cannot change; leave out one of them."
         )
-    options = StreamingOptions(
+    return StreamingOptions(
         **{name: getattr(args, name) for name in _SECONDS},
         partial_policy=args.partials,
         decoder=decoder,
         **({"cache_bytes": given["cache_bytes"]} if "cache_bytes" in given else {}),
     )
+
+
+def run_streams(
+    args: argparse.Namespace,
+    recognizer: Recognizer,
+    options: StreamingOptions,
+    names: list[str],
+    output: ResultsFile | None,
+) -> int:
+    """Recognizes inputs as streams; returns the number of those with an error.
+
+    Raises:
+        AsrError: an option is out of range, or standard input is given more than once.
+    """
     if args.streams < 1 or args.raw_channels < 1 or (args.raw_rate is not None and args.raw_rate < 1):
         raise AsrError("--streams, --raw-rate and --raw-channels must be 1 or more.")
     if args.raw_channels > _MAX_CHANNELS:

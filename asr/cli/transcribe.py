@@ -33,7 +33,7 @@ from asr.cli.output import (
     print_record,
 )
 from asr.cli.recordings import LIST_SUFFIXES, Recordings, Shard, audio_files, recordings
-from asr.cli.stream import STANDARD_INPUT, add_stream_arguments, run_streams
+from asr.cli.stream import STANDARD_INPUT, add_stream_arguments, run_streams, streaming_options
 from asr.errors import AsrError
 from asr.models.adaptation import SpeakerTransform
 from asr.recognizer import Recognizer
@@ -392,12 +392,13 @@ def _run_streams(args: argparse.Namespace) -> int:
     inputs = [*map(str, named), *(name for name in args.audio if name == STANDARD_INPUT)]
     names = Shard.parse(args.shard).of(inputs)
     _require_output(args, named)
+    options = streaming_options(args)
     if args.output is None:
-        return 1 if run_streams(args, recognizer_from(args), names, None) else 0
+        return 1 if run_streams(args, recognizer_from(args), options, names, None) else 0
     with ResultsFile(Path(args.output), "audio") as output:
         recognizer = recognizer_from(args)
-        output.require_maker(maker_of(recognizer, "stream"))
-        return 1 if run_streams(args, recognizer, names, output) else 0
+        output.require_maker(maker_of(recognizer, "stream", options))
+        return 1 if run_streams(args, recognizer, options, names, output) else 0
 
 
 def _writer(

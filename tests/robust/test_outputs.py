@@ -260,3 +260,15 @@ def test_other_outputs_cannot_be_standard_output(folder: Path, command: list[str
     assert main(command) == 2
     assert "-: this output cannot go to standard output" in capsys.readouterr().err
     assert not Path("-").exists()
+
+
+def test_streams_of_other_options_do_not_mix(folder: Path, tiny_bundle_folder: Path, capsys) -> None:
+    command = ["transcribe", "--bundle", str(tiny_bundle_folder), "--mode", "rnn", "--stream", "--output", "out"]
+    assert main([*command, "a.wav"]) == 0
+    for change in (["--right-seconds", "0.3"], ["--partials", "best"], ["--longest-utterance", "20"]):
+        assert main([*command, "b.wav", *change]) == 2
+        assert "a.wav was recognized by" in capsys.readouterr().err
+    # Memory and the number of streams affect no words.
+    assert main([*command, "b.wav", "--cache-mb", "100", "--streams", "2"]) == 0
+    makers = {json.loads(line)["made_by"] for line in Path("out").read_text().splitlines()}
+    assert len(makers) == 1
