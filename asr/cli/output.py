@@ -14,8 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any, TextIO
 
+from asr.cli.recordings import Recordings, Shard
 from asr.decoding.lattice_io import save_k2_lattice, write_kaldi_lattice, write_slf
 from asr.errors import AsrError
 from asr.recognizer import Recognizer
@@ -23,7 +24,7 @@ from asr.results import RecognitionResult
 from asr.serialization import atomic_path, open_atomic, output_path
 from asr.streaming import StreamingOptions
 from asr.text.documents import parse_json
-from asr.transcripts import SUFFIXES, Transcript, format_transcript
+from asr.transcripts import SUFFIXES, Transcript, format_transcript, plain_name, unique_names
 
 STANDARD_OUTPUT = "-"
 
@@ -59,7 +60,7 @@ class ResultsFile:
             raise AsrError(f"{path}: the output cannot be written ({error.strerror}).") from error
         try:
             if path.is_file():
-                self._lock()
+                _lock(self._stream, path)
             if path.is_file() and not anew:
                 self._read()
         except BaseException:
@@ -113,16 +114,6 @@ class ResultsFile:
             self._failures.add(failure)
         print_record({**record, **({_MAKER: self._maker} if self._maker else {})}, self._stream)
 
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise AsrError(
-                f"{self._path}: another process is writing to this output; wait, or choose another file."
-            ) from error
-        except OSError:
-            return  # some network file systems have no locks
-
     def _read(self) -> None:
         """Finds out which recordings are done; lines written by this class need no parsing."""
         content = self._path.read_bytes()
@@ -165,6 +156,16 @@ class ResultsFile:
             if not rest.startswith(beginning[: len(rest)]):
                 raise _foreign(self._path, number + 1)
         os.ftruncate(self._stream.fileno(), begin)
+
+
+def _lock(file: IO[Any], path: Path) -> None:
+    """Locks an open file until it is closed; refuses one that another process has locked."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise AsrError(f"{path}: another process is writing to this output; wait, or choose another file.") from error
+    except OSError:
+        return  # some network file systems have no locks
 
 
 # In a line written by `add`, the recording comes first and the maker last.
@@ -303,7 +304,7 @@ def print_line(line: str, stream: TextIO) -> None:
 
 
 FORMATS = {
-    "kaldi": "one text archive, lattices.txt.gz, and words.txt",
+    "kaldi": "one text archive, lattices.txt.gz (with --shard I/N lattices.I.txt.gz), and words.txt",
     "slf": "HTK's format, one .slf.gz per lattice",
     "k2": "one file per lattice, for k2.Fsa.from_dict(torch.load(...)), and words.txt; needs k2",
 }
@@ -328,7 +329,8 @@ def add_lattice_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-_ARCHIVE = "lattices.txt"
+def _archive(shard: Shard) -> str:
+    return "lattices.txt" if shard.number == 1 else f"lattices.{shard.index + 1}.txt"
 
 
 def existing(folder: str | Path, names: Iterable[str]) -> list[Path]:
@@ -340,12 +342,31 @@ def existing(folder: str | Path, names: Iterable[str]) -> list[Path]:
     return [path for name in dict.fromkeys(names) if name in here and (path := Path(folder, name)).is_file()]
 
 
-def lattice_files(lattice_format: str, stems: Iterable[str]) -> list[str]:
+def lattice_names(found: Recordings, done: Iterable[str], shard: Shard) -> dict[str, str]:
+    """Recording -> the name of its lattice, different for all recordings of all jobs.
+
+    A job alone keeps the names of earlier runs when recordings are added. Jobs cannot know what the others have done,
+    so their names follow from the list of recordings.
+
+    Args:
+        found: the recordings of all jobs.
+        done: recordings that earlier runs have finished, in their order.
+        shard: the job.
+    """
+    stem_of = dict(zip(found.names, found.stems, strict=True))
+    earlier = [name for name in done if shard.number == 1 or name not in stem_of]
+    names = list(dict.fromkeys([*earlier, *found.names]))
+    stems = [os.fsencode(stem_of.get(name, Path(name).stem)).decode("utf-8", "replace") for name in names]
+    return dict(zip(names, unique_names(stems), strict=True))
+
+
+def lattice_files(lattice_format: str, stems: Iterable[str], shard: Shard) -> list[str]:
     """Names of the files that lattices of whole recordings are written to."""
     if lattice_format == "kaldi":
-        return [_ARCHIVE, f"{_ARCHIVE}.gz", "words.txt"]
+        archive = _archive(shard)
+        return [archive, f"{archive}.gz", "words.txt"]
     suffixes = (".pt",) if lattice_format == "k2" else (".slf", ".slf.gz")
-    names = [f"{'_'.join(stem.split())}{suffix}" for stem in stems for suffix in suffixes]
+    names = [f"{plain_name(stem)}{suffix}" for stem in stems for suffix in suffixes]
     return [*names, *(["words.txt"] if lattice_format == "k2" else [])]
 
 
@@ -353,18 +374,21 @@ _PIECE = re.compile(r"-\d{7,}-\d{7,}$")
 
 
 class LatticeWriter:
-    """Writes lattices to a folder.
+    """Writes lattices to a folder. Several processes may write to it, each for other recordings.
 
     Args:
         folder: created if it does not exist.
         lattice_format: a key of `FORMATS`.
         recognizer: the recognizer of the results.
-        done: recordings whose lattices an earlier run has written, in its order; these are not changed.
+        names: recording -> the name of its lattice, from `lattice_names`.
+        todo: the recordings to be recognized; lattices of others are not changed.
         is_packed: write `NAME.slf.gz` and `lattices.txt.gz`; so does None, unless the format is k2 or there is a
             `lattices.txt` to continue.
+        shard: of several jobs, each writes its own archive in Kaldi's format.
 
     Raises:
-        AsrError: the folder cannot be written, or the format cannot be compressed.
+        AsrError: the folder cannot be written, another process is writing to the archive, or the format cannot be
+            compressed.
     """
 
     def __init__(
@@ -372,42 +396,48 @@ class LatticeWriter:
         folder: str | Path,
         lattice_format: str,
         recognizer: Recognizer,
-        done: Sequence[Path] = (),
-        is_packed: bool | None = None,
+        names: Mapping[str, str],
+        todo: Iterable[str],
+        is_packed: bool | None,
+        shard: Shard,
     ) -> None:
         if is_packed and lattice_format == "k2":
             raise AsrError("--lattice-gzip is for the formats slf and kaldi; k2 cannot read compressed files.")
         self._folder = Path(folder)
         self._format = lattice_format
         if is_packed is None:
-            is_packed = lattice_format == "slf" or not (self._folder / _ARCHIVE).is_file()
+            is_packed = lattice_format == "slf" or not (self._folder / _archive(shard)).is_file()
         self._suffix = ".gz" if is_packed else ""
         self._graph = recognizer.bundle.graph
         self._options = recognizer.final_options
-        self._taken: set[str] = set()
-        names_done = {self._new_name(audio) for audio in done}
+        self._names = names
+        self._archive = self._folder / f"{_archive(shard)}{self._suffix}"
+        self._locked = list[IO[bytes]]()
         with self._writable():
             self._folder.mkdir(parents=True, exist_ok=True)
             if lattice_format == "kaldi":
-                _keep_only(self._folder / f"{_ARCHIVE}{self._suffix}", names_done)
+                self._lock_archive()
+                _drop(self._archive, {names[name] for name in todo})
+                self._lock_archive()  # it is another file now
             if lattice_format in ("kaldi", "k2"):  # whose labels are numbers
                 words = self._graph.vocabulary.words
                 lines = "".join(f"{word} {word_id}\n" for word_id, word in enumerate(words))
-                (self._folder / "words.txt").write_text(lines, encoding="utf-8")
+                with open_atomic(self._folder / "words.txt") as file:
+                    file.write(lines.encode())
 
-    def write(self, audio: Path, result: RecognitionResult) -> None:
+    def write(self, recording: str, result: RecognitionResult) -> None:
         """Writes the lattices of a recording; with several segments, names contain begin and end in 1/100 s.
 
         Raises:
             AsrError: they cannot be written, for example because the disk is full.
         """
-        stem = self._new_name(audio)
+        stem = self._names[recording]
         for piece in result.lattices:
             is_whole = piece.begin == 0.0 and abs(piece.end - result.duration) < 1e-6
             name = stem if is_whole else f"{stem}-{100 * piece.begin:07.0f}-{100 * piece.end:07.0f}"
             with self._writable():
                 if self._format == "kaldi":
-                    with _open_text(self._folder / f"{_ARCHIVE}{self._suffix}", "a") as file:
+                    with _open_text(self._archive, "a") as file:
                         write_kaldi_lattice(file, name, piece.lattice, self._options)
                 elif self._format == "slf":
                     with _open_text(self._folder / f"{name}.slf{self._suffix}", "w") as file:
@@ -424,15 +454,9 @@ class LatticeWriter:
                 else:
                     save_k2_lattice(self._folder / f"{name}.pt", piece.lattice, self._options)
 
-    def _new_name(self, audio: Path) -> str:
-        """The file's name without suffix and white space; numbered if another recording has the same name."""
-        stem = os.fsencode("_".join(audio.stem.split())).decode("utf-8", "replace")
-        name, number = stem, 1
-        while name in self._taken:
-            number += 1
-            name = f"{stem}.{number}"
-        self._taken.add(name)
-        return name
+    def _lock_archive(self) -> None:
+        self._locked.append(self._archive.open("ab"))
+        _lock(self._locked[-1], self._archive)
 
     @contextmanager
     def _writable(self) -> Iterator[None]:
@@ -449,23 +473,20 @@ def _open_text(path: Path, mode: str) -> Any:
     return path.open(mode, encoding="utf-8")
 
 
-def _keep_only(archive: Path, names: set[str]) -> None:
-    """Removes all lattices from an archive except those of these recordings, and an incomplete last part."""
+def _drop(archive: Path, names: set[str]) -> None:
+    """Removes the lattices of these recordings from an archive, and an incomplete last part."""
     opens: Any = gzip.open if archive.suffix == ".gz" else open
-    with atomic_path(archive) as partial, opens(partial, "wb") as kept:
-        if not names or not archive.is_file():
-            return
-        with opens(archive, "rb") as file, suppress(EOFError, zlib.error, gzip.BadGzipFile):
-            for line in _entries_of(file, names):
-                kept.write(line)
+    damage = suppress(EOFError, zlib.error, gzip.BadGzipFile)
+    with atomic_path(archive) as partial, opens(partial, "wb") as kept, opens(archive, "rb") as file, damage:
+        kept.writelines(_entries_of_others(file, names))
 
 
-def _entries_of(lines: Iterable[bytes], names: set[str]) -> Iterator[bytes]:
-    """The lines of these recordings' lattices; the name of a recording is on a line without tabs."""
+def _entries_of_others(lines: Iterable[bytes], names: set[str]) -> Iterator[bytes]:
+    """The lines of all lattices but those of these recordings; the name of a recording is on a line without tabs."""
     is_wanted = False
     for line in lines:
         if line.strip() and b"\t" not in line:
-            name = line.decode("utf-8").strip()
-            is_wanted = name in names or _PIECE.sub("", name) in names
+            name = line.decode("utf-8", "replace").strip()
+            is_wanted = name not in names and _PIECE.sub("", name) not in names
         if is_wanted:
             yield line

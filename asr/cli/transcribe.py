@@ -28,6 +28,7 @@ from asr.cli.output import (
     add_lattice_arguments,
     existing,
     lattice_files,
+    lattice_names,
     maker_of,
     print_line,
     print_record,
@@ -181,7 +182,8 @@ of lhotse cuts (.jsonl or .jsonl.gz). m4a, mp4, webm and similar need FFmpeg's l
 
 If a file cannot be read, the error is reported, the other files are processed, and the exit code is 1. With --output or
 --output-dir, finished recordings are skipped, so that an interrupted run continues where it stopped. --shard I/N
-processes every N-th recording, for job arrays: give each job its own --output, or all jobs the same --output-dir.
+processes every N-th recording, for job arrays: give each job its own --output, or all jobs the same --output-dir; all
+may have the same --lattices.
 
 A JSON line has these fields:
   audio      the path as given
@@ -325,7 +327,7 @@ def _require_output(
     """Rejects an output that is also an input; `written` are names in the folder of outputs."""
     outputs = [Path(args.output)] if args.output is not None else []
     if args.lattices is not None:
-        outputs += existing(args.lattices, lattice_files(args.lattice_format, stems))
+        outputs += existing(args.lattices, lattice_files(args.lattice_format, stems, Shard.parse(args.shard)))
     if args.output_dir is not None:
         outputs += existing(args.output_dir, written)
     inputs = [*files, *recognizer_inputs(args)]
@@ -334,7 +336,8 @@ def _require_output(
 
 
 def _transcribe(args: argparse.Namespace, found: Recordings, output: ResultsFile | TranscriptFolder | None) -> int:
-    names = Shard.parse(args.shard).of(found.names)
+    shard = Shard.parse(args.shard)
+    names = shard.of(found.names)
     done = output.done if output is not None else ()
     todo = [name for name in names if name not in done]
     if len(todo) < len(names):
@@ -352,8 +355,9 @@ def _transcribe(args: argparse.Namespace, found: Recordings, output: ResultsFile
         recognizer.prepare()
     lattices = None
     if args.lattices is not None:
+        lattice_of = lattice_names(found, done, shard)
         lattices = LatticeWriter(
-            args.lattices, args.lattice_format, recognizer, list(map(Path, done)), args.lattice_gzip
+            args.lattices, args.lattice_format, recognizer, lattice_of, todo, args.lattice_gzip, shard
         )
     speaker = learn_speaker(recognizer, names, found.read) if args.adapt else None
     outcomes = transcribe(recognizer, todo, found.read, nbest=args.nbest, speaker=speaker)
@@ -366,7 +370,7 @@ def _transcribe(args: argparse.Namespace, found: Recordings, output: ResultsFile
     for outcome in outcomes:
         # The lattice is written first: a recording in the output counts as done.
         if outcome.result is not None and lattices is not None:
-            lattices.write(Path(outcome.name), outcome.result)
+            lattices.write(outcome.name, outcome.result)
         write(outcome)
         if outcome.result is None:
             failures.append(outcome)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import gzip
 import json
 import os
@@ -331,3 +332,36 @@ def test_a_given_language_model_is_used_or_refused(tmp_path, tiny_bundle_folder,
     for unused in (["--rnn-lm", network, "--ngram-only"], ["--large-ngram", ngram, "--mode", "rnn"]):
         assert main([*command, *unused]) == 2
         assert f"{unused[0]} has no effect in the mode" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("lattice_format", ["kaldi", "slf"])
+def test_jobs_that_share_a_folder_of_lattices(tmp_path, transcribe, tiny_bundle_folder, lattice_format):
+    """Recordings of one name in two jobs, utterance ids with dots, and lattices of other recordings are all kept."""
+    for folder in "ab":
+        write(tmp_path / "in" / folder / "x.wav", tones(WORDS, seed=ord(folder)))
+    folder = tmp_path / "lattices"
+    options = ("--lattices", folder, "--lattice-format", lattice_format, "--no-lattice-gzip")
+    for job in ("1/2", "2/2", "1/2"):
+        assert transcribe(tmp_path / "in", *options, "--shard", job)[0] == 0
+    (tmp_path / "wav.scp").write_text(f"u.1 {tmp_path}/in/a/x.wav\nu.2 {tmp_path}/in/b/x.wav\n")
+    assert transcribe(tmp_path / "wav.scp", *options)[0] == 0
+    assert transcribe(write(tmp_path / "other.wav", tones(WORDS)), *options)[0] == 0
+    if lattice_format == "slf":
+        assert sorted(path.stem for path in folder.iterdir()) == ["other", "u.1", "u.2", "x", "x.2"]
+        return
+    num_words = len(Bundle.load(tiny_bundle_folder).graph.vocabulary)
+    names = {path.name: [name for name, _ in read_kaldi_lattices(path, num_words)] for path in folder.glob("lattices*")}
+    assert names == {"lattices.1.txt": ["x"], "lattices.2.txt": ["x.2"], "lattices.txt": ["u.1", "u.2", "other"]}
+
+
+def test_two_processes_do_not_write_to_one_archive_of_lattices(tmp_path, transcribe):
+    path = write(tmp_path / "a.wav", tones(WORDS))
+    options = ("--lattices", tmp_path / "lattices", "--lattice-format", "kaldi")
+    assert transcribe(path, *options)[0] == 0
+    archive = tmp_path / "lattices" / "lattices.txt.gz"
+    before = archive.read_bytes()
+    with archive.open("ab") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        code, _, errors = transcribe(path, *options)
+    assert code == 2 and "lattices.txt.gz: another process is writing to this output" in errors
+    assert archive.read_bytes() == before
