@@ -40,8 +40,8 @@ class ChainDataModule(pl.LightningDataModule):
         held_out: speakers for validation.
         train_on_held_out: whether to train on them as well, for a final run after everything has been tuned.
         min_score: corpus -> lowest alignment score of an utterance to train on.
-        lengths: output frames that a piece may have.
-        frames_per_batch: output frames, of all processes together.
+        lengths: output frames that a piece may have; shorter utterances are left out.
+        frames_per_batch: output frames, of all processes together. Batches of less than half as many are left out.
         max_warp: the largest warp of vocal tract length perturbation.
         spec_augment: masks, or None.
         seed: of the order.
@@ -88,7 +88,11 @@ class ChainDataModule(pl.LightningDataModule):
         self._resume_at = 0
 
     def open(self, network: Tdnnf) -> None:
-        """Makes the loaders for a network's context and frame rate."""
+        """Makes the loaders for a network's context and frame rate.
+
+        Raises:
+            AsrError: the training speakers, or those held out, fill no batch.
+        """
         shape: dict[str, Any] = {
             "left_context": network.left_context,
             "right_context": network.right_context,
@@ -101,6 +105,12 @@ class ChainDataModule(pl.LightningDataModule):
             self.corpus, self._train, conditions, max_warp=self._max_warp, spec_augment=self._spec_augment, **shape
         )
         self.valid_chunks = ChunkLoader(self.corpus, self._valid, (0,), **shape)
+        for chunks, what in ((self.train_chunks, "training"), (self.valid_chunks, "held-out")):
+            if (chunks.utterances or chunks is self.train_chunks) and not chunks.plan(self.seed):
+                raise AsrError(
+                    f"{self.corpus.folder}: {len(chunks.utterances)} {what} utterances fill no batch of "
+                    f"{self._frames_per_batch} frames; reduce frames_per_batch, or give shorter lengths."
+                )
 
     def num_train_batches(self) -> int:
         """Batches of the first epoch; other epochs differ a little."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from asr.audio.fbank import Fbank
 from asr.datasets.augment import SpecAugment, VocalTractPerturbation
 from asr.distributed import WHOLE, Share, batch_rows, draw_from
+from asr.errors import AsrError
 from asr.models.chain_corpus import FRAME_SECONDS, PreparedCorpus
 from asr.models.layers import UtteranceCmvn
 
@@ -55,13 +56,16 @@ class ChunkLoader:
         corpus: prepared features.
         utterances: the utterances to use.
         conditions: indices into `corpus.conditions`; one is drawn for every utterance and epoch, by their weights.
-        lengths: output frames that a piece may have, ascending.
+        lengths: output frames that a piece may have; shorter utterances are left out.
         frames_per_batch: approximate number of output frames of a batch.
         left_context: feature frames before a piece.
         right_context: feature frames after it.
         factor: feature frames per output frame.
         max_warp: the largest warp of vocal tract length perturbation; 0 for none.
         spec_augment: masks of bands of frames and features, or None.
+
+    Raises:
+        AsrError: there is no length, or one below 1.
     """
 
     def __init__(
@@ -77,10 +81,14 @@ class ChunkLoader:
         max_warp: float = 0.0,
         spec_augment: SpecAugment | None = None,
     ) -> None:
+        if min(lengths, default=0) < 1:
+            raise AsrError(
+                f"lengths: {list(lengths)}: give the output frames of a piece, such as [30, 50, 75, 100, 130]."
+            )
         self.corpus = corpus
         self.utterances = list(utterances)
         self.conditions = tuple(conditions)
-        self.lengths = tuple(lengths)
+        self.lengths = tuple(sorted(lengths))
         self.frames_per_batch = frames_per_batch
         self.left_context = left_context
         self.right_context = right_context
@@ -102,7 +110,8 @@ class ChunkLoader:
             if num_outputs < self.lengths[0]:
                 continue
             pieces = -(-num_outputs // self.lengths[-1])
-            longest_fit = max(length for length in self.lengths if length * pieces <= max(num_outputs, self.lengths[0]))
+            fitting = (length for length in self.lengths if length * pieces <= num_outputs)
+            longest_fit = max(fitting, default=self.lengths[0])
             cover = min((length for length in self.lengths if length * pieces >= num_outputs), default=longest_fit)
             # Pieces overlap a little or leave a little out, whichever is less.
             length = cover if cover * pieces - num_outputs < num_outputs - longest_fit * pieces else longest_fit

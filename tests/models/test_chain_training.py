@@ -342,6 +342,27 @@ def test_options_of_asr_chain_that_do_not_fit(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("held_out", "frames", "sentence"),
+    [
+        ([], 2000, "6 training utterances fill no batch of 2000"),
+        (["toy-speaker2"], 600, "2 held-out utterances fill no"),
+    ],
+)
+def test_data_too_small_for_a_batch_are_refused(
+    folder: Path, states: TiedStates, held_out: list[str], frames: int, sentence: str
+) -> None:
+    from asr.models.chain_training import ChainDataModule
+    from asr.models.tdnnf import Tdnnf
+
+    data = ChainDataModule(
+        str(folder / "prepared"), "alignment.npz", str(folder / "states"), held_out, lengths=(70,),
+        frames_per_batch=frames, fbank=Fbank(num_mel_bins=20),
+    )  # fmt: skip
+    with pytest.raises(AsrError, match=sentence):
+        data.open(Tdnnf(**NETWORK, num_tokens=states.num_columns))  # type: ignore[arg-type]
+
+
 def test_utterances_are_chosen_by_speaker_and_score(folder: Path) -> None:
     corpus = PreparedCorpus(folder / "prepared")
     alignment = Alignment.load(folder / "prepared" / "alignment.npz")

@@ -92,6 +92,23 @@ def test_batches_are_full_and_only_small_rests_are_left_out(
         assert sorted(len(chunks) for _, chunks in plan) == sizes
 
 
+@pytest.mark.parametrize("lengths", [(45, 60), (60, 45), (1, 166), (160, 166)])
+def test_any_lengths_in_any_order_cover_utterances(corpus: PreparedCorpus, lengths: tuple[int, ...]) -> None:
+    """The second utterance has 166 output frames; three pieces of 60 are too long for it, and so are two of 160."""
+    loader = ChunkLoader(corpus, range(3), lengths=lengths, frames_per_batch=60)
+    for length, chunks in loader.plan(3):
+        for utterance, condition, first in chunks:
+            assert length in lengths
+            assert 0 <= first <= corpus.utterances[utterance].num_frames[condition] // 3 - length
+    assert loader.plan(3) == ChunkLoader(corpus, range(3), lengths=sorted(lengths), frames_per_batch=60).plan(3)
+
+
+@pytest.mark.parametrize("lengths", [(), (0, 20), (-5,)])
+def test_a_piece_has_frames(corpus: PreparedCorpus, lengths: tuple[int, ...]) -> None:
+    with pytest.raises(AsrError, match=r"lengths: .*: give the output frames of a piece"):
+        ChunkLoader(corpus, range(3), lengths=lengths)
+
+
 def test_a_piece_is_the_normalised_utterance_with_zeros_around(corpus: PreparedCorpus) -> None:
     loader = ChunkLoader(corpus, range(3), lengths=(20, 60), left_context=7, right_context=8)
     batch = loader.load(60, [Chunk(0, 0, 0), Chunk(0, 0, 6)])
