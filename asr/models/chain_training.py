@@ -25,7 +25,7 @@ from asr.models.checkpoint import trained_network
 from asr.models.chunks import ChunkBatch, ChunkLoader
 from asr.models.lfmmi import LfMmi, NumeratorPiece, numerator_piece
 from asr.models.tdnnf import Tdnnf
-from asr.models.training import WeightAverage, adamw
+from asr.models.training import WeightAverage, adamw, planned_steps
 
 
 class ChainDataModule(pl.LightningDataModule):
@@ -85,6 +85,7 @@ class ChainDataModule(pl.LightningDataModule):
         self._max_warp, self._spec_augment = max_warp, spec_augment
         self.train_chunks: ChunkLoader | None = None
         self.valid_chunks: ChunkLoader | None = None
+        self._num_train_batches = 0
         self._resume_at = 0
 
     def open(self, network: Tdnnf) -> None:
@@ -111,11 +112,11 @@ class ChainDataModule(pl.LightningDataModule):
                     f"{self.corpus.folder}: {len(chunks.utterances)} {what} utterances fill no batch of "
                     f"{self._frames_per_batch} frames; reduce frames_per_batch, or give shorter lengths."
                 )
+        self._num_train_batches = len(self.train_chunks.plan(self.seed))
 
     def num_train_batches(self) -> int:
         """Batches of the first epoch; other epochs differ a little."""
-        assert self.train_chunks is not None
-        return len(self.train_chunks.plan(self.seed))
+        return self._num_train_batches
 
     def context_counts(self) -> npt.NDArray[np.float64]:
         """How often one phone follows another in training, (P, P) [phone before, phone]; the first follows silence."""
@@ -407,9 +408,7 @@ class LitChainModel(pl.LightningModule):
     def _num_steps(self) -> int:
         if self.total_steps is not None:
             return self.total_steps
-        if self.trainer.max_steps is not None and self.trainer.max_steps > 0:
-            return int(self.trainer.max_steps)
-        return self._data().num_train_batches() * max(1, self.trainer.max_epochs or 1)
+        return planned_steps(self.trainer, self._data().num_train_batches())
 
     def _dropout_now(self) -> float:
         done = self.global_step / max(1, self._num_steps())

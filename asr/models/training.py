@@ -35,6 +35,22 @@ def warmup_cosine(step: int, warmup_steps: int, total_steps: int, floor: float) 
     return floor + (1.0 - floor) * 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
+def planned_steps(trainer: pl.Trainer, num_batches: int) -> int:
+    """The optimizer steps of a training, after which its schedules end.
+
+    Args:
+        trainer: it may limit epochs, steps and batches, and take several batches for a step.
+        num_batches: batches of an epoch.
+    """
+    if isinstance(trainer.limit_train_batches, int):
+        num_batches = min(num_batches, trainer.limit_train_batches)
+    num_epochs = -1 if trainer.max_epochs is None else trainer.max_epochs
+    steps = -(-num_batches // trainer.accumulate_grad_batches) * max(1, num_epochs)
+    if trainer.max_steps > 0:  # it is -1 without a limit, and so is max_epochs
+        return int(trainer.max_steps if num_epochs < 0 else min(steps, trainer.max_steps))
+    return int(steps)
+
+
 def adamw(network: nn.Module, lr: float, weight_decay: float) -> torch.optim.Optimizer:
     """AdamW with weight decay on matrices only; fused where this torch has a fused kernel for the device."""
     matrices = [parameter for parameter in network.parameters() if parameter.ndim >= 2]
@@ -335,7 +351,9 @@ class LitAcousticModel(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         optimizer = adamw(self.network, self.peak_lr, self.weight_decay)  # type: ignore[arg-type]
-        total_steps = self._total_steps()
+        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+        # The number of bucketed batches is not known beforehand, so the data module counts them.
+        total_steps = planned_steps(self.trainer, data.num_train_batches())
         warmup_steps = round(self.warmup_fraction * total_steps)
 
         def factor(step: int) -> float:
@@ -371,11 +389,3 @@ class LitAcousticModel(pl.LightningModule):
         for i, hypothesis in enumerate(greedy_tokens(log_prob, num_frames)):
             reference = batch["tokens"][i, : batch["num_tokens"][i]].tolist()
             self._errors += count_errors([str(token) for token in reference], [str(token) for token in hypothesis])
-
-    def _total_steps(self) -> int:
-        # The number of bucketed batches is not known beforehand, so the data module counts them.
-        if self.trainer.max_steps is not None and self.trainer.max_steps > 0:
-            return int(self.trainer.max_steps)
-        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
-        num_batches = -(-data.num_train_batches() // self.trainer.accumulate_grad_batches)
-        return int(num_batches * max(1, self.trainer.max_epochs or 1))

@@ -6,6 +6,7 @@ import itertools
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -71,8 +72,9 @@ def fit(
     initial_checkpoint: str | None = None,
     chain: Path | None = None,
     network_arguments: dict[str, int] | None = None,
+    trainer_options: dict[str, Any] | None = None,
     **options: float,
-) -> object:
+) -> Any:
     from asr.models.chain_training import ChainDataModule, LitChainModel
     from asr.models.tdnnf import Tdnnf
 
@@ -95,6 +97,7 @@ def fit(
     trainer = pl.Trainer(
         max_epochs=max_epochs, accelerator="cpu", devices=1, logger=False, enable_progress_bar=False,
         enable_model_summary=False, enable_checkpointing=False, use_distributed_sampler=False, num_sanity_val_steps=0,
+        **(trainer_options or {}),
     )  # fmt: skip
     trainer.fit(model, data)
     return trainer
@@ -340,6 +343,20 @@ def test_options_of_asr_chain_that_do_not_fit(
     common = ["--corpus", "csv:toy=toy.csv", "--lexicon", str(tmp_path / "lexicon.txt"), "--bundle", "none"]
     assert main(["chain", *common, "--output", str(folder), *option]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"accumulate_grad_batches": 3}, {"limit_train_batches": 3}, {"max_steps": 2}, {"max_steps": 900}],
+)
+def test_schedules_end_with_the_training(folder: Path, states: TiedStates, options: dict[str, Any]) -> None:
+    from asr.models.chunks import ChunkLoader
+
+    with mock.patch.object(ChunkLoader, "plan", autospec=True, side_effect=ChunkLoader.plan) as plan:
+        trainer = fit(folder, states, 1, trainer_options=options)
+    assert trainer.lightning_module._num_steps() == trainer.global_step > 0
+    # Two of the training and one of the validation before the first step, and one of each during the epoch.
+    assert plan.call_count <= 5
 
 
 @pytest.mark.parametrize(
