@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -305,11 +305,22 @@ def as_result(
 
     words = words_of(best)
     notes = notes_on(len(best.words) - len(words), words)
-    alternatives = tuple(
-        Alternative(words_of(one), one.am_score, one.graph_score, one.lm_score, one.total) for one in hypotheses
+    # Where all words of the best path are noise, so are those of the others, which are even less probable.
+    is_noise = bool(best.words) and not words
+    alternatives = _distinct(
+        Alternative(() if is_noise else words_of(one), one.am_score, one.graph_score, one.lm_score, one.total)
+        for one in hypotheses
     )
     scores = (best.am_score, best.graph_score, best.lm_score, best.total)
     return RecognitionResult(words, *scores, decoded.reached_final, times, cache, lattices, alternatives, notes)
+
+
+def _distinct(alternatives: Iterable[Alternative]) -> tuple[Alternative, ...]:
+    """The first sentence of each text; sentences may differ only in words that are left out as noise."""
+    found: dict[str, Alternative] = {}
+    for one in alternatives:
+        found.setdefault(one.text, one)
+    return tuple(found.values())
 
 
 def later_cache(*caches: dict[str, int | float]) -> dict[str, int | float]:
@@ -368,7 +379,7 @@ def _joined_alternatives(pieces: Sequence[RecognitionResult], offsets: Sequence[
             for after in own[: max(1, num // (i + 1))]
         ]
         best = sorted(pairs, key=lambda pair: -pair.total)[:num]
-    return tuple(best)
+    return _distinct(best)
 
 
 @dataclass(frozen=True)

@@ -465,18 +465,29 @@ def test_a_sustained_tone_is_no_word(bundle):
     assert final.text == "" and final.notes == ("noise",)
 
 
-def test_the_n_best_sentences_lose_the_same_words_to_noise(bundle):
-    """Confidences of 0.02 make one or two words noise, in the result and in each sentence."""
-    unlikely = {"bias": -4.0, "terms": {}}
-    decoding = {mode: {**options, "max_token_seconds": 0.5} for mode, options in bundle.decoding.items()}
-    doubtful = replace(bundle, confidence={"rnn": unlikely}, decoding=decoding)
-    recognizer = Recognizer(doubtful, mode="rnn", decoder="token-passing")
-    (noise, speech) = recognizer([tones(["TWO"]), tones([*SENTENCES[0], *SENTENCES[1]])], nbest=4)
-    assert noise.text == "" and noise.notes[0] == "noise"
-    assert [one.text for one in noise.hypotheses] == [""]
-    assert noise.hypotheses[0].total == pytest.approx(noise.total)
-    assert speech.hypotheses[0].words == speech.words and len(speech.words) > 3
-    assert len({one.text for one in speech.hypotheses}) == 4
+def test_the_best_sentences_of_noise_are_one_without_words(bundle):
+    improbable = replace(bundle, confidence={"rnn": {"bias": -4.0, "terms": {}}})
+    options = {"output_beam": 20.0, "max_token_seconds": 0.5}
+    recognizer = Recognizer(improbable, mode="rnn", decoder="token-passing", options=options)
+    recognizer.calibration, calibration = None, recognizer.calibration
+    (speech,) = recognizer([tones(SENTENCES[0])], nbest=5)
+    assert len(speech.hypotheses) > 1
+    recognizer.calibration = calibration
+    (noise,) = recognizer([tones(SENTENCES[0])], nbest=5)
+    assert noise.text == "" and noise.notes == ("noise",) and noise.total == speech.total
+    (empty,) = noise.hypotheses
+    assert empty.text == "" and empty.total == speech.hypotheses[0].total
+
+
+def test_what_remains_of_the_best_sentences_is_distinct(bundle):
+    held = torch.sin(2 * math.pi * 400.0 * torch.arange(3 * RATE) / RATE) * 0.4
+    waveform = torch.cat([tones(SENTENCES[0]), torch.zeros(RATE // 2), held])
+    options = {"output_beam": 20.0, "max_token_seconds": 0.5}
+    recognizer = Recognizer(bundle, mode="ngram", decoder="token-passing", options=options)
+    (result,) = recognizer([waveform], nbest=20)
+    texts = [one.text for one in result.hypotheses]
+    assert result.notes == ("noise",) and texts[0] == result.text != ""
+    assert 1 < len(texts) == len(set(texts))
 
 
 def test_unlikely_words_are_noted(bundle):
