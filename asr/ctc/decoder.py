@@ -326,7 +326,7 @@ class CTCDecoder:
             if not isinstance(token_lm, (str, Path, NgramLM)):
                 raise AsrError("spell_unknown: token_lm must be an n-gram model of tokens; give its file.")
             model = read_ngram(token_lm)
-            return SpellingModel(model, boundary, penalty, beginnings, id(model))
+            return SpellingModel(model, boundary, penalty, beginnings, model)
         spelled = [
             [symbol for symbol in way if symbol != boundary]
             for ways in lexicon.pronunciations.values()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -97,6 +99,16 @@ def test_own_model_of_spellings(
     letters = ngram_of(["d o d o", "c a b"], list("abcdeo"), order=2)
     decoder = CTCDecoder(SYMBOLS, ngram=word_model, spell_unknown=True, token_lm=letters, warm_up=False)
     assert decoder(frames_of(SYMBOLS, list("bead|dodo"), strength=12.0))[0].text == "bead dodo"
+
+
+def test_a_kept_graph_keeps_its_model_of_spellings(word_model: NgramLM, ngram_of: Callable[..., NgramLM]) -> None:
+    """Another model could otherwise get the same id, and with it the graph."""
+    letters = ngram_of(["d o d o", "c a b"], list("abcdeo"), order=2)
+    alive = weakref.ref(letters)
+    CTCDecoder(SYMBOLS, ngram=word_model, spell_unknown=True, token_lm=letters, warm_up=False)
+    del letters
+    gc.collect()
+    assert alive() is not None
 
 
 def test_unlisted_words_count_as_unknown_and_nothing_else_changes(word_model: NgramLM) -> None:
