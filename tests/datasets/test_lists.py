@@ -131,6 +131,30 @@ def test_lengths_and_ids_that_are_missing(audio: Path, tmp_path: Path, capsys: p
     assert "line 2: the row has no id" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"supervisions": ["word"]},
+        {"start": float("nan")},
+        {"start": -1.0},
+        {"duration": 0.0},
+        {"recording": {"duration": None, "sources": [{"type": "file", "channels": [0], "source": "a.wav"}]}},
+        {"recording": []},
+    ],
+)
+def test_damaged_cuts_of_lhotse_are_skipped(
+    audio: Path, tmp_path: Path, change: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = {"type": "file", "channels": [0], "source": str(audio / "a.wav")}
+    sound = {"id": "sound", "type": "MonoCut", "start": 0.0, "duration": 0.5, "channel": 0}
+    sound |= {"supervisions": [{"text": "word"}], "recording": {"duration": 0.5, "sources": [source]}}
+    records = [sound, {**sound, "id": "damaged", **change}]
+    (tmp_path / "cuts.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert list(prepared(capsys, "lhotse", tmp_path / "cuts.jsonl", 1)) == ["sound"]
+    report = json.loads((tmp_path / "prepared" / "lhotse_cuts.report.json").read_text())
+    assert report["skipped"] == [{"item": "damaged", "reason": "this is not a cut of one recording in a file"}]
+
+
 @pytest.mark.parametrize("separator", ["\u2028", "\x85", "\x1c"])
 def test_only_line_feeds_end_lines(
     audio: Path, tmp_path: Path, separator: str, capsys: pytest.CaptureFixture[str]

@@ -210,7 +210,12 @@ class LhotseCuts(_List):
                 changes = {str(one["name"]) for one in recording.get("transforms") or ()}
                 if record.get("type") not in ("MonoCut", "MultiCut") or source["type"] != "file":
                     raise ValueError("no cut of a file")
-            except (ValueError, KeyError, TypeError):
+                whole, audio = float(recording.get("duration", -1.0)), Path(source["source"])
+                if not (0.0 <= begin < math.inf and 0.0 < duration < math.inf):
+                    raise ValueError("no span of time")
+                text = " ".join(str(one.get("text") or "") for one in supervisions)
+                speaker = str((supervisions[0].get("speaker") if supervisions else None) or name)
+            except (ValueError, KeyError, TypeError, AttributeError):
                 yield SkippedItem(name, "this is not a cut of one recording in a file")
                 continue
             if not takes_all or changes - {"Resample"}:
@@ -220,11 +225,8 @@ class LhotseCuts(_List):
                     "'asr fit' and 'asr evaluate' the manifest itself",
                 )
                 continue
-            text = " ".join(str(one.get("text") or "") for one in supervisions)
-            speaker = str((supervisions[0].get("speaker") if supervisions else None) or name)
-            is_whole = begin == 0.0 and abs(duration - float(recording.get("duration", -1.0))) < 1e-3
-            end = None if is_whole else begin + duration
-            yield Utterance(name, Path(source["source"]), " ".join(text.split()), speaker, begin, end, None)
+            end = None if begin == 0.0 and abs(duration - whole) < 1e-3 else begin + duration
+            yield Utterance(name, audio, " ".join(text.split()), speaker, begin, end, None)
 
 
 def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
