@@ -45,7 +45,9 @@ def as_samples(array: Any, name: str) -> Tensor:
     Raises:
         AsrError: the array is of another type.
     """
-    if isinstance(array, np.ndarray) and array.dtype.kind in "fi":
+    if isinstance(array, np.ndarray):
+        if array.dtype.kind not in "fi" or array.dtype.itemsize > 8:
+            raise _wrong_type(array.dtype, name)
         # torch supports neither the other byte order nor negative strides.
         array = torch.from_numpy(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("=")))
     if not isinstance(array, Tensor):
@@ -53,8 +55,12 @@ def as_samples(array: Any, name: str) -> Tensor:
     if array.dtype in _FULL_SCALE:
         return array.float() / _FULL_SCALE[array.dtype]
     if not array.is_floating_point():
-        raise AsrError(f"{name} holds {array.dtype}; give floating-point samples in [-1, 1], int16 or int32.")
+        raise _wrong_type(array.dtype, name)
     return array
+
+
+def _wrong_type(dtype: object, name: str) -> AsrError:
+    return AsrError(f"{name} holds {dtype}; give floating-point samples in [-1, 1], int16 or int32.")
 
 
 def as_recording(waveform: Any, name: str) -> Tensor:

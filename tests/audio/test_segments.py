@@ -4,6 +4,7 @@ import itertools
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -101,3 +102,9 @@ def test_segments_of_pieces_are_those_of_the_whole(size):
     segments = list(segments_at_pauses(iter(waveform.split(size)), 8000, 2.0))
     assert [(begin, begin + len(samples)) for begin, samples in segments] == split_at_pauses(waveform, 8000, 2.0)
     assert torch.equal(torch.cat([samples for _, samples in segments]), waveform)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "bool", "longdouble", "complex64", "int64"])
+def test_arrays_of_other_types_are_named(dtype: str) -> None:
+    with pytest.raises(AsrError, match=rf"recording 0 holds (torch\.)?{np.dtype(dtype)}; give floating-point samples"):
+        as_recordings(np.zeros(10, dtype))
