@@ -177,6 +177,7 @@ def _import_command(module_name: str) -> ModuleType:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The entry point: prints an AsrError as one line and returns the exit code."""
+    _open_closed_streams()
     try:
         code = run(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()  # errors of writing must show here, where they are reported
@@ -207,6 +208,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = 2
     _discard_output()
     return code
+
+
+def _open_closed_streams() -> None:
+    """Opens the standard streams that the shell has closed, which are None. What is written to stdout then fails."""
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: PTH123, SIM115
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115
 
 
 def _lacks_memory(error: Exception) -> bool:

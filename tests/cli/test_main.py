@@ -1,13 +1,19 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import soundfile
 
 from asr.cli import main
 from asr.cli.options import bundle_folder
 from asr.errors import AsrError
+from asr.testing.tones import RATE, tones
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_help_names_every_command(capsys):
@@ -96,3 +102,24 @@ def test_a_missing_package_is_told_with_its_extra(
     assert f"{missing!r}, which is not installed; run scripts/setup, or pip install 'onepass-asr{extra}'." in (
         capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize(
+    ("closed", "code", "error"),
+    [
+        ("2>&1 >&-", 2, "the output cannot be written (Bad file descriptor)"),
+        ("--output words.jsonl >&-", 0, ""),
+        ("2>&-", 0, ""),
+        ("--stream - <&- 2>&1", 1, "standard input ends before any sample"),
+    ],
+)
+def test_closed_standard_streams(tmp_path, tiny_bundle_folder, closed, code, error):
+    soundfile.write(tmp_path / "a.wav", tones(["PAT"]).numpy(), RATE)
+    audio = "" if "--stream" in closed else "a.wav"
+    command = f"{sys.executable} -m asr transcribe --bundle {tiny_bundle_folder} --ngram-only {audio} {closed}"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code, done
+    assert error in done.stdout and "Traceback" not in done.stdout + done.stderr
