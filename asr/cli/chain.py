@@ -7,12 +7,16 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from asr.audio.fbank import Fbank
 from asr.datasets.corpora.base import Utterance
 from asr.errors import AsrError
 from asr.serialization import output_path, require_writable
 from asr.text.lexicon import Lexicon
+
+if TYPE_CHECKING:
+    from asr.models.chain_corpus import PreparedCorpus
 
 HELP = """\
 Prepares the training of an acoustic model by lattice-free MMI (TDNN-F, recipes/librispeech/am_tdnnf.yaml):
@@ -96,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
         0, or 1 if utterances were left out.
     """
     from asr.models.chain_corpus import Alignment, PreparedCorpus, write_corpus
-    from asr.models.chain_preparation import prepare_chain, pronunciation_scores, usable_utterances
+    from asr.models.chain_preparation import prepare_chain, pronunciation_scores, require_names, usable_utterances
     from asr.models.hybrid_alignment import align_with_bundle, refine_alignment
 
     if args.passes < 0:
@@ -105,15 +109,15 @@ def run(args: argparse.Namespace) -> int:
     min_score = dict(_scores(args.min_score))
     lexicon, fbank = Lexicon.from_files(args.lexicon), Fbank(high_freq=args.high_freq)
     left_out: list[str] = []
-    if not (prepared / "utterances.json").is_file():
+    is_kept = (prepared / "utterances.json").is_file()
+    if not is_kept:
         args.output.mkdir(parents=True, exist_ok=True)
         require_writable(args.output / "utterances.json")
         left_out = write_corpus(prepared, _utterances(args.corpus), lexicon, fbank)
     corpus = PreparedCorpus(prepared)
-    if corpus.fbank_arguments != fbank.arguments:
-        raise AsrError(
-            f"--high-freq {args.high_freq:g}: {prepared} was prepared with other filterbanks; choose another --output."
-        )
+    if is_kept:
+        _check_kept(corpus, args.corpus, fbank)
+    require_names(corpus, min_score, args.held_out)  # before hours of alignment
     if not (prepared / "alignment-bundle.npz").is_file():
         align_with_bundle(corpus, lexicon, args.bundle).save(prepared / "alignment-bundle.npz")
     alignment = Alignment.load(prepared / "alignment-bundle.npz")
@@ -144,7 +148,37 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+def _check_kept(corpus: PreparedCorpus, wanted: list[str], fbank: Fbank) -> None:
+    """Checks that features of an earlier run are those of this one.
+
+    Raises:
+        AsrError: they are of other corpora, or computed in another way.
+    """
+    from asr.datasets.corpora import CORPORA
+
+    before = {utterance.corpus for utterance in corpus.utterances}
+    reason = ""
+    if before != {CORPORA[name].name for name, _, _ in _corpora(wanted)}:
+        reason = f"of {', '.join(sorted(before))} (--corpus)"
+    elif corpus.fbank_arguments != fbank.arguments:
+        reason = f"up to {corpus.fbank_arguments['high_freq']} Hz (--high-freq)"
+    if reason:
+        raise AsrError(
+            f"{corpus.folder}: the features kept there are {reason}; delete them, or choose another --output."
+        )
+
+
 def _utterances(wanted: list[str]) -> Iterator[tuple[str, Utterance]]:
+    """The corpus's name and each utterance."""
+    from asr.datasets.corpora import CORPORA
+
+    for name, part, folder in _corpora(wanted):
+        for utterance in CORPORA[name].list_part(folder, part).utterances:
+            yield CORPORA[name].name, utterance
+
+
+def _corpora(wanted: list[str]) -> Iterator[tuple[str, str, Path]]:
+    """Name, part and folder of each --corpus."""
     from asr.datasets.corpora import CORPORA
 
     for each in wanted:
@@ -152,9 +186,7 @@ def _utterances(wanted: list[str]) -> Iterator[tuple[str, Utterance]]:
         name, _, part = where.partition(":")
         if name not in CORPORA or not part or not folder:
             raise AsrError(f"--corpus {each}: give NAME:PART=DIR, NAME being one of {', '.join(sorted(CORPORA))}.")
-        corpus = CORPORA[name]
-        for utterance in corpus.list_part(Path(folder), part).utterances:
-            yield corpus.name, utterance
+        yield name, part, Path(folder)
 
 
 def _scores(pairs: list[str]) -> Iterator[tuple[str, float]]:

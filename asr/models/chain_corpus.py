@@ -101,13 +101,17 @@ class Alignment:
         """Reads what `save` wrote.
 
         Raises:
-            AsrError: there is no such file.
+            AsrError: there is no such file, or it is damaged.
         """
         if not path.is_file():
             raise AsrError(f"{path}: there is no such alignment; make it first.")
-        with np.load(path) as file:
-            phones = tuple(str(phone) for phone in file["phones"])
-            return cls(phones, *(file[name] for name in ("begin", "phone", "start", "score")))
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                phones = tuple(str(phone) for phone in file["phones"])
+                return cls(phones, *(file[name] for name in ("begin", "phone", "start", "score")))
+        except Exception as error:  # readers of a damaged archive may raise anything
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise AsrError(f"{path}: this is not an alignment ({reason}); delete it and make it again.") from error
 
 
 class PreparedCorpus:
@@ -117,13 +121,22 @@ class PreparedCorpus:
         folder: written by `write_corpus`.
 
     Raises:
-        AsrError: it is not such a folder.
+        AsrError: it is not such a folder, or its files are damaged.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         if not (self.folder / _LIST).is_file():
             raise AsrError(f"{folder}: there is no prepared corpus; prepare it first.")
+        try:
+            self._read()
+        except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise AsrError(
+                f"{folder}: the prepared corpus is damaged ({reason}); delete it and prepare it again."
+            ) from error
+
+    def _read(self) -> None:
         listing: dict[str, Any] = parse_json((self.folder / _LIST).read_text(encoding="utf-8"))
         self.conditions: tuple[Condition, ...] = tuple(CONDITIONS[name] for name in listing["conditions"])
         self.fbank_arguments: dict[str, Any] = listing["fbank"]

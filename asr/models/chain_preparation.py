@@ -43,6 +43,22 @@ _STAY = 0.5
 _PRIOR_COUNT = 2.0
 
 
+def require_names(corpus: PreparedCorpus, min_score: dict[str, float], held_out: Sequence[str]) -> None:
+    """Checks names of corpora and speakers.
+
+    Raises:
+        AsrError: a corpus of `min_score` or a held-out speaker is not in the prepared corpus.
+    """
+    corpora = sorted({utterance.corpus for utterance in corpus.utterances})
+    for name in min_score:
+        if name not in corpora:
+            raise AsrError(f"{corpus.folder}: min_score: there is no corpus {name!r}; there are {', '.join(corpora)}.")
+    speakers = {utterance.speaker for utterance in corpus.utterances}
+    for speaker in held_out:
+        if speaker not in speakers:
+            raise AsrError(f"{corpus.folder}: there is no speaker {speaker!r} to hold out.")
+
+
 def usable_utterances(
     corpus: PreparedCorpus, alignment: Alignment, min_score: dict[str, float], held_out: Sequence[str] = ()
 ) -> tuple[list[int], list[int]]:
@@ -56,12 +72,14 @@ def usable_utterances(
         held_out: speakers, as the corpus names them.
 
     Raises:
-        AsrError: a speaker is not in the corpus.
+        AsrError: the alignment is of other utterances; or as `require_names`.
     """
-    speakers = {utterance.speaker for utterance in corpus.utterances}
-    unknown = [speaker for speaker in held_out if speaker not in speakers]
-    if unknown:
-        raise AsrError(f"{corpus.folder}: there is no speaker {unknown[0]!r} to hold out.")
+    require_names(corpus, min_score, held_out)
+    if len(alignment.score) != len(corpus):
+        raise AsrError(
+            f"{corpus.folder}: the alignment is of {len(alignment.score)} utterances, but there are {len(corpus)}; "
+            "make it again."
+        )
     train: list[int] = []
     aside: list[int] = []
     for index, utterance in enumerate(corpus.utterances):

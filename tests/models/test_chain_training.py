@@ -316,33 +316,11 @@ def test_a_network_of_other_outputs_or_features_is_refused(folder: Path, states:
             fit(folder, states, 0, network_arguments=changes)
 
 
-def test_an_interrupted_alignment_leaves_no_file(folder: Path, tmp_path: Path) -> None:
-    """`asr chain` keeps files that exist."""
-
-    def interrupted(path: Path, **arrays: object) -> None:
-        Path(path).write_bytes(b"PK")
-        raise KeyboardInterrupt
-
-    alignment = Alignment.load(folder / "prepared" / "alignment.npz")
-    with mock.patch.object(np, "savez", interrupted), pytest.raises(KeyboardInterrupt):
-        alignment.save(tmp_path / "alignment-1.npz")
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        (("--passes", "-1"), "--passes -1: give 0 or more"),
-        (("--high-freq", "5000"), "prepared with other filterbanks; choose another --output"),
-    ],
-)
-def test_options_of_asr_chain_that_do_not_fit(
-    folder: Path, tmp_path: Path, option: tuple[str, str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_passes_of_asr_chain_are_not_negative(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "lexicon.txt").write_text("A a\n")
     common = ["--corpus", "csv:toy=toy.csv", "--lexicon", str(tmp_path / "lexicon.txt"), "--bundle", "none"]
-    assert main(["chain", *common, "--output", str(folder), *option]) == 2
-    assert message in capsys.readouterr().err
+    assert main(["chain", *common, "--output", str(folder), "--passes", "-1"]) == 2
+    assert "--passes -1: give 0 or more" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -378,6 +356,69 @@ def test_data_too_small_for_a_batch_are_refused(
     )  # fmt: skip
     with pytest.raises(AsrError, match=sentence):
         data.open(Tdnnf(**NETWORK, num_tokens=states.num_columns))  # type: ignore[arg-type]
+
+
+def test_names_and_sizes_that_do_not_fit_are_refused(folder: Path) -> None:
+    corpus = PreparedCorpus(folder / "prepared")
+    alignment = Alignment.load(folder / "prepared" / "alignment.npz")
+    with pytest.raises(AsrError, match="there is no corpus 'toys'; there are toy"):
+        usable_utterances(corpus, alignment, {"toy": 0.0, "toys": 1.0})
+    shorter = Alignment.from_lists(alignment.phones, [([0, 1], [0.0, 0.3], 1.0)])
+    with pytest.raises(AsrError, match="the alignment is of 1 utterances, but there are 6"):
+        usable_utterances(corpus, shorter, {})
+
+
+def test_damaged_files_of_a_prepared_folder_are_named(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "alignment.npz").write_bytes((folder / "prepared" / "alignment.npz").read_bytes()[:200])
+    with pytest.raises(AsrError, match=r"alignment\.npz: this is not an alignment"):
+        Alignment.load(tmp_path / "alignment.npz")
+    listing = (folder / "prepared" / "utterances.json").read_text()
+    for damaged in (listing[:-9], listing.replace('"1.1"', '"other"'), listing):  # the last one lacks its features
+        (tmp_path / "utterances.json").write_text(damaged)
+        with pytest.raises(AsrError, match="the prepared corpus is damaged"):
+            PreparedCorpus(tmp_path)
+
+
+def test_an_interrupted_alignment_leaves_no_file(folder: Path, tmp_path: Path) -> None:
+    alignment = Alignment.load(folder / "prepared" / "alignment.npz")
+
+    def interrupted(path: Path, **_: Any) -> None:
+        path.write_bytes(b"PK")
+        raise KeyboardInterrupt
+
+    with mock.patch.object(np, "savez", interrupted), pytest.raises(KeyboardInterrupt):
+        alignment.save(tmp_path / "alignment.npz")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--corpus", "ljspeech:train=lj"], "the features kept there are of an4 (--corpus)"),
+        (["--corpus", "an4:train=an4", "ljspeech:train=lj"], "the features kept there are of an4 (--corpus)"),
+        (["--corpus", "an4:train=an4", "--high-freq", "7000"], "the features kept there are up to 5600.0 Hz"),
+        (["--corpus", "an4:train=an4", "--held-out", "an4-none"], "there is no speaker 'an4-none' to hold out"),
+        (["--corpus", "an4:train=an4", "--min-score", "an5=1"], "there is no corpus 'an5'; there are an4"),
+    ],
+)
+def test_asr_chain_says_at_once_what_does_not_fit(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], sentence: str
+) -> None:
+    from asr.cli.main import main
+
+    prepared = tmp_path / "prepared"
+    prepared.mkdir()
+    for name in ("1", "1.1"):
+        (prepared / f"features-{name}.npy").write_bytes((folder / "prepared" / f"features-{name}.npy").read_bytes())
+    listing = json.loads((folder / "prepared" / "utterances.json").read_text())
+    listing["fbank"] = Fbank(high_freq=5600.0).arguments
+    for row in listing["utterances"]:
+        row["corpus"] = "an4"
+    (prepared / "utterances.json").write_text(json.dumps(listing))
+    (tmp_path / "lexicon").write_text("A a\n")
+    inputs = ["--lexicon", str(tmp_path / "lexicon"), "--bundle", "none", "--output", str(tmp_path)]
+    assert main(["chain", *inputs, *options]) == 2
+    assert sentence in capsys.readouterr().err
 
 
 def test_utterances_are_chosen_by_speaker_and_score(folder: Path) -> None:
