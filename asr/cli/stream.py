@@ -134,6 +134,8 @@ def run_streams(
         raise AsrError("--streams, --raw-rate and --raw-channels must be 1 or more.")
     if args.raw_channels > _MAX_CHANNELS:
         raise AsrError(f"--raw-channels {args.raw_channels}: give at most {_MAX_CHANNELS}.")
+    if args.raw_rate is not None and STANDARD_INPUT not in args.audio:
+        raise AsrError("--raw-rate is for standard input; give - as AUDIO, or leave out the option.")
     if names.count(STANDARD_INPUT) > 1:
         raise AsrError("standard input (-) can be given only once; leave out the others.")
     raw = None
