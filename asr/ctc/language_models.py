@@ -24,6 +24,7 @@ from asr.bundle import FILE_NAME, Bundle, read_rnn_lm
 from asr.ctc.word_models import is_kenlm_binary, read_ngram
 from asr.decoding.build import recognition_settings
 from asr.errors import AsrError
+from asr.kernels.lookup import LookupTables
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.interface import LanguageModel
@@ -138,12 +139,48 @@ class KenLanguageModel(StatefulModel):
         return float(self._model.BaseScore(state, "</s>", self._kenlm.State())) * _LN_10
 
 
+class SharedModel(LanguageModel):
+    """The user's own model, which several searches query. It forgets nothing, since no search knows what others hold.
+
+    Args:
+        lm: the model.
+    """
+
+    def __init__(self, lm: LanguageModel) -> None:
+        self._lm = lm
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The words of `word_id`."""
+        return self._lm.vocabulary
+
+    def start(self, num_streams: int) -> Tensor:
+        """The context of `<s>`, (num_streams,)."""
+        return self._lm.start(num_streams)
+
+    def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
+        """log P(word | history) and the next context, (Q,) each."""
+        return self._lm.score(context_idx, word_id)
+
+    def final(self, context_idx: Tensor) -> Tensor:
+        """log P(</s> | history), (Q,)."""
+        return self._lm.final(context_idx)
+
+    def lookup_tables(self) -> LookupTables | None:
+        """See `LanguageModel.lookup_tables`."""
+        return self._lm.lookup_tables()
+
+    def expand(self, context_idx: Tensor, live: Tensor) -> None:
+        """See `LanguageModel.expand`."""
+        self._lm.expand(context_idx, live)
+
+
 class LentModels:
     """A pool of language models, each lent to one search at a time, so that several threads may decode.
 
     Args:
         make: makes a model; None for no language model.
-        is_shared: whether `make` always returns the same model; searches then take turns.
+        is_shared: whether the models that `make` returns query the same one; searches then take turns.
     """
 
     def __init__(self, make: Callable[[], LanguageModel] | None, is_shared: bool) -> None:
@@ -172,13 +209,8 @@ class LentModels:
             self._idle.append(model)
 
     def for_good(self) -> LanguageModel | None:
-        """A model that is never returned, for a stream; the common one if models are shared."""
-        if self._make is None:
-            return None
-        if self._lock is not None:
-            self._idle = self._idle or [self._make()]
-            return self._idle[0]
-        return self._make()
+        """A model that is never returned, for a stream."""
+        return None if self._make is None else self._make()
 
 
 def is_ngram_file(path: str | Path) -> bool:
@@ -234,7 +266,8 @@ def model_maker(
     if isinstance(source, NgramLM):
         return lambda: source, False
     if isinstance(source, LanguageModel):
-        return lambda: source, True
+        shared = SharedModel(source)
+        return lambda: shared, True
     raise AsrError(
         f"{type(source).__name__} is not a language model; give a file or folder, a network of this program, or an "
         "object with vocabulary, start, score and final."
