@@ -192,10 +192,20 @@ def _acoustics(paths: list[Path], recipe: str | None) -> _Acoustics:
     from asr.models.checkpoint import network_from_checkpoint
 
     network, tokens = network_from_checkpoint(paths, recipe)
-    fbank = _mapping(Path(recipe)).get("data", {}).get("init_args", {}).get("fbank", {})
+    return _Acoustics(network, _features(Path(recipe)), tokens, {})
+
+
+def _features(recipe: Path) -> ModelSpec:
+    """The filterbank of a recipe's data; the default where the recipe has none, or Lightning's null."""
+    section: Any = _mapping(recipe)
+    for name in ("data", "init_args", "fbank", "init_args"):
+        section = (isinstance(section, dict) and section.get(name)) or {}
     # Dither is for training only.
-    features = {name: value for name, value in fbank.get("init_args", {}).items() if name != "dither"}
-    return _Acoustics(network, ModelSpec("Fbank", features, Fbank(**features)), tokens, {})
+    arguments = {name: value for name, value in section.items() if name != "dither"}
+    try:
+        return ModelSpec("Fbank", arguments, Fbank(**arguments))
+    except TypeError as error:
+        raise AsrError(f"{recipe}: data.init_args.fbank: {error}.") from error
 
 
 def _ensemble(paths: list[Path], bundles: list[Bundle]) -> ModelSpec:

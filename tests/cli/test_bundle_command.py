@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from asr.audio.fbank import Fbank
 from asr.bundle import Bundle
 from asr.cli.main import main
 from asr.lm.ngram.io import save_ngram_lm
@@ -55,6 +56,24 @@ def test_parts_become_a_bundle_that_recognizes(parts, capsys):
     assert recognizer.options.lm_scale == 0.25
     assert recognizer.bundle.card == "# Card\n"
     assert recognizer(tones(["SICK", "SKIP"]))[0].text == "SICK SKIP"
+
+
+@pytest.mark.parametrize("fbank", [None, {"class_path": "asr.audio.fbank.Fbank", "init_args": None}])
+def test_a_recipe_without_filterbank_has_the_default(parts, fbank, capsys):
+    """Lightning writes null into its `config.yaml` for what a recipe leaves out; this network reads other features."""
+    recipe = json.loads((parts / "am.yaml").read_text())
+    recipe["data"]["init_args"]["fbank"] = fbank
+    (parts / "config.yaml").write_text(json.dumps(recipe))
+    assert main(arguments(parts, parts / "out", recipe=parts / "config.yaml")) == 2
+    assert f"features per frame, but there are {Fbank().feature_dim};" in capsys.readouterr().err
+
+
+def test_a_recipe_with_a_wrong_filterbank_is_one_sentence(parts, capsys):
+    recipe = json.loads((parts / "am.yaml").read_text())
+    recipe["data"]["init_args"]["fbank"]["init_args"]["mels"] = 40
+    (parts / "config.yaml").write_text(json.dumps(recipe))
+    assert main(arguments(parts, parts / "out", recipe=parts / "config.yaml")) == 2
+    assert "config.yaml: data.init_args.fbank: " in capsys.readouterr().err
 
 
 def test_the_acoustic_model_of_another_bundle(parts, tiny_bundle_folder):
