@@ -265,7 +265,7 @@ def test_long_files_are_read_while_they_are_recognized(bundle, tmp_path, num_wor
             [torch.zeros(2, 2, 100)],
             r"recording 0 has the shape \(2, 2, 100\); give \(samples,\) or \(channels, samples\)",
         ),
-        (np.array(["PAT"]), "recording 0 is a ndarray; give a tensor or a NumPy array of samples"),
+        (np.array(["PAT"]), "recording 0 holds <U3; give floating-point samples"),
         ([[0.0, 0.1]], "recording 0 is a list; give a tensor or a NumPy array"),
         (7, "the recording is a int; give a file, a tensor"),
         ("talk.wav", "talk.wav: there is no such audio file"),
