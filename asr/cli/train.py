@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import signal
 import sys
 import threading
@@ -35,12 +36,19 @@ _NOISE = ("Does not validate", "Subtypes:", "Errors:", "Expected a <class 'NoneT
 
 _LONGEST_VALUE = 80
 
-# torch's messages when another process of the training has ended, and what they mean.
-_LOST_PROCESSES = {
+_GO_ON = (
+    "and the training has ended; the checkpoints written so far are complete, so continue from one with --ckpt_path"
+)
+
+# Messages of torch and Lightning, and what they mean; a group is the part that is shown.
+_EXPLANATIONS = {
+    r"Error\(s\) in loading state_dict for \w+:\s+(size mismatch for [\w.]+|[^\n,]+)": "the checkpoint is of another "
+    "network than that of the recipe ({}); give both of the same training",
+    r"Early stopping conditioned on metric `([^`]+)` which is not available": "{}, which EarlyStopping monitors, is "
+    "not computed; check its name, and give utterances to validate on",
     "DataLoader worker": "a process that prepares batches was killed or failed, perhaps for lack of memory "
-    "(reduce their number with --data.init_args.num_workers)",
-    "Connection closed by peer": "another process of this training was killed or failed",
-    "Connection reset by peer": "another process of this training was killed or failed",
+    f"(reduce their number with --data.init_args.num_workers), {_GO_ON}",
+    "Connection (?:closed|reset) by peer": f"another process of this training was killed or failed, {_GO_ON}",
 }
 
 # Class paths of recipes before the packages were reorganized; they work for one release.
@@ -209,8 +217,8 @@ def run(arguments: Sequence[str]) -> int:
         the exit code; a training ended by SIGTERM raises SystemExit with 143 once its checkpoint is written.
 
     Raises:
-        AsrError: an option or the YAML is wrong, or another process of the training has ended; also any error of the
-            model and the data.
+        AsrError: an option or the YAML is wrong, the checkpoint is of another network, or another process of the
+            training has ended; also any error of the model and the data.
     """
     if {"-h", "--help"} & set(arguments):
         print(HELP)
@@ -245,13 +253,10 @@ def run(arguments: Sequence[str]) -> int:
             f"{' '.join(arguments)}: the checkpoint is damaged or contains other objects ({reason})."
         ) from error
     except RuntimeError as error:
-        lost = next((text for sign, text in _LOST_PROCESSES.items() if sign in str(error)), None)
-        if lost is None:
-            raise
-        raise AsrError(
-            f"{lost}, and the training has ended; the checkpoints written so far are complete, so continue from one "
-            "with --ckpt_path."
-        ) from error
+        for message, explanation in _EXPLANATIONS.items():
+            if found := re.search(message, str(error)):
+                raise AsrError(f"{explanation.format(*found.groups())}.") from error
+        raise
     except ValueError as error:
         # Errors of the classes in the YAML come wrapped in a long message about types.
         cause: BaseException | None = error

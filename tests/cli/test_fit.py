@@ -45,6 +45,37 @@ def test_a_wrong_recipe_is_one_sentence(tmp_path, capsys, recipe, message):
 
 
 @pytest.mark.slow
+def test_a_checkpoint_of_another_network_and_a_missing_metric_are_one_sentence(tmp_path, capsys):
+    from scripts.benchmarks.processes import write_inputs
+    from tests.cli.test_termination import recipe
+
+    (tmp_path / "inputs").mkdir()
+    write_inputs(tmp_path / "inputs")
+    acoustic = recipe(tmp_path / "inputs", "acoustic", tmp_path / "acoustic", [])
+    language = recipe(tmp_path / "inputs", "language", tmp_path / "language", [])
+    no_validation = ["--data.init_args.valid_cuts", "[]", "--trainer.max_epochs", "1"]
+    assert main([*acoustic, *no_validation]) == 0
+    checkpoint = str(tmp_path / "acoustic" / "last.ckpt")
+    stops = {"class_path": "pytorch_lightning.callbacks.EarlyStopping", "init_args": {"monitor": "val_loss"}}
+    stopping = recipe(tmp_path / "inputs", "acoustic", tmp_path / "stopping", [stops])
+    another = "the checkpoint is of another network than that of the recipe ("
+    for command, message in (
+        (
+            [*acoustic, "--ckpt_path", checkpoint, "--model.init_args.network.init_args.hidden_dim", "48"],
+            "size mismatch for",
+        ),
+        ([*acoustic, "--ckpt_path", checkpoint, "--model.init_args.network.init_args.num_blocks", "3"], "Missing key"),
+        ([*language, "--ckpt_path", checkpoint], "Missing key"),
+        ([*stopping, *no_validation], "val_loss, which EarlyStopping monitors, is not computed"),
+    ):
+        capsys.readouterr()
+        assert main(command) == 2
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert error.startswith("asr: error: ") and message in error and len(error) < 250
+        assert (another in error) == (command[:3] != stopping)
+
+
+@pytest.mark.slow
 def test_the_command_line_brings_no_warning_of_lightnings(tmp_path):
     (tmp_path / "recipe.yaml").write_text(MODEL + DATA)
     command = [sys.executable, "-m", "asr", "fit", "--config", str(tmp_path / "recipe.yaml")]

@@ -218,6 +218,6 @@ class LitRNNLM(pl.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restores the streams' states and the training times."""
-        self._states, self._loaded_states = None, checkpoint["stream_states"]
+        self._states, self._loaded_states = None, checkpoint.get("stream_states")
         self._seconds = checkpoint.get("train_seconds", 0.0)
         self._cpu_seconds = checkpoint.get("train_cpu_seconds", 0.0)
