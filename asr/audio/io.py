@@ -396,7 +396,7 @@ class PcmFormat:
     Args:
         sampling_rate: in Hz.
         encoding: a value of `RAW_FORMATS`, or `s24` for samples of three bytes.
-        num_channels: number of interleaved channels, which are averaged.
+        num_channels: number of interleaved channels, which are averaged as by `read_audio`.
     """
 
     sampling_rate: int
@@ -420,14 +420,14 @@ class PcmFormat:
                 values = (values - 128.0) / 128.0
             elif self.encoding[1] == "i":
                 values /= 2.0 ** (8 * int(self.encoding[2]) - 1)
-        return torch.from_numpy(values.reshape(-1, self.num_channels).mean(axis=1))
+        return torch.from_numpy(_mixed(values.reshape(-1, self.num_channels), self.sampling_rate))
 
 
 def file_pieces(path: str | Path, seconds: float) -> tuple[int, Iterator[Tensor]]:
     """Reads a file piece by piece.
 
     Returns:
-        the sampling rate, and pieces (L,) float32 of about `seconds`, with channels averaged.
+        the sampling rate, and pieces (L,) float32 of about `seconds`, with channels averaged as by `read_audio`.
 
     Raises:
         AsrError: the file is missing or cannot be decoded; during iteration, if it is damaged further on.
@@ -436,7 +436,7 @@ def file_pieces(path: str | Path, seconds: float) -> tuple[int, Iterator[Tensor]
     if _is_media(path):
         rate, blocks = open_media(path)
         pieces = _gathered(blocks, int(seconds * checked_rate(rate)))
-        return rate, (torch.from_numpy(piece.mean(axis=1)) for piece in pieces)
+        return rate, (torch.from_numpy(_mixed(piece, rate)) for piece in pieces)
     file = _open(path)
     rate = int(file.samplerate)
     if file.format in ("WAV", "WAVEX") and file.frames == 0:
@@ -459,7 +459,7 @@ def _decoded(path: Path, file: _SequentialFile, size: int) -> Iterator[Tensor]:
                 if file.format == "MP3" and file.announces_more:
                     _LOGGER.warning("%s: the audio is cut short: its header announces more than there is.", path)
                 return
-            yield torch.from_numpy(samples.mean(axis=1))
+            yield torch.from_numpy(_mixed(samples, int(file.samplerate)))
 
 
 def byte_pieces(stream: BinaryIO, seconds: float, raw: PcmFormat | None = None) -> tuple[int, Iterator[Tensor]]:
@@ -471,7 +471,7 @@ def byte_pieces(stream: BinaryIO, seconds: float, raw: PcmFormat | None = None) 
         raw: the format of raw samples; None for WAV.
 
     Returns:
-        the sampling rate, and pieces (L,) float32, with channels averaged.
+        the sampling rate, and pieces (L,) float32, with channels averaged as by `read_audio`.
 
     Raises:
         AsrError: the WAV header is missing, or its format is neither PCM nor floating point.

@@ -10,7 +10,7 @@ import pytest
 import soundfile
 import torch
 
-from asr.audio.io import PcmFormat, byte_pieces, file_pieces
+from asr.audio.io import PcmFormat, byte_pieces, file_pieces, read_audio
 from asr.errors import AsrError
 
 SAMPLES = torch.linspace(-0.9, 0.9, 1000)
@@ -44,6 +44,20 @@ def test_wav_of_every_kind(subtype, channels, format_name):
     rate, pieces = byte_pieces(Trickle(wav(subtype, channels, format_name)), 0.01)
     assert rate == 8000
     assert torch.allclose(torch.cat(list(pieces)), SAMPLES, atol=0.01 if subtype == "PCM_U8" else 1e-4)
+
+
+def test_channels_that_cancel_each_other_are_heard_in_streams_too(tmp_path):
+    """As in whole files, the first channel is used where the mean would be silence."""
+    stereo = torch.stack([SAMPLES, -SAMPLES], dim=1).numpy()
+    path = tmp_path / "stereo.wav"
+    soundfile.write(path, stereo, 8000, subtype="FLOAT")
+    raw = PcmFormat(8000, "<f4", 2)
+    for _, pieces in (
+        file_pieces(path, 0.05),
+        byte_pieces(io.BytesIO(path.read_bytes()), 0.05),
+        byte_pieces(io.BytesIO(stereo.astype("<f4").tobytes()), 0.05, raw),
+    ):
+        assert torch.equal(torch.cat(list(pieces)), read_audio(path, 8000))
 
 
 def test_raw_samples_and_half_a_sample_at_the_end(caplog):
