@@ -34,6 +34,7 @@ _SHORTER_THAN_HEADER = re.compile(r"(data|RIFF) : (\d+) \(should be \d+\)|should
 _MAX_DECODED_BYTES = 1 << 32
 _BLOCK_VALUES = 1 << 20
 _NO_LENGTH = 1 << 62  # lengths from here on mean that libsndfile does not know the length
+_OGG_HEADER_BYTES, _MAX_OGG_PAGE_BYTES = 27, 65307  # RFC 3533
 # Channels cancel each other if the power of their mean is below this fraction of their own power, for so many seconds.
 _CANCELLED = 1e-4
 _JUDGED_SECONDS = 10.0
@@ -167,14 +168,28 @@ def _leads_to_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def is_cut_short(file: soundfile.SoundFile) -> bool:
-    """Whether a WAV header announces more samples than there are; libsndfile silently uses the size of the file.
+    """Whether the header of a WAV file, or of the last page of an Ogg file, announces more than there is.
 
-    A header written to a pipe announces no length, since it was not known.
+    libsndfile silently uses what there is. A header written to a pipe announces no length, since it was not known.
     """
+    if file.format == "OGG":
+        return _ends_within_ogg_page(Path(os.fsdecode(file.name)))
     if file.format not in ("WAV", "WAVEX", "NIST"):
         return False
     lengths = [match[2] for match in _SHORTER_THAN_HEADER.finditer(file.extra_info)]
     return any(length is None or not _is_unknown_length(int(length)) for length in lengths)
+
+
+def _ends_within_ogg_page(path: Path) -> bool:
+    with path.open("rb") as stream:
+        stream.seek(max(0, stream.seek(0, os.SEEK_END) - _MAX_OGG_PAGE_BYTES))
+        tail = stream.read()
+    page = tail[max(0, tail.rfind(b"OggS")) :]
+    if len(page) < _OGG_HEADER_BYTES:
+        return True
+    num_segments = page[_OGG_HEADER_BYTES - 1]
+    lengths = page[_OGG_HEADER_BYTES : _OGG_HEADER_BYTES + num_segments]
+    return len(page) < _OGG_HEADER_BYTES + num_segments + sum(lengths)
 
 
 def to_int16(waveform: Tensor) -> Tensor:

@@ -117,3 +117,20 @@ def test_a_file_that_is_cut_short_is_taken_as_far_as_it_goes_with_a_warning(tmp_
         _, pieces = file_pieces(tmp_path / "a.wav", 0.01)
         assert sum(map(len, pieces)) == 700
     assert "a.wav: the audio is cut short" in caplog.text
+
+
+@pytest.mark.parametrize("codec", ["VORBIS", "OPUS"])
+def test_an_ogg_file_that_is_cut_short(tmp_path, caplog, codec):
+    """libsndfile takes it for a shorter one."""
+    noise = np.random.default_rng(0).uniform(-0.5, 0.5, 160_000).astype(np.float32)
+    soundfile.write(tmp_path / "a.ogg", noise, 16000, format="OGG", subtype=codec)
+    assert abs(len(read_audio(tmp_path / "a.ogg")) - 160_000) < 1000
+    whole = (tmp_path / "a.ogg").read_bytes()
+    for num_bytes in (3 * len(whole) // 4, len(whole) - 1):
+        (tmp_path / "a.ogg").write_bytes(whole[:num_bytes])
+        with pytest.raises(AsrError, match=r"a\.ogg: the audio is cut short"):
+            read_audio(tmp_path / "a.ogg")
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            list(file_pieces(tmp_path / "a.ogg", 0.1)[1])
+        assert "a.ogg: the audio is cut short" in caplog.text
