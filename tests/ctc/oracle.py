@@ -8,8 +8,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import torch
+
+from asr.ctc.language_models import StatefulModel
+from asr.lm.ngram.model import NgramLM
 
 Score = Callable[[Sequence[int]], float]
 
@@ -84,3 +89,23 @@ def best_word_sequences(
             if best > -math.inf:
                 found.append((best + lm_scale * lm_score(words) + insertion * num_words, words))
     return sorted(found, reverse=True)
+
+
+class ForgetfulNgram(StatefulModel):
+    """An n-gram model without tables for the search's loops, which forgets all contexts that are not retained."""
+
+    def __init__(self, lm: NgramLM) -> None:
+        super().__init__(lm.vocabulary, lm.start(1))
+        self._lm = lm
+
+    def after(self, state: Any, word_id: int) -> tuple[float, Any]:
+        score, following = self._lm.score(state, torch.tensor([word_id]))
+        return float(score), following
+
+    def at_end(self, state: Any) -> float:
+        return float(self._lm.final(state))
+
+    def retain(self, live: torch.Tensor) -> None:
+        kept = set(live.tolist())
+        self._states = [state if number in kept else None for number, state in enumerate(self._states)]
+        self._edges = {query: edge for query, edge in self._edges.items() if {query[0], edge[1]} <= kept}

@@ -17,12 +17,12 @@ pytest.importorskip("kaldifst", reason="compiling graphs needs kaldifst")
 from asr.bundle import Bundle
 from asr.ctc import CTCDecoder, CTCDecodingConfig, CTCHypothesis, CTCTokens
 from asr.ctc.graphs import compile_graph, spelled_lexicon
-from asr.ctc.language_models import StatefulModel, model_maker
+from asr.ctc.language_models import model_maker
 from asr.ctc.word_models import graph_ngram, trie_of, uniform_ngram
 from asr.errors import AsrError
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.ngram.model import NgramLM
-from tests.ctc.oracle import best_word_sequences
+from tests.ctc.oracle import ForgetfulNgram, best_word_sequences
 
 pytestmark = pytest.mark.slow
 
@@ -173,33 +173,14 @@ def test_batches_streams_and_threads_agree(word_model: NgramLM) -> None:
         assert answers == [wanted] * 4
 
 
-class Forgetful(StatefulModel):
-    """An n-gram model that forgets all contexts but those that it is told to retain."""
-
-    def __init__(self, lm: NgramLM) -> None:
-        super().__init__(lm.vocabulary, lm.start(1))
-        self._lm = lm
-
-    def after(self, state: Any, word_id: int) -> tuple[float, Any]:
-        score, following = self._lm.score(state, torch.tensor([word_id]))
-        return float(score), following
-
-    def at_end(self, state: Any) -> float:
-        return float(self._lm.final(state))
-
-    def retain(self, live: torch.Tensor) -> None:
-        kept = set(live.tolist())
-        self._states = [state if number in kept else None for number, state in enumerate(self._states)]
-
-
 @pytest.mark.parametrize("has_words", [True, False])
 def test_searches_do_not_make_each_other_forget(
     has_words: bool, ngram_of: Callable[..., NgramLM], word_model: NgramLM
 ) -> None:
     if has_words:
-        models: dict[str, Any] = {"ngram": word_model, "lm": Forgetful(word_model), "lm_weight": 0.5}
+        models: dict[str, Any] = {"ngram": word_model, "lm": ForgetfulNgram(word_model), "lm_weight": 0.5}
     else:
-        models = {"token_lm": Forgetful(ngram_of(["a b", "b a a"], ["a", "b", "|"]))}
+        models = {"token_lm": ForgetfulNgram(ngram_of(["a b", "b a a"], ["a", "b", "|"]))}
     decoder = CTCDecoder(SYMBOLS, warm_up=False, **models)
     utterances = [random_frames(40, seed) for seed in range(3)]
     alone = []

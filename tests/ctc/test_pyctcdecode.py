@@ -8,18 +8,17 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from asr.ctc.language_models import StatefulModel
 from asr.ctc.prefix_beam import PrefixBeam, read_chunks
 from asr.ctc.pyctcdecode import Alphabet, BeamSearchDecoderCTC, build_ctcdecoder
 from asr.errors import AsrError
 from asr.lm.combine import RemappedLM
 from asr.lm.ngram.model import NgramLM
+from tests.ctc.oracle import ForgetfulNgram
 
 pytestmark = pytest.mark.slow
 
@@ -156,26 +155,6 @@ def test_pieces_merge_however_a_word_is_split() -> None:
 PIECES = ["", "▁a", "▁b", "a", "ab", "▁ab", "▁⁇▁", "b▁"]
 
 
-class OneByOne(StatefulModel):
-    """An n-gram model without tables for the search's loops, which forgets all contexts that are not retained."""
-
-    def __init__(self, lm: NgramLM) -> None:
-        super().__init__(lm.vocabulary, lm.start(1))
-        self._lm = lm
-
-    def after(self, state: Any, word_id: int) -> tuple[float, Any]:
-        score, following = self._lm.score(state, torch.tensor([word_id]))
-        return float(score), following
-
-    def at_end(self, state: Any) -> float:
-        return float(self._lm.final(state))
-
-    def retain(self, live: torch.Tensor) -> None:
-        kept = set(live.tolist())
-        self._states = [state if number in kept else None for number, state in enumerate(self._states)]
-        self._edges = {query: edge for query, edge in self._edges.items() if {query[0], edge[1]} <= kept}
-
-
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("has_tables", [True, False])
 def test_pieces_against_all_paths(
@@ -184,7 +163,7 @@ def test_pieces_against_all_paths(
     """Also pieces that end a word, such as the unknown piece: two words may end within one frame."""
     monkeypatch.setattr("asr.ctc.prefix_beam._ROUNDS_BETWEEN_MARKS", 1)
     lm = ngram_of(["a ab", "b ab a", "ab b", "ba a"], ["a", "b", "ab", "ba"], order=2)
-    decoder = build_ctcdecoder(PIECES, language_model=lm if has_tables else OneByOne(lm))
+    decoder = build_ctcdecoder(PIECES, language_model=lm if has_tables else ForgetfulNgram(lm))
     log_prob = torch.from_numpy(random_logits(4, seed, len(PIECES))).log_softmax(1).numpy()
     sums: dict[str, float] = {}
     for path in itertools.product(range(len(PIECES)), repeat=len(log_prob)):

@@ -15,7 +15,7 @@ from asr.cli.main import main
 from asr.models.checkpoint import trained_network
 from asr.models.ensemble import Ensemble
 from asr.models.tdnnf import Tdnnf
-from asr.models.windows import ChunkedEncoder, WindowSizes
+from asr.models.windows import ChunkedEncoder, WindowSizes, WindowStream
 from asr.serialization import ModelSpec
 
 ARGUMENTS: dict[str, Any] = {
@@ -76,46 +76,41 @@ def test_members_of_an_ensemble_count_like_others(members: list[ModelSpec]) -> N
     torch.testing.assert_close(ensemble.network(features, num_frames)[0], wanted, atol=1e-5, rtol=1e-5)
 
 
+SIZES = WindowSizes(4, 100, 100, 1000, 0.0)
+
+
+def read_in_chunks(encoder: ChunkedEncoder, features: Tensor) -> tuple[Tensor, WindowStream]:
+    """The outputs of a stream's chunks, and the stream, which has ended."""
+    stream = encoder.open(torch.device("cpu"))
+    stream.push(features)
+    stream.close()
+    chunks: list[Tensor] = []
+    while stream.is_ready:
+        chunks += encoder.step([stream])
+    return torch.cat(chunks), stream
+
+
 @torch.no_grad()
 def test_pieces_of_a_stream_get_the_scores_of_the_whole(members: list[ModelSpec]) -> None:
     network: Any = Ensemble.of(members).network
     deepest: Any = members[1].network
     assert network.receptive_field == deepest.receptive_field
     features = torch.randn(61, 20)
-    encoder = ChunkedEncoder(network, WindowSizes(4, 100, 100, 1000, 0.0))
-    stream = encoder.open(torch.device("cpu"))
-    stream.push(features)
-    stream.close()
-    pieces: list[Tensor] = []
-    while stream.is_ready:
-        pieces += encoder.step([stream])
+    pieces, _ = read_in_chunks(ChunkedEncoder(network, SIZES), features)
     mean, std = features.mean(0), features.std(0, correction=0)
     whole = network.forward_normalized(((features - mean) / std)[None], torch.tensor([61]))[0][-1][0]
-    torch.testing.assert_close(torch.cat(pieces), whole, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(pieces, whole, atol=1e-4, rtol=1e-4)
 
 
 @torch.no_grad()
 def test_drafts_of_a_stream_are_the_first_members(members: list[ModelSpec]) -> None:
     ensemble: Any = Ensemble.of(members).network
-    sizes = WindowSizes(4, 100, 100, 1000, 0.0)
-    features, found = torch.randn(61, 20), []
-    for encoder in (ChunkedEncoder(ensemble, sizes, drafts=True), ChunkedEncoder(ensemble.members[0], sizes)):
-        stream = encoder.open(torch.device("cpu"))
-        stream.push(features)
-        stream.close()
-        chunks: list[Tensor] = []
-        while stream.is_ready:
-            chunks += encoder.step([stream])
-        found.append(torch.cat(chunks))
-    torch.testing.assert_close(*found)
-    drafted = ChunkedEncoder(ensemble, sizes, drafts=True)
-    stream = drafted.open(torch.device("cpu"))
-    stream.push(features)
-    stream.close()
-    while stream.is_ready:
-        drafted.step([stream])
+    features = torch.randn(61, 20)
+    drafting = ChunkedEncoder(ensemble, SIZES, drafts=True)
+    drafts, stream = read_in_chunks(drafting, features)
+    torch.testing.assert_close(drafts, read_in_chunks(ChunkedEncoder(ensemble.members[0], SIZES), features)[0])
     torch.testing.assert_close(
-        drafted.utterance_log_probs([stream])[0],
+        drafting.utterance_log_probs([stream])[0],
         ensemble.forward_normalized(stream.utterance()[None], torch.tensor([61]))[0][-1][0],
     )
 
