@@ -106,13 +106,18 @@ class ChainDataModule(pl.LightningDataModule):
             self.corpus, self._train, conditions, max_warp=self._max_warp, spec_augment=self._spec_augment, **shape
         )
         self.valid_chunks = ChunkLoader(self.corpus, self._valid, (0,), **shape)
-        for chunks, what in ((self.train_chunks, "training"), (self.valid_chunks, "held-out")):
-            if (chunks.utterances or chunks is self.train_chunks) and not chunks.plan(self.seed):
-                raise AsrError(
-                    f"{self.corpus.folder}: {len(chunks.utterances)} {what} utterances fill no batch of "
-                    f"{self._frames_per_batch} frames; reduce frames_per_batch, or give shorter lengths."
-                )
-        self._num_train_batches = len(self.train_chunks.plan(self.seed))
+        self._num_train_batches = self._num_batches(self.train_chunks, "training")
+        if self.valid_chunks.utterances:
+            self._num_batches(self.valid_chunks, "held-out")
+
+    def _num_batches(self, chunks: ChunkLoader, what: str) -> int:
+        num = len(chunks.plan(self.seed))
+        if not num:
+            raise AsrError(
+                f"{self.corpus.folder}: {len(chunks.utterances)} {what} utterances fill no batch of "
+                f"{self._frames_per_batch} frames; reduce frames_per_batch, or give shorter lengths."
+            )
+        return num
 
     def num_train_batches(self) -> int:
         """Batches of the first epoch; other epochs differ a little."""
