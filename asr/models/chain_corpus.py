@@ -138,14 +138,15 @@ class PreparedCorpus:
 
     def _read(self) -> None:
         listing: dict[str, Any] = parse_json((self.folder / _LIST).read_text(encoding="utf-8"))
-        self.conditions: tuple[Condition, ...] = tuple(CONDITIONS[name] for name in listing["conditions"])
+        self.condition_names: tuple[str, ...] = tuple(listing["conditions"])
+        self.conditions: tuple[Condition, ...] = tuple(CONDITIONS[name] for name in self.condition_names)
         self.fbank_arguments: dict[str, Any] = listing["fbank"]
         self.utterances = [
             PreparedUtterance(**{**row, "num_frames": tuple(row["num_frames"])}) for row in listing["utterances"]
         ]
         counts = np.array([each.num_frames for each in self.utterances]).reshape(-1, len(self.conditions))
         self._offset = np.concatenate([np.zeros((1, len(self.conditions)), dtype=np.int64), counts.cumsum(0)])
-        files = (self.folder / f"features-{name}.npy" for name in listing["conditions"])
+        files = (self.folder / f"features-{name}.npy" for name in self.condition_names)
         self._features = [np.load(file, mmap_mode="r") for file in files]
 
     def __len__(self) -> int:

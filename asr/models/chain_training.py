@@ -23,6 +23,7 @@ from asr.models.chain_corpus import FRAME_SECONDS, Alignment, PreparedCorpus
 from asr.models.chain_preparation import load_chain, usable_utterances
 from asr.models.checkpoint import trained_network
 from asr.models.chunks import ChunkBatch, ChunkLoader
+from asr.models.distillation import TeacherPosteriors
 from asr.models.lfmmi import LfMmi, NumeratorPiece, numerator_piece
 from asr.models.tdnnf import Tdnnf
 from asr.models.training import WeightAverage, adamw, planned_steps
@@ -220,6 +221,9 @@ class LitChainModel(pl.LightningModule):
         smbr_weight: weight of lattice-free sMBR, between 0 and 1; MMI has the rest. The cross-entropy and the squared
             scores keep their weights.
         silence_accuracy: what a correct frame of silence counts in sMBR, between 0 and 1; that of another phone is 1.
+        teacher: a bundle with the data's tied states, from whose acoustic model the network learns besides
+            (`TeacherPosteriors`); None for no teacher.
+        teacher_weight: share of the teacher's posteriors in the numerator, between 0 and 1.
 
     Raises:
         AsrError: a weight is not between 0 and 1, or the network has no auxiliary branch.
@@ -243,9 +247,12 @@ class LitChainModel(pl.LightningModule):
         initial_checkpoint: str | None = None,
         smbr_weight: float = 0.0,
         silence_accuracy: float = 1.0,
+        teacher: str | None = None,
+        teacher_weight: float = 0.5,
     ) -> None:
         super().__init__()
-        for name, weight in (("smbr_weight", smbr_weight), ("silence_accuracy", silence_accuracy)):
+        fractions = {"smbr_weight": smbr_weight, "silence_accuracy": silence_accuracy, "teacher_weight": teacher_weight}
+        for name, weight in fractions.items():
             if not 0.0 <= weight <= 1.0:
                 raise AsrError(f"LitChainModel: {name} is {weight}; give a number between 0 and 1.")
         if network.auxiliary is None:
@@ -259,7 +266,9 @@ class LitChainModel(pl.LightningModule):
         self.total_steps = total_steps
         self.initial_checkpoint = initial_checkpoint
         self.smbr_weight, self.silence_accuracy = smbr_weight, silence_accuracy
+        self.teacher, self.teacher_weight = teacher, teacher_weight
         self._objective: LfMmi | None = None
+        self._teacher: TeacherPosteriors | None = None
         # Sums of the current validation: MMI, cross-entropy, accuracy and frames.
         self._validation_sums = torch.zeros(4, dtype=torch.float64)
 
@@ -275,7 +284,9 @@ class LitChainModel(pl.LightningModule):
         data.open(self.network)
         column_accuracy = np.ones(data.states.num_columns, dtype=np.float32)
         column_accuracy[data.states.phone_of_column() == 0] = self.silence_accuracy
-        self._objective = LfMmi(data.graph, self.leak, self.smbr_weight, column_accuracy)
+        self._objective = LfMmi(data.graph, self.leak, self.smbr_weight, column_accuracy, self.teacher_weight)
+        if self.teacher is not None and stage == "fit":
+            self._teacher = TeacherPosteriors(data.corpus, self.teacher, data.states, self._objective)
         if self.initial_checkpoint is not None and stage == "fit":
             weights = self._initial_weights(self.initial_checkpoint)
             try:
@@ -302,20 +313,26 @@ class LitChainModel(pl.LightningModule):
             score = self.network.branch(hidden).float()
             auxiliary = self.network.auxiliary(hidden).float()
         num_frames = batch.num_all * batch.num_outputs
-        objective, xent, shown = self._sums(score, auxiliary, batch, data.train_chunks)
+        objective, xent, shown = self._sums(score, auxiliary, batch, data.train_chunks, self._teacher)
         self.log_dict(self._named(total(shown) / num_frames), prog_bar=True, on_step=True, on_epoch=False, batch_size=1)
         loss = objective + self.xent_weight * xent + 0.5 * self.score_l2 * score.square().sum()
         return loss * (current_share().num / num_frames)
 
     def _sums(
-        self, score: Tensor, auxiliary: Tensor, batch: ChunkBatch, chunks: ChunkLoader
+        self,
+        score: Tensor,
+        auxiliary: Tensor,
+        batch: ChunkBatch,
+        chunks: ChunkLoader,
+        teacher: TeacherPosteriors | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Sums over the frames of this process: objective, cross-entropy, and what to log (see `_named`)."""
         assert self._objective is not None
         if not batch.chunks:
             return score.sum(), auxiliary.sum(), score.new_zeros(3)
         pieces = self._data().pieces(batch, chunks, self.tolerance)
-        loss, mmi, accuracy, posterior = self._objective.parts(score, pieces)
+        taught = None if teacher is None else teacher.of(batch.chunks, batch.num_outputs)
+        loss, mmi, accuracy, posterior = self._objective.parts(score, pieces, taught)
         xent = -(posterior * F.log_softmax(auxiliary, dim=2)).sum()
         return loss.sum(), xent, torch.stack([mmi.sum(), xent.detach(), accuracy.sum()])
 

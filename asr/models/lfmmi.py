@@ -67,7 +67,7 @@ class ObjectiveOfPieces(NamedTuple):
         loss: (N,) float32, to minimize; the only part with a gradient.
         mmi: (N,) float32, denominator minus numerator.
         accuracy: (N,) float32, the expected accuracy summed over frames, or 0 if sMBR has no weight.
-        posterior: (N, T, C), the numerator's posteriors.
+        posterior: (N, T, C), the targets: the numerator's posteriors, with the teacher's share.
     """
 
     loss: Tensor
@@ -137,6 +137,7 @@ class LfMmi:
         smbr_weight: weight of sMBR, between 0 and 1; MMI has the rest.
         column_accuracy: (C,), what a correct frame of each column counts in sMBR; None for 1. Kanda et al. (2018) treat
             silence with special care: if its frames count, networks may learn to delete words.
+        teacher_weight: share of the teacher's posteriors in the targets, where there is a teacher; see `parts`.
 
     Raises:
         AsrError: the weight is not between 0 and 1, or `column_accuracy` does not fit the graph.
@@ -148,6 +149,7 @@ class LfMmi:
         leak: float = 0.1,
         smbr_weight: float = 0.0,
         column_accuracy: npt.NDArray[np.float32] | None = None,
+        teacher_weight: float = 0.5,
     ) -> None:
         if not 0.0 <= smbr_weight <= 1.0:
             raise AsrError(f"smbr_weight is {smbr_weight}; give a number between 0 (MMI only) and 1 (sMBR only).")
@@ -162,6 +164,7 @@ class LfMmi:
         self.graph = graph
         self.leak = leak
         self.smbr_weight = smbr_weight
+        self.teacher_weight = teacher_weight
         self._column_accuracy = None if column_accuracy is None else torch.from_numpy(column_accuracy).float()
         order = np.argsort(graph.source, kind="stable")
         self._outgoing = _OutgoingArcs(
@@ -232,13 +235,24 @@ class LfMmi:
         objective = self.parts(score, pieces)
         return objective.loss, objective.posterior
 
-    def parts(self, score: Tensor, pieces: Sequence[NumeratorPiece]) -> ObjectiveOfPieces:
+    def parts(
+        self, score: Tensor, pieces: Sequence[NumeratorPiece], teacher: Tensor | None = None
+    ) -> ObjectiveOfPieces:
         """Like `__call__`, with MMI and sMBR apart.
 
         The loss is (1 - smbr_weight) * (denominator - numerator) - smbr_weight * expected accuracy. The accuracies are
         constants: the gradient does not go through the numerator's posteriors that they are made of.
+
+        With a teacher, the numerator is `1 - teacher_weight` of what it is otherwise, and the expected score under the
+        teacher's posteriors is the rest (sequence distillation; Kanda et al. 2018). The denominator minus that expected
+        score is the cross-entropy between the teacher's distribution over paths and the network's, up to a constant.
+
+        Args:
+            score: (N, T, C), the network's.
+            pieces: their phones.
+            teacher: (N, T, C), posteriors of the columns; None for no teacher.
         """
-        return ObjectiveOfPieces(*_LossOfPieces.apply(score, self, pieces))
+        return ObjectiveOfPieces(*_LossOfPieces.apply(score, self, pieces, teacher))
 
     def accuracy_of(self, numerator_posterior: Tensor) -> Tensor:
         """What each column counts in each frame if a path reads it: (N, T, C) posteriors to (N, T, C).
@@ -258,32 +272,37 @@ class LfMmi:
 class _LossOfPieces(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, score: Tensor, objective: LfMmi, pieces: Sequence[NumeratorPiece]
+        ctx: Any, score: Tensor, objective: LfMmi, pieces: Sequence[NumeratorPiece], teacher: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         numerator, numerator_posterior = objective.numerator(score, pieces)
+        target, target_posterior = numerator, numerator_posterior
+        if teacher is not None:
+            share = objective.teacher_weight
+            target = (1.0 - share) * numerator + share * (teacher * score.detach()).double().sum((1, 2))
+            target_posterior = (1.0 - share) * numerator_posterior + share * teacher
         weight = objective.smbr_weight
         if weight:
             accuracy_of_columns = objective.accuracy_of(numerator_posterior)
             denominator, posterior, accuracy, slope = objective.expected_accuracy(score, accuracy_of_columns)
-            gradient = (1.0 - weight) * (posterior - numerator_posterior) - weight * slope
+            gradient = (1.0 - weight) * (posterior - target_posterior) - weight * slope
         else:
             denominator, posterior = objective.denominator(score)
             accuracy = torch.zeros_like(denominator)
-            gradient = posterior - numerator_posterior
+            gradient = posterior - target_posterior
         found = torch.isfinite(numerator) & torch.isfinite(denominator)
         nothing = torch.zeros_like(denominator)
         mmi = torch.where(found, denominator - numerator, nothing)
         accuracy = torch.where(found, accuracy, nothing)
-        loss = (1.0 - weight) * mmi - weight * accuracy if weight else mmi
+        loss = (1.0 - weight) * torch.where(found, denominator - target, nothing) - weight * accuracy
         ctx.save_for_backward(gradient * found[:, None, None])
         loss, mmi, accuracy = loss.float(), mmi.float(), accuracy.float()
-        ctx.mark_non_differentiable(mmi, accuracy, numerator_posterior)
-        return loss, mmi, accuracy, numerator_posterior
+        ctx.mark_non_differentiable(mmi, accuracy, target_posterior)
+        return loss, mmi, accuracy, target_posterior
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, None, None, None]:
         (gradient,) = ctx.saved_tensors
-        return gradient * grad[:, None, None], None, None
+        return gradient * grad[:, None, None], None, None, None
 
 
 def _probability(score: Tensor) -> tuple[Tensor, Tensor]:

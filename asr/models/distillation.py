@@ -1,0 +1,155 @@
+"""The posteriors of a trained acoustic model, from which another network learns (Hinton et al. 2015).
+
+The teacher hears each utterance of a prepared corpus once in every condition, whole and without masks or warps. A
+forward-backward pass over the denominator graph turns its scores into posteriors of the columns, of which only the
+larger ones are kept: a few for each frame.
+
+Shapes: N utterances of a batch, T' output frames, C columns, E kept entries, L output frames of a piece.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from rich.progress import track
+from torch import Tensor, nn
+
+from asr.audio.segments import batches_of_similar_length
+from asr.bundle import Bundle
+from asr.errors import AsrError
+from asr.graph.context import TIED_STATES, TiedStates
+from asr.models.chain_corpus import PreparedCorpus
+from asr.models.chunks import Chunk
+from asr.models.interface import valid_frames
+from asr.models.lfmmi import LfMmi
+from asr.serialization import atomic_path, checksum_of_tensors
+
+_LEAST_POSTERIOR = 0.01
+_FRAMES_PER_BATCH = 3000
+
+
+class SparsePosteriors(NamedTuple):
+    """Posteriors of all utterances in one condition.
+
+    Attributes:
+        first_frame: (U + 1,) int64; utterance u has the frames `first_frame[u] : first_frame[u + 1]`.
+        begin: (sum of T' + 1,) int64; a frame has the entries `begin[frame] : begin[frame + 1]`.
+        column: (E,) uint16.
+        probability: (E,) float16; those of a frame sum to 1.
+    """
+
+    first_frame: npt.NDArray[np.int64]
+    begin: npt.NDArray[np.int64]
+    column: npt.NDArray[np.uint16]
+    probability: npt.NDArray[np.float16]
+
+
+class TeacherPosteriors:
+    """What a bundle's acoustic model hears in a prepared corpus.
+
+    The posteriors are computed when the object is made, and kept in the corpus folder, one file for each condition;
+    a run that was stopped goes on with the next condition.
+
+    Args:
+        corpus: prepared with the filterbanks of the bundle.
+        folder: of the bundle.
+        states: those of the network to train; the bundle's must be the same.
+        objective: with the denominator graph.
+
+    Raises:
+        AsrError: the bundle's states or features are others, or a kept file is damaged.
+    """
+
+    def __init__(self, corpus: PreparedCorpus, folder: str | Path, states: TiedStates, objective: LfMmi) -> None:
+        bundle = Bundle.load(folder)
+        network: Any = bundle.acoustic_model.network.eval()
+        if bundle.graph.meta.get(TIED_STATES) != states.to_json():
+            raise AsrError(f"{folder}: teacher: its tied states are not those of the data; set chain to this bundle.")
+        if network.num_features != corpus.num_features:
+            raise AsrError(
+                f"{folder}: teacher: its network takes {network.num_features} features, the corpus has "
+                f"{corpus.num_features}."
+            )
+        self._network = network
+        self._factor: int = network.subsampling_factor
+        self._corpus = corpus
+        self._objective = objective
+        self._num_columns = states.num_columns
+        weights = checksum_of_tensors(json.dumps(states.to_json()), network.state_dict())[:12]
+        self._of_condition = [
+            self._load_or_make(condition, corpus.folder / f"posteriors-{weights}-{name}.npz")
+            for condition, name in enumerate(corpus.condition_names)
+        ]
+
+    def of(self, chunks: Sequence[Chunk], length: int) -> Tensor:
+        """(N, L, C) posteriors of pieces, 0 for the columns that were not kept."""
+        dense = np.zeros((len(chunks), length, self._num_columns), dtype=np.float32)
+        for row, chunk in enumerate(chunks):
+            kept = self._of_condition[chunk.condition]
+            first = kept.first_frame[chunk.utterance] + chunk.first_output
+            begin = kept.begin[first : first + length + 1]
+            entries = slice(begin[0], begin[-1])
+            frame = np.repeat(np.arange(length), np.diff(begin))
+            dense[row, frame, kept.column[entries]] = kept.probability[entries]
+        return torch.from_numpy(dense)
+
+    def _load_or_make(self, condition: int, path: Path) -> SparsePosteriors:
+        num_outputs = [-(-each.num_frames[condition] // self._factor) for each in self._corpus.utterances]
+        if not path.is_file():
+            posteriors = self._make(condition, num_outputs, path.stem)
+            with atomic_path(path) as partial:
+                np.savez(partial, **posteriors._asdict())
+            return posteriors
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                posteriors = SparsePosteriors(*(file[name] for name in SparsePosteriors._fields))
+            first, begin = posteriors.first_frame, posteriors.begin
+            fits = np.array_equal(np.diff(first), num_outputs) and len(begin) == first[-1] + 1
+            whole = fits and len(posteriors.column) == len(posteriors.probability) == begin[-1]
+        except Exception as error:  # readers of a damaged archive may raise anything
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise AsrError(f"{path}: the posteriors are damaged ({reason}); delete the file.") from error
+        if not whole:
+            raise AsrError(f"{path}: the posteriors are of another corpus; delete the file.")
+        return posteriors
+
+    def _make(self, condition: int, num_outputs: Sequence[int], title: str) -> SparsePosteriors:
+        """Runs the network and the forward-backward pass on all utterances of a condition."""
+        lengths = [each.num_frames[condition] for each in self._corpus.utterances]
+        kept: list[tuple[npt.NDArray[Any], ...]] = [()] * len(lengths)
+        for part in track(batches_of_similar_length(lengths, _FRAMES_PER_BATCH * self._factor), title):
+            features = [torch.from_numpy(self._corpus.features(index, condition).astype(np.float32)) for index in part]
+            score, num = self._score(nn.utils.rnn.pad_sequence(features, batch_first=True), [lengths[i] for i in part])
+            # The graph's probabilities sum to 1, so frames of equal scores after the end change no posterior.
+            score[~valid_frames(num, score.shape[1])] = 0.0
+            posterior = self._objective.denominator(score)[1].numpy()
+            for row, index in enumerate(part):
+                kept[index] = _larger(posterior[row, : num_outputs[index]])
+        counts = np.concatenate([each[0] for each in kept])
+        return SparsePosteriors(
+            np.concatenate([[0], np.cumsum(num_outputs)]),
+            np.concatenate([[0], np.cumsum(counts)]),
+            np.concatenate([each[1] for each in kept]).astype(np.uint16),
+            np.concatenate([each[2] for each in kept]).astype(np.float16),
+        )
+
+    @torch.no_grad()
+    def _score(self, features: Tensor, num_frames: list[int]) -> tuple[Tensor, Tensor]:
+        with torch.autocast("cpu", torch.bfloat16):
+            score, num_outputs = self._network(features, torch.tensor(num_frames))
+        return score.float(), num_outputs
+
+
+def _larger(posterior: npt.NDArray[np.float32]) -> tuple[npt.NDArray[Any], ...]:
+    """The columns of (T', C) posteriors that are not small: numbers for each frame, columns, and probabilities."""
+    least = np.minimum(_LEAST_POSTERIOR, posterior.max(1, keepdims=True))
+    frame, column = np.nonzero(posterior >= least)
+    counts = np.bincount(frame, minlength=len(posterior))
+    total = np.bincount(frame, posterior[frame, column], minlength=len(posterior))
+    return counts, column, posterior[frame, column] / total[frame]
