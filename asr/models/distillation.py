@@ -10,6 +10,7 @@ Shapes: N utterances of a batch, T' output frames, C columns, E kept entries, L 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,13 +21,11 @@ import torch
 from rich.progress import track
 from torch import Tensor, nn
 
-from asr.audio.segments import batches_of_similar_length
 from asr.bundle import Bundle
 from asr.errors import AsrError
 from asr.graph.context import TIED_STATES, TiedStates
 from asr.models.chain_corpus import PreparedCorpus
 from asr.models.chunks import Chunk
-from asr.models.interface import valid_frames
 from asr.models.lfmmi import LfMmi
 from asr.serialization import atomic_path, checksum_of_tensors
 
@@ -121,16 +120,23 @@ class TeacherPosteriors:
 
     def _make(self, condition: int, num_outputs: Sequence[int], title: str) -> SparsePosteriors:
         """Runs the network and the forward-backward pass on all utterances of a condition."""
-        lengths = [each.num_frames[condition] for each in self._corpus.utterances]
-        kept: list[tuple[npt.NDArray[Any], ...]] = [()] * len(lengths)
-        for part in track(batches_of_similar_length(lengths, _FRAMES_PER_BATCH * self._factor), title):
-            features = [torch.from_numpy(self._corpus.features(index, condition).astype(np.float32)) for index in part]
-            score, num = self._score(nn.utils.rnn.pad_sequence(features, batch_first=True), [lengths[i] for i in part])
-            # The graph's probabilities sum to 1, so frames of equal scores after the end change no posterior.
-            score[~valid_frames(num, score.shape[1])] = 0.0
+        # Groups of equal numbers of outputs: the paths of all phones end with the utterance, not with padding.
+        by_length: dict[int, list[int]] = defaultdict(list)
+        for index, num in enumerate(num_outputs):
+            by_length[num].append(index)
+        size = {num: max(1, _FRAMES_PER_BATCH // num) for num in by_length}
+        groups = [
+            (num, same[begin : begin + size[num]])
+            for num, same in by_length.items()
+            for begin in range(0, len(same), size[num])
+        ]
+        kept: list[tuple[npt.NDArray[Any], ...]] = [()] * len(num_outputs)
+        for num, group in track(groups, title):
+            features = [torch.from_numpy(self._corpus.features(index, condition).astype(np.float32)) for index in group]
+            score = self._score(features)[:, :num]
             posterior = self._objective.denominator(score)[1].numpy()
-            for row, index in enumerate(part):
-                kept[index] = _larger(posterior[row, : num_outputs[index]])
+            for row, index in enumerate(group):
+                kept[index] = _larger(posterior[row])
         counts = np.concatenate([each[0] for each in kept])
         return SparsePosteriors(
             np.concatenate([[0], np.cumsum(num_outputs)]),
@@ -140,10 +146,11 @@ class TeacherPosteriors:
         )
 
     @torch.no_grad()
-    def _score(self, features: Tensor, num_frames: list[int]) -> tuple[Tensor, Tensor]:
+    def _score(self, features: list[Tensor]) -> Tensor:
+        num_frames = torch.tensor([len(each) for each in features])
         with torch.autocast("cpu", torch.bfloat16):
-            score, num_outputs = self._network(features, torch.tensor(num_frames))
-        return score.float(), num_outputs
+            score: Tensor = self._network(nn.utils.rnn.pad_sequence(features, batch_first=True), num_frames)[0]
+        return score.float()
 
 
 def _larger(posterior: npt.NDArray[np.float32]) -> tuple[npt.NDArray[Any], ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +29,9 @@ from asr.models.chain_preparation import (
     prepare_chain,
     usable_utterances,
 )
+from asr.models.chunks import Chunk
+from asr.models.distillation import TeacherPosteriors
+from asr.models.lfmmi import LfMmi
 from asr.text.lexicon import Lexicon
 from asr.text.symbols import TokenTable
 
@@ -73,7 +77,7 @@ def fit(
     chain: Path | None = None,
     network_arguments: dict[str, int] | None = None,
     trainer_options: dict[str, Any] | None = None,
-    **options: float,
+    **options: Any,
 ) -> Any:
     from asr.models.chain_training import ChainDataModule, LitChainModel
     from asr.models.tdnnf import Tdnnf
@@ -178,8 +182,84 @@ def test_mmi_alone_logs_no_accuracy_and_trains_as_before(folder: Path, states: T
         assert torch.equal(ignored.lightning_module.state_dict()[name], value), name  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("option", ["smbr_weight", "silence_accuracy"])
-def test_weights_of_smbr_must_be_shares(option: str) -> None:
+def teacher_of(folder: Path, bundle: SimpleNamespace, states: TiedStates) -> TeacherPosteriors:
+    with mock.patch.object(Bundle, "load", lambda path: bundle):
+        return TeacherPosteriors(PreparedCorpus(folder / "prepared"), "teacher", states, LfMmi(bundle.denominator))
+
+
+@pytest.fixture
+def own(folder: Path, tmp_path: Path) -> Path:
+    """A copy of the prepared corpus, in which files may be written and damaged."""
+    shutil.copytree(folder, tmp_path / "own")
+    return tmp_path / "own"
+
+
+def test_a_teachers_posteriors_are_those_of_each_utterance_alone(own: Path, states: TiedStates) -> None:
+    bundle = bundle_of(own, states)
+    corpus, objective = PreparedCorpus(own / "prepared"), LfMmi(bundle.denominator)
+    teacher = teacher_of(own, bundle, states)
+    for utterance, condition, first, length in ((0, 0, 0, 80), (3, 1, 20, 40), (5, 0, 79, 1)):
+        features = torch.from_numpy(corpus.features(utterance, condition).astype(np.float32))[None]
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            score = bundle.acoustic_model.network.eval()(features, torch.tensor([features.shape[1]]))[0].float()
+        whole = objective.denominator(score)[1][0].numpy().copy()
+        whole[whole < np.minimum(0.01, whole.max(1, keepdims=True))] = 0.0
+        whole /= whole.sum(1, keepdims=True)
+        found = teacher.of([Chunk(utterance, condition, first)] * 2, length).numpy()
+        assert found.shape == (2, length, states.num_columns) and (whole > 0).sum() > 1.5 * len(whole)
+        for piece in found:
+            np.testing.assert_allclose(piece, whole[first : first + length], rtol=0, atol=2e-3)
+
+
+def test_a_teachers_posteriors_are_kept_and_those_of_others_refused(own: Path, states: TiedStates) -> None:
+    bundle = bundle_of(own, states)
+    made = teacher_of(own, bundle, states)
+    files = sorted((own / "prepared").glob("posteriors-*.npz"))
+    assert [file.name.rpartition("-")[2] for file in files] == ["1.1.npz", "1.npz"]
+    chunks = [Chunk(2, 1, 7), Chunk(4, 0, 30)]
+    with mock.patch.object(bundle.acoustic_model.network, "forward", side_effect=AssertionError("heard again")):
+        kept = teacher_of(own, bundle, states)
+    assert torch.equal(kept.of(chunks, 20), made.of(chunks, 20))
+    # The file of another condition has other numbers of frames.
+    shutil.copy(files[0], files[1])
+    with pytest.raises(AsrError, match="posteriors are of another corpus; delete the file"):
+        teacher_of(own, bundle, states)
+    files[1].write_bytes(files[0].read_bytes()[:1000])
+    with pytest.raises(AsrError, match="posteriors are damaged"):
+        teacher_of(own, bundle, states)
+    bundle.graph.meta[TIED_STATES] = {**states.to_json(), "phones": ["SIL", "a", "c"]}
+    with pytest.raises(AsrError, match="teacher: its tied states are not those of the data"):
+        teacher_of(own, bundle, states)
+    bundle = bundle_of(own, states)
+    bundle.acoustic_model.network.num_features = 21
+    with pytest.raises(AsrError, match="teacher: its network takes 21 features, the corpus has 20"):
+        teacher_of(own, bundle, states)
+
+
+def test_a_network_learns_from_its_teacher_what_the_transcripts_do_not_say(own: Path, states: TiedStates) -> None:
+    """With all of the weight the teacher's, a network trained on faulty alignments becomes like the teacher."""
+    bundle = bundle_of(own, states)
+    corpus, objective = PreparedCorpus(own / "prepared"), LfMmi(bundle.denominator)
+    features = torch.from_numpy(corpus.features(2, 0).astype(np.float32))[None]
+    num_frames = torch.tensor([features.shape[1]])
+
+    def posterior(network: Any) -> torch.Tensor:
+        with torch.no_grad():
+            return objective.denominator(network.eval()(features, num_frames)[0])[1]
+
+    taught = posterior(bundle.acoustic_model.network)
+    distance = {}
+    for weight in (0.0, 1.0):
+        with mock.patch.object(Bundle, "load", lambda path: bundle):
+            trained = fit(own, states, 6, teacher="teacher", teacher_weight=weight).lightning_module
+        distance[weight] = float((posterior(trained.average.network) - taught).abs().mean())
+    assert distance[1.0] < 0.5 * distance[0.0]
+    plain = fit(own, states, 6).lightning_module
+    assert float((posterior(plain.average.network) - taught).abs().mean()) == distance[0.0]
+
+
+@pytest.mark.parametrize("option", ["smbr_weight", "silence_accuracy", "teacher_weight"])
+def test_weights_of_objectives_must_be_shares(option: str) -> None:
     from asr.models.chain_training import LitChainModel
     from asr.models.tdnnf import Tdnnf
 
@@ -290,7 +370,7 @@ def test_a_training_starts_from_a_network_whose_states_were_tied_in_another_way(
 
 def test_the_phones_of_a_piece_lie_where_they_are_spoken(folder: Path, states: TiedStates) -> None:
     from asr.models.chain_training import ChainDataModule
-    from asr.models.chunks import Chunk, ChunkBatch, ChunkLoader
+    from asr.models.chunks import ChunkBatch, ChunkLoader
 
     data = ChainDataModule(
         str(folder / "prepared"), "alignment.npz", str(folder / "states"), fbank=Fbank(num_mel_bins=20)

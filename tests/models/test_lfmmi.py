@@ -175,6 +175,23 @@ def test_the_loss_is_denominator_less_numerator_and_its_gradient_is_theirs() -> 
     torch.testing.assert_close(posterior.sum(2), torch.ones(4, 3))
 
 
+def test_a_teacher_takes_its_share_of_the_numerator() -> None:
+    score, pieces = scores().requires_grad_(), tiny_pieces()
+    teacher = torch.rand(4, 3, 5, generator=torch.Generator().manual_seed(5)).softmax(2)
+    objective = LfMmi(tiny_graph(), LEAK, teacher_weight=0.3)
+    loss, mmi, _, posterior = objective.parts(score, pieces, teacher)
+    (gradient,) = torch.autograd.grad(loss.sum(), score)
+    exact = score.detach().double().requires_grad_()
+    denominator = torch.stack([enumerated_denominator(row, tiny_graph(), LEAK) for row in exact])
+    numerator = torch.stack([enumerated_numerator(row, piece) for row, piece in zip(exact, pieces, strict=True)])
+    expected = denominator - 0.7 * numerator - 0.3 * (teacher * exact).sum((1, 2))
+    torch.testing.assert_close(loss.double(), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(mmi.double(), denominator - numerator, atol=1e-4, rtol=1e-4)
+    (exact_gradient,) = torch.autograd.grad(expected.sum(), exact)
+    torch.testing.assert_close(gradient.double(), exact_gradient, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(posterior, 0.7 * objective.numerator(score, pieces)[1] + 0.3 * teacher)
+
+
 def test_a_constant_a_frame_changes_no_loss() -> None:
     score = scores()
     objective = LfMmi(tiny_graph(), LEAK)
