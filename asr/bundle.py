@@ -265,14 +265,15 @@ class Bundle:
             half_precision: store the weights of networks as float16; scores of n-grams and graph are not changed.
             graph_file: file to copy as the graph. A graph without its topology, as `asr graph` writes it, is several
                 times smaller than the composed graph that is written otherwise.
-            byte_matrices: store the matrices of the acoustic model as int8, with a step for each row.
+            byte_matrices: store the acoustic model's matrices and the language model's word vectors as int8, with a
+                step for each row.
 
         Raises:
             AsrError: the parts do not match, `byte_matrices` has no effect, or the folder cannot be written. An
                 existing bundle is then kept.
         """
         self.check()
-        if byte_matrices and isinstance(self.acoustic_model.network, OwnFormat):
+        if byte_matrices and isinstance(self.acoustic_model.network, OwnFormat) and self.rnn_lm is None:
             raise AsrError(
                 f"bundle {self.name}: byte_matrices (--byte-matrices) has no effect on an external acoustic model, "
                 "which keeps its own format; leave it out."
@@ -303,7 +304,7 @@ class Bundle:
                 manifest[part] = {"file": file_name}
         if self.rnn_lm is not None:
             manifest["rnn_lm"] = _description(self.rnn_lm, file=_RNN_FILE, words=_WORDS_FILE)
-            save_weights(self.rnn_lm.network, folder / _RNN_FILE, half_precision)
+            save_weights(self.rnn_lm.network, folder / _RNN_FILE, half_precision, byte_matrices)
             self.rnn_lm.network.vocabulary.save(folder / _WORDS_FILE)  # type: ignore[operator, union-attr]
         if self.lexicon is not None:
             # Only words that the graph can output.

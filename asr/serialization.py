@@ -136,10 +136,15 @@ def save_weights(network: nn.Module, path: Path, half_precision: bool, byte_matr
         network: the network.
         path: the file.
         half_precision: store float32 as float16.
-        byte_matrices: store the matrices of linear layers (O, I) as int8, with the step of each row (O,) float32.
+        byte_matrices: store the matrices of linear layers and embeddings (O, I) as int8, with the step of each row (O,)
+            float32.
     """
-    linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
-    matrices = {f"{name}.weight".lstrip(".") for name in linear} if byte_matrices else set()
+    matrices = {
+        f"{name}.weight".lstrip(".")
+        for name, module in network.named_modules()
+        # The step of a row with one number would take more than the byte saves.
+        if byte_matrices and isinstance(module, nn.Linear | nn.Embedding) and module.weight.shape[1] > 1
+    }
     state: dict[str, Tensor] = {}
     stored: set[int] = set()
     for name, tensor in network.state_dict().items():

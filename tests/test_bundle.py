@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from asr.bundle import Bundle, read_rnn_lm
 from asr.decoding.build import available_modes, chosen_mode
@@ -40,6 +41,18 @@ def test_saved_and_loaded_again_is_the_same(folder, tmp_path):
     assert bundle.small_ngram.vocabulary == again.small_ngram.vocabulary
     assert bundle.decoding == again.decoding == json.loads((folder / "bundle.json").read_text())["decoding"]
     assert again.card == "# Tones\n"
+
+
+def test_word_vectors_are_stored_as_bytes(folder, tmp_path):
+    bundle = Bundle.load(folder)
+    bundle.save(tmp_path / "bytes", half_precision=False, byte_matrices=True)
+    stored = load_file(tmp_path / "bytes" / "rnn_lm.safetensors")
+    vectors = bundle.rnn_lm.network.embedding.weight
+    assert stored["embedding.weight"].dtype == torch.int8 and "output.rows.weight" not in stored
+    found = Bundle.load(tmp_path / "bytes").rnn_lm.network
+    half_step = vectors.abs().amax(1, keepdim=True) / 254
+    assert bool(((found.embedding.weight - vectors).abs() <= 1.001 * half_step).all())
+    assert found.output.rows.weight.data_ptr() == found.embedding.weight.data_ptr()
 
 
 def test_half_precision_halves_the_weights_and_loads_as_float32(folder, tmp_path):

@@ -89,8 +89,9 @@ def add_bundle_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--byte-matrices",
         action="store_true",
-        help="store the acoustic model's matrices as 8-bit integers with a scale for each row, which halves its file; "
-        "where such products are computed (--acoustic-precision auto), results stay the same",
+        help="store the acoustic model's matrices and the language model's word vectors as 8-bit integers with a scale "
+        "for each row, which halves their files; where the acoustic model's products are of 8-bit integers "
+        "(--acoustic-precision auto), its results stay the same",
     )
 
 
