@@ -19,6 +19,7 @@ import pytorch_lightning as pl
 import yaml
 from jsonargparse import get_loader, set_loader
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
+from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import LightningCLI
 from pytorch_lightning.plugins.io import TorchCheckpointIO
@@ -48,6 +49,8 @@ _EXPLANATIONS = {
     "not computed; check its name, and give utterances to validate on",
     "DataLoader worker": "a process that prepares batches was killed or failed, perhaps for lack of memory "
     f"(reduce their number with --data.init_args.num_workers), {_GO_ON}",
+    "No supported gpu backend found": "trainer.accelerator: torch finds no GPU; give cpu or auto",
+    r"(-?\d+) is not in bounds, numpy accepts from (\d+) to (\d+)": "seed_everything is {}; give {} to {}",
     "Connection (?:closed|reset) by peer": f"another process of this training was killed or failed, {_GO_ON}",
 }
 
@@ -202,7 +205,10 @@ class _CLI(LightningCLI):  # type: ignore[misc]
         it by `torch.load`."""
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
-        trainer = super().instantiate_trainer(**kwargs)
+        try:
+            trainer = super().instantiate_trainer(**kwargs)
+        except (MisconfigurationException, ValueError, TypeError, ImportError) as error:
+            raise _explained(error) or AsrError(f"trainer: {_first_line(error)}.") from error
         trainer.strategy.checkpoint_io = _CheckpointIO()
         return trainer
 
@@ -217,8 +223,8 @@ def run(arguments: Sequence[str]) -> int:
         the exit code; a training ended by SIGTERM raises SystemExit with 143 once its checkpoint is written.
 
     Raises:
-        AsrError: an option or the YAML is wrong, the checkpoint is of another network, or another process of the
-            training has ended; also any error of the model and the data.
+        AsrError: an option or the YAML is wrong, the trainer cannot be as they say, the checkpoint is of another
+            network, or another process of the training has ended; also any error of the model and the data.
     """
     if {"-h", "--help"} & set(arguments):
         print(HELP)
@@ -248,20 +254,22 @@ def run(arguments: Sequence[str]) -> int:
         # Before the first batch or in a separate validation: there is nothing to save.
         raise SystemExit(_TERMINATED) from None
     except UnpicklingError as error:
-        reason = str(error).partition("\n")[0]
         raise AsrError(
-            f"{' '.join(arguments)}: the checkpoint is damaged or contains other objects ({reason})."
+            f"{' '.join(arguments)}: the checkpoint is damaged or contains other objects ({_first_line(error)})."
         ) from error
+    except MisconfigurationException as error:
+        # The training that was asked for shows only now that it cannot be.
+        raise AsrError(f"trainer: {_first_line(error)}.") from error
     except RuntimeError as error:
-        for message, explanation in _EXPLANATIONS.items():
-            if found := re.search(message, str(error)):
-                raise AsrError(f"{explanation.format(*found.groups())}.") from error
-        raise
+        if (explained := _explained(error)) is None:
+            raise
+        raise explained from error
     except ValueError as error:
         # Errors of the classes in the YAML come wrapped in a long message about types.
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, AsrError):
             cause = cause.__cause__
+        cause = cause or _explained(error)
         if cause is None:
             raise
         raise cause from None
@@ -299,6 +307,18 @@ def old_class_paths() -> Iterator[None]:
         yield
     finally:
         set_loader("yaml", load, (yaml.YAMLError,))
+
+
+def _explained(error: Exception) -> AsrError | None:
+    """What a message of torch or Lightning means; None if it is not in `_EXPLANATIONS`."""
+    for message, explanation in _EXPLANATIONS.items():
+        if found := re.search(message, str(error)):
+            return AsrError(f"{explanation.format(*found.groups())}.")
+    return None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0].rstrip(".!")
 
 
 def _sentence(message: str) -> str:

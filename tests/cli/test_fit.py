@@ -44,6 +44,41 @@ def test_a_wrong_recipe_is_one_sentence(tmp_path, capsys, recipe, message):
     assert len(error.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--trainer.accelerator", "gpu"], "trainer.accelerator: torch finds no GPU; give cpu or auto"),
+        (
+            ["--trainer.accelerator", "abacus"],
+            "trainer: You selected an invalid accelerator name: `accelerator='abacus'`",
+        ),
+        (
+            ["--trainer.devices", "0"],
+            "trainer: `Trainer(devices='0')` value is not a valid input using cpu accelerator.",
+        ),
+        (["--trainer.devices", "some"], "trainer: `devices` selected with `CPUAccelerator` should be an int > 0."),
+        (["--trainer.strategy", "fsdp"], "GPU accelerator"),
+        (["--trainer.precision", "7"], 'Parser key "trainer.precision"'),
+        (
+            ["--trainer.max_epochs", "-5"],
+            "trainer: `max_epochs` must be a non-negative integer or -1. You passed in -5.",
+        ),
+        pytest.param(
+            ["--seed_everything", "-1"],
+            "seed_everything is -1; give 0 to 4294967295.",
+            marks=pytest.mark.skipif(pl.__version__ < "2.3", reason="takes 0 instead, with a warning"),
+        ),
+    ],
+)
+def test_a_trainer_that_cannot_be_is_one_sentence(tmp_path, capsys, monkeypatch, options, message):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    (tmp_path / "lexicon.txt").write_text("A AH0\n")
+    others = [f"--data.lexicon=[{tmp_path / 'lexicon.txt'}]", "--trainer.logger=false", "--trainer.accelerator=cpu"]
+    assert main(["fit", "--config", str(OLD_RECIPE), *others, *options]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("asr: error: ") and message in error
+
+
 @pytest.mark.slow
 def test_a_checkpoint_of_another_network_and_a_missing_metric_are_one_sentence(tmp_path, capsys):
     from scripts.benchmarks.processes import write_inputs
