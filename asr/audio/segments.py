@@ -48,8 +48,8 @@ def as_samples(array: Any, name: str) -> Tensor:
     if isinstance(array, np.ndarray):
         if array.dtype.kind not in "fi" or array.dtype.itemsize > 8:
             raise _wrong_type(array.dtype, name)
-        # torch supports neither the other byte order nor negative strides.
-        array = torch.from_numpy(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("=")))
+        # torch supports neither the other byte order nor negative strides, and warns of arrays that are read-only.
+        array = torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
     if not isinstance(array, Tensor):
         raise AsrError(f"{name} is a {type(array).__name__}; give a tensor or a NumPy array of samples.")
     if array.dtype in _FULL_SCALE:
@@ -65,14 +65,15 @@ def _wrong_type(dtype: object, name: str) -> AsrError:
 
 def as_recording(waveform: Any, name: str) -> Tensor:
     """An array (L,) or (C, L) as a float tensor (L,); the rules and errors of `as_recordings`."""
-    return _mono(as_samples(waveform, name), name)
+    return _mono(_row(waveform, name), name)
 
 
 def as_recordings(waveform: Any, num_samples: Tensor | Sequence[int] | None = None) -> list[Tensor]:
     """One float tensor (L,) for each recording.
 
     One rule holds for all arrays: the last dimension is time, the one before it (in a batch, the middle one) is
-    channels, which are averaged.
+    channels, which are averaged. More channels than samples are refused: they are the samples, which come first in the
+    arrays of soundfile and SciPy.
 
     Args:
         waveform: a tensor or NumPy array with one recording (L,), a batch of one channel (N, L), or a batch (N, C, L);
@@ -85,7 +86,7 @@ def as_recordings(waveform: Any, num_samples: Tensor | Sequence[int] | None = No
             numbers the recording.
     """
     if isinstance(waveform, (list, tuple)):
-        rows = [as_samples(row, f"recording {index}") for index, row in enumerate(waveform)]
+        rows = [_row(row, f"recording {index}") for index, row in enumerate(waveform)]
     else:
         rows = _rows(waveform, num_samples)
     if num_samples is not None:
@@ -106,8 +107,26 @@ def _rows(waveform: Any, num_samples: Tensor | Sequence[int] | None) -> list[Ten
             "(recordings, channels, samples)."
         )
     if waveform.ndim == 1:
-        return [as_samples(waveform, "recording 0")]
-    return [as_samples(row, f"recording {index}") for index, row in enumerate(waveform)]
+        return [_row(waveform, "recording 0")]
+    if waveform.ndim == 2 and num_samples is None and waveform.shape[0] > waveform.shape[1] > 0:
+        raise AsrError(
+            f"the waveform has {waveform.shape[0]} recordings of {waveform.shape[1]} samples; give (recordings, "
+            "samples), or [waveform.T] for one recording of (samples, channels)."
+        )
+    return [_row(row, f"recording {index}") for index, row in enumerate(waveform)]
+
+
+def _row(array: Any, name: str) -> Tensor:
+    """`as_samples` of a recording (L,) or (C, L)."""
+    row = as_samples(array, name)
+    if row.dim() not in (1, 2):
+        raise AsrError(f"{name} has the shape {tuple(row.shape)}; give (samples,) or (channels, samples).")
+    if row.dim() == 2 and row.shape[0] > row.shape[1] > 0:
+        raise AsrError(
+            f"{name} has {row.shape[0]} channels of {row.shape[1]} samples; give (channels, samples), such as the "
+            "transpose of (samples, channels)."
+        )
+    return row
 
 
 def _without_padding(row: Tensor) -> Tensor:
@@ -127,8 +146,6 @@ def _cut_to(rows: list[Tensor], num_samples: list[int]) -> list[Tensor]:
 
 
 def _mono(row: Tensor, name: str) -> Tensor:
-    if row.dim() not in (1, 2):
-        raise AsrError(f"{name} has the shape {tuple(row.shape)}; give (samples,) or (channels, samples).")
     if row.numel() == 0:
         raise AsrError(f"{name} has no samples.")
     row = row.float()

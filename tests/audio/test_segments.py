@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asr.audio.segments import (
+    as_recording,
     as_recordings,
     as_samples,
     batches_of_similar_length,
@@ -108,3 +109,27 @@ def test_segments_of_pieces_are_those_of_the_whole(size):
 def test_arrays_of_other_types_are_named(dtype: str) -> None:
     with pytest.raises(AsrError, match=rf"recording 0 holds (torch\.)?{np.dtype(dtype)}; give floating-point samples"):
         as_recordings(np.zeros(10, dtype))
+
+
+def test_samples_before_channels_are_refused():
+    """As soundfile reads them."""
+    stereo = torch.rand(50, 2)
+    for audio in (stereo[None], [stereo], stereo[None].numpy(), [stereo.numpy()]):
+        with pytest.raises(AsrError, match=r"recording 0 has 50 channels of 2 samples; give \(channels, samples\)"):
+            as_recordings(audio)
+    with pytest.raises(AsrError, match=r"it has 50 channels of 2 samples"):
+        as_recording(stereo, "it")
+    with pytest.raises(AsrError, match=r"50 recordings of 2 samples; .* or \[waveform.T\] for one recording"):
+        as_recordings(stereo)
+    (found,) = as_recordings([stereo.T])
+    assert torch.equal(found, stereo.T.mean(dim=0))
+    # The lengths say that these are recordings, which may be short.
+    assert [len(row) for row in as_recordings(torch.rand(3, 2), [2, 2, 1])] == [2, 2, 1]
+    assert [len(row) for row in as_recordings(torch.rand(1, 2, 4), [1])] == [1]
+
+
+def test_arrays_may_be_read_only(recwarn):
+    samples = np.linspace(-0.5, 0.5, 100, dtype=np.float32)
+    samples.setflags(write=False)
+    (found,) = as_recordings([samples])
+    assert np.array_equal(found.numpy(), samples) and not recwarn.list
