@@ -117,9 +117,16 @@ def no_audio(folder: Path) -> AsrError:
 
 
 def _add_kaldi(found: Recordings, path: str) -> None:
-    from asr.datasets.kaldi import read_wav_scp, utterance_reader
+    from asr.datasets.kaldi import Utterance, read_wav_scp, utterance_reader
 
-    read = utterance_reader()
+    read_utterance = utterance_reader()
+
+    def read(utterance: Utterance, sampling_rate: int) -> Tensor:
+        try:
+            return read_utterance(utterance, sampling_rate)
+        except AsrError as error:
+            raise AsrError(f"{path}: {error}") from error
+
     utterances = read_wav_scp(path)
     found.inputs += [Path(path), *dict.fromkeys(utterance.audio for utterance in utterances)]
     for utterance in utterances:

@@ -80,6 +80,8 @@ def read_table(path: str | Path) -> dict[str, str]:
 def read_wav_scp(path: str | Path) -> list[Utterance]:
     """The utterances of a `wav.scp`: those of the file `segments` next to it, if there is one, else whole recordings.
 
+    Relative names of audio files start from the current folder, as in Kaldi; they become absolute.
+
     Raises:
         AsrError: a file cannot be read, or has a malformed line or a pipe that does more than decode.
     """
@@ -110,7 +112,7 @@ def _audio_file(value: str, where: str) -> Path:
     if not value.endswith("|"):
         if not value or "|" in value:
             raise AsrError(f"{where}: expected the name of an audio file.")
-        return Path(value)
+        return Path(value).absolute()
     try:
         program, *arguments = shlex.split(value[:-1])
     except ValueError:
@@ -128,7 +130,7 @@ def _audio_file(value: str, where: str) -> Path:
             f"{where}: this program runs no commands; the pipe {value!r} is not one of those that only decode one file "
             f"({', '.join(_DECODERS)}), which it can replace. Write the audio to files first."
         )
-    return Path(files[0])
+    return Path(files[0]).absolute()
 
 
 def _seconds(text: str) -> float | None:

@@ -77,7 +77,19 @@ def test_decoding_pipes_are_read_around(tmp_path: Path) -> None:
     }
     content = "".join(f"{place} {line.format(name)}\n" for place, (line, name) in enumerate(lines.items()))
     (tmp_path / "wav.scp").write_text(content)
-    assert [str(utterance.audio) for utterance in read_wav_scp(tmp_path / "wav.scp")] == list(lines.values())
+    found = [utterance.audio for utterance in read_wav_scp(tmp_path / "wav.scp")]
+    assert found == [Path.cwd() / name for name in lines.values()]
+
+
+def test_relative_names_start_from_the_current_folder(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in Kaldi, whose scripts are run from the folder above `data`."""
+    (data / "wav.scp").write_text("rec1 audio/one.wav\nrec2 cat audio/none.wav |\n")
+    monkeypatch.chdir(data.parent)
+    found = recordings(["data/wav.scp"])
+    monkeypatch.chdir("/")
+    assert torch.equal(found.read("rec1", RATE), tones(["PAT", "TWO"]))
+    with pytest.raises(AsrError, match=rf"^data/wav.scp: {data.parent}/audio/none.wav: there is no such audio file"):
+        found.read("rec2", RATE)
 
 
 @pytest.mark.parametrize("line", ["u1 rec9 0 1", "u1 rec1 1 0.5", "u1 rec1 x 2", "u1 rec1 1", "u1 rec1 nan 2"])
