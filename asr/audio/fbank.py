@@ -44,7 +44,7 @@ class Fbank(nn.Module):
         snip_edges: use only whole windows; otherwise the ends are mirrored and T = round(samples / shift).
 
     Raises:
-        AsrError: windows without samples, a band outside 0 to half the sampling rate, or too many filters.
+        AsrError: windows without samples, a band outside 0 to half the sampling rate, or no or too many filters.
     """
 
     window: Tensor
@@ -182,6 +182,8 @@ def window_function(window: WindowType, length: int) -> Tensor:
 
 def mel_filters(num_mel_bins: int, fft_length: int, sampling_rate: int, low_freq: float, high_freq: float) -> Tensor:
     """Kaldi's triangular filters, linear in mel: (B, M) float32 with B = fft_length / 2, without the Nyquist bin."""
+    if num_mel_bins < 1:
+        raise AsrError(f"Fbank: num_mel_bins is {num_mel_bins}; give 1 or more.")
     nyquist = sampling_rate / 2
     high = upper_band_edge(high_freq, sampling_rate)
     if not 0.0 <= low_freq < high <= nyquist:

@@ -65,6 +65,9 @@ class AcousticDataModule(pl.LightningDataModule):
         feature_dir: folder where features are stored when first computed, for later epochs and runs.
         num_workers: number of processes that prepare batches; 0 prepares them in the trainer's process.
         seed: of the batches' order and of augmentation.
+
+    Raises:
+        AsrError: `valid_fraction` is below 0 or not below 1; also as `Augmentation` and `Tokenizer.from_files`.
     """
 
     def __init__(
@@ -93,6 +96,8 @@ class AcousticDataModule(pl.LightningDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
+        if not 0.0 <= valid_fraction < 1.0:
+            raise AsrError(f"valid_fraction is {valid_fraction}; give 0 or more, and less than 1.")
         self.cut_paths: dict[Split, list[str]] = {
             "train": list(train_cuts),
             "valid": list(valid_cuts),

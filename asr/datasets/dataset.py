@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -221,6 +222,9 @@ class Augmentation:
         vocal_tract: warps frequencies, or None.
         spec_augment: masks features, or None.
         random_pronunciation: whether to draw one of a word's pronunciations instead of taking the first.
+
+    Raises:
+        AsrError: there is no speed factor, or one is not a positive number.
     """
 
     speed_factors: Sequence[float] = (1.0,)
@@ -228,6 +232,10 @@ class Augmentation:
     vocal_tract: VocalTractPerturbation | None = None
     spec_augment: SpecAugment | None = None
     random_pronunciation: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.speed_factors or not all(0.0 < factor < math.inf for factor in self.speed_factors):
+            raise AsrError(f"speed_factors is {[*self.speed_factors]}; give positive numbers, or [1.0] for one speed.")
 
 
 class AcousticDataset(Dataset[AcousticBatch]):

@@ -120,3 +120,9 @@ def test_dither_changes_features_a_little() -> None:
 def test_impossible_settings(config: dict, message: str) -> None:
     with pytest.raises(AsrError, match=message):
         Fbank(**config)
+
+
+@pytest.mark.parametrize("num_mel_bins", [0, -3])
+def test_no_filters_are_refused(num_mel_bins):
+    with pytest.raises(AsrError, match=f"num_mel_bins is {num_mel_bins}; give 1 or more"):
+        Fbank(num_mel_bins)

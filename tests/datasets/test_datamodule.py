@@ -285,3 +285,20 @@ def test_a_damaged_manifest_and_one_named_twice(corpus: dict[str, Any]) -> None:
     path.write_bytes(path.read_bytes()[:60])
     with pytest.raises(AsrError, match="not a readable manifest"):
         AcousticDataModule(**corpus).setup("fit")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"valid_fraction": 1.5}, "valid_fraction is 1.5; give 0 or more, and less than 1"),
+        ({"valid_fraction": -0.1}, "valid_fraction is -0.1"),
+        ({"valid_fraction": float("nan")}, "valid_fraction is nan"),
+        ({"speed_factors": []}, r"speed_factors is \[\]; give positive numbers"),
+        ({"speed_factors": [1.0, 0.0]}, r"speed_factors is \[1.0, 0.0\]"),
+    ],
+)
+def test_fractions_and_speeds_that_cannot_be_are_refused(
+    corpus: dict[str, Any], arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(AsrError, match=message):
+        AcousticDataModule(**corpus, **arguments)
