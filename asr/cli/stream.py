@@ -11,7 +11,7 @@ from torch import Tensor
 
 from asr.audio.io import RAW_FORMATS, PcmFormat, byte_pieces, file_pieces
 from asr.cli.compile import compiling_notice
-from asr.cli.options import given_options, renamed
+from asr.cli.options import given_options, refuse_without, renamed
 from asr.cli.output import ResultsFile, print_line, print_record
 from asr.decoding.settings import WHOLE_RECORDINGS
 from asr.errors import AsrError
@@ -48,16 +48,7 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--raw-rate", type=int, metavar="HZ", help="standard input consists of samples without a header, at this rate"
     )
-    group.add_argument(
-        "--raw-format", choices=[*RAW_FORMATS], default="s16le", help="format of raw samples (default: s16le)"
-    )
-    group.add_argument(
-        "--raw-channels",
-        type=int,
-        default=1,
-        metavar="NUMBER",
-        help="number of channels of raw samples, interleaved (default: 1)",
-    )
+    _add_raw_arguments(group)
     group.add_argument(
         "--streams",
         type=int,
@@ -84,6 +75,20 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_raw_arguments(parser: argparse._ActionsContainer) -> None:
+    """Adds the options that only `--raw-rate` uses."""
+    parser.add_argument(
+        "--raw-format", choices=[*RAW_FORMATS], default="s16le", help="format of raw samples (default: s16le)"
+    )
+    parser.add_argument(
+        "--raw-channels",
+        type=int,
+        default=1,
+        metavar="NUMBER",
+        help="number of channels of raw samples, interleaved (default: 1)",
+    )
+
+
 @dataclass
 class _Source:
     """One input: its name, its pieces of audio, and the number of its stream."""
@@ -99,6 +104,8 @@ def streaming_options(args: argparse.Namespace) -> StreamingOptions:
     Raises:
         AsrError: an option is out of range, or has no effect with streams.
     """
+    if args.raw_rate is None:
+        refuse_without("--raw-rate", _add_raw_arguments, args)
     resources = options_of(ResourceOptions)
     given = given_options(args, resources)
     for name in given:
