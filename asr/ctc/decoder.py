@@ -65,8 +65,8 @@ class CTCDecoder:
 
     Args:
         tokens: the network's output symbols, see `CTCTokens`: a list, a file, or an existing `CTCTokens`.
-        lexicon: the spellings of words in tokens: a file (`WORD TOKEN TOKEN ...`), a mapping or a `Lexicon`. Required
-            for phones only.
+        lexicon: the spellings of words in tokens: a file (`WORD TOKEN TOKEN ...`), a mapping or a `Lexicon`. After
+            spellings that do not end in the word boundary, it is optional. Required for phones only.
         words: the words that may be found: a file with one word per line, or a collection. By default, the words of the
             lexicon, of the n-gram model, or of `lm`.
         ngram: an n-gram model of words of any size: ARPA text (also .gz, .xz), our binary, or an `NgramLM`. If it is

@@ -16,6 +16,7 @@ from asr.decoding.paths import WordAligner
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.graph.topology import with_last_boundary
 from asr.text.ctc_tokens import CTCTokens
+from asr.text.lexicon import Lexicon
 from asr.text.symbols import UNK_ID
 
 # Spelled words reach the same text on several paths; this many times as many paths are extracted for an n-best list.
@@ -53,8 +54,7 @@ class GraphSearch:
         graph = word_graph.graph
         self.graph = graph
         self.boundary_id = tokens.boundary_id
-        self._has_words_in_tokens = tokens.kind == "pieces" or tokens.word_boundary is not None
-        self._aligner = None if self._has_words_in_tokens else WordAligner(word_graph.lexicon, graph)
+        self._aligner = None if _tells_words(tokens, word_graph.lexicon) else WordAligner(word_graph.lexicon, graph)
         fusion = config.lm_fusion
         self._plain = TokenPassingDecoder(graph, self._options, lm_fusion=fusion, inputs="scores")
         self._with_lattice = TokenPassingDecoder(
@@ -83,20 +83,19 @@ class GraphSearch:
         runs = [run for run in hypothesis.phones if run[1] < num_frames]
         symbols = self._tokens.table.tokens
         tokens = tuple(CTCToken(symbols[entry], first, min(end, num_frames)) for entry, first, end in runs)
-        spans = self._tokens.group([entry for entry, _, _ in runs]) if self._has_words_in_tokens else None
-        if self._aligner is not None:
+        spans = []
+        if self._aligner is None:
+            spans = self._tokens.group([entry for entry, _, _ in runs])
+        else:
             hypothesis = self._aligner.aligned(hypothesis)
         words = []
         for position, (word_id, text) in enumerate(zip(hypothesis.word_ids, hypothesis.words, strict=True)):
             start_frame, end_frame = hypothesis.start_frames[position], hypothesis.end_frames[position]
-            if spans is not None and position < len(spans):
+            if position < len(spans):
                 begin, end = spans[position]
                 start_frame, end_frame = tokens[begin].start_frame, tokens[end - 1].end_frame
-                if word_id == UNK_ID:
-                    text = "".join(self._tokens.text_of(runs[at][0]) for at in range(begin, end))
-            elif word_id == UNK_ID and (letters := self.word_graph.letters) is not None:
-                spoken = (token.text for token in tokens if start_frame <= token.start_frame < end_frame)
-                text = letters.spell(list(spoken)) or text
+            if word_id == UNK_ID:
+                text = self._spelled([run[0] for run in runs if start_frame <= run[1] < end_frame]) or text
             confidence = hypothesis.confidences[position] if hypothesis.confidences else None
             is_spelled = word_id == UNK_ID and text not in self.word_graph.lexicon
             words.append(self._word(text, start_frame, min(end_frame, num_frames), confidence, is_spelled))
@@ -108,6 +107,12 @@ class GraphSearch:
             hypothesis.graph_score + hypothesis.lm_score,
             is_complete,
         )
+
+    def _spelled(self, entries: list[int]) -> str:
+        """The text of a word outside the list, from its tokens."""
+        if self.word_graph.letters is not None:
+            return self.word_graph.letters.spell([self._tokens.table.tokens[entry] for entry in entries])
+        return "".join(self._tokens.text_of(entry) for entry in entries)
 
     def _word(self, text: str, start_frame: int, end_frame: int, confidence: float | None, spelled: bool) -> CTCWord:
         shift = self._frame_shift
@@ -133,6 +138,19 @@ class GraphSearch:
             hypothesis = self.as_ctc_hypothesis(each, num_frames, result.reached_final)
             distinct.setdefault(hypothesis.text, hypothesis)
         return list(distinct.values())[:nbest] or [no_hypothesis()]
+
+
+def _tells_words(tokens: CTCTokens, lexicon: Lexicon) -> bool:
+    """Whether `CTCTokens.group` finds the words of a lexicon: each ends in the only boundary, or begins as a piece."""
+    symbols = tokens.table.tokens
+    ways = (way for spellings in lexicon.pronunciations.values() for way in spellings)
+    if tokens.boundary_id is not None:
+        boundary = symbols[tokens.boundary_id]
+        return all(way[-1] == boundary and way.count(boundary) == 1 for way in ways)
+    if tokens.kind != "pieces":
+        return False
+    beginnings = {symbols[entry] for entry in range(1, len(symbols)) if tokens.begins_word(entry)}
+    return all(way[0] in beginnings and beginnings.isdisjoint(way[1:]) for way in ways)
 
 
 def no_hypothesis() -> CTCHypothesis:

@@ -65,6 +65,7 @@ def read_lexicon(source: str | Path | Lexicon | Mapping[str, Any], tokens: CTCTo
 
     In a mapping, a spelling is a tuple of tokens or a string with spaces between tokens, and several spellings are a
     list. Words and tokens of a file keep their case; stress digits are removed if the tokens are phones without them.
+    After a spelling that does not end in the word boundary, the boundary is optional: the word gets both spellings.
 
     Raises:
         AsrError: the file cannot be read, or a spelling has tokens that the network does not have.
@@ -82,7 +83,14 @@ def read_lexicon(source: str | Path | Lexicon | Mapping[str, Any], tokens: CTCTo
             f"{lexicon.name}: {len(lacking)} symbols of its spellings are not tokens of the network "
             f"({' '.join(lacking[:5])}{' ...' if len(lacking) > 5 else ''}); give a lexicon for these tokens."
         )
-    return lexicon
+    if tokens.boundary_id is None:
+        return lexicon
+    boundary = tokens.table.tokens[tokens.boundary_id]
+    both = {
+        word: [spelling for way in ways for spelling in ((way,) if way[-1] == boundary else (way, (*way, boundary)))]
+        for word, ways in lexicon.pronunciations.items()
+    }
+    return Lexicon(both, name=lexicon.name)
 
 
 def read_words(source: str | Path | Iterable[str]) -> list[str]:
@@ -194,7 +202,8 @@ def _compiled(
         table = TokenTable((*table.tokens[1:], SPELLING), name=table.name)
         in_graph = with_unlisted_as_unknown(small, lexicon.pronunciations)
         entries = Lexicon({**lexicon.pronunciations, "<unk>": [(SPELLING,)]}, name=lexicon.name)
-    silence = next((name for name in SILENCES if name in table), None) if tokens.kind == "phones" else None
+    has_silence = tokens.kind == "phones" and tokens.word_boundary is None
+    silence = next((name for name in SILENCES if name in table), None) if has_silence else None
     optional = OptionalSilence(silence) if silence is not None else None
     phone_graph, _ = build_phone_graph(entries, in_graph, table, silence=optional, progress=progress)
     arrays, symbols = phone_graph.arrays, phone_graph.phones

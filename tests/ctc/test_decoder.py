@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,7 +24,7 @@ from asr.ctc.word_models import graph_ngram, trie_of, uniform_ngram
 from asr.errors import AsrError
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.ngram.model import NgramLM
-from tests.ctc.oracle import ForgetfulNgram, best_word_sequences
+from tests.ctc.oracle import ForgetfulNgram, best_of_paths, best_word_sequences
 
 pytestmark = pytest.mark.slow
 
@@ -96,6 +98,40 @@ def test_phones_of_a_lexicon_with_several_pronunciations(word_model: NgramLM) ->
             log_prob.double().numpy(), spelled, sentence_score(word_model), 1.0, 0.0, boundary=None, max_words=5
         )
         assert close(decoder(log_prob, nbest=3), wanted)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_boundaries_are_optional_after_spellings_without_them(seed: int, word_model: NgramLM) -> None:
+    lexicon = {"a": ["a"], "ab": ["a b |", "b a"], "b": ["b"], "ba": ["b a |"]}
+    decoder = CTCDecoder(SYMBOLS, lexicon=lexicon, ngram=word_model, warm_up=False, lm_scale=0.8, **OPEN)
+    log_prob = random_frames(5, seed)
+    pattern = {"a": r"a\|*", "ab": r"(ab\|+|ba\|*)", "b": r"b\|*", "ba": r"ba\|+"}
+    score_of = sentence_score(word_model)
+    # A boundary is free at the end.
+    by_text = {
+        "".join(SYMBOLS[token] for token in tokens) + "|": score
+        for tokens, score in best_of_paths(log_prob.double().numpy()).items()
+    }
+    wanted = []
+    for words in itertools.chain.from_iterable(itertools.product(WORDS, repeat=num) for num in range(6)):
+        whole = re.compile(r"\|*" + "".join(pattern[word] for word in words))
+        best = max((score for text, score in by_text.items() if whole.fullmatch(text)), default=-math.inf)
+        wanted.append((best + 0.8 * score_of(words), words))
+    found = decoder(log_prob, nbest=4)
+    assert len(found) == 4
+    assert close(found, sorted(wanted, reverse=True))
+
+
+def test_times_of_words_without_boundaries_between_them(frames_of: Callable[..., torch.Tensor]) -> None:
+    decoder = CTCDecoder(
+        ["-", "a", "b", "c", "|"], lexicon={"ab": ["a b"], "c": ["c"], "a-c": ["a | c"]}, warm_up=False, lm_scale=0.1
+    )
+    for text, frames in [
+        ("abcab", [("ab", 0, 3), ("c", 4, 5), ("ab", 6, 9)]),
+        ("ab|a|cc", [("ab", 0, 3), ("a-c", 6, 11), ("c", 12, 13)]),
+    ]:
+        best = decoder(frames_of(["-", "a", "b", "c", "|"], list(text), strength=10.0))[0]
+        assert [(word.text, word.start_frame, word.end_frame) for word in best.words] == frames
 
 
 def test_language_model_in_the_place_of_the_graphs(word_model: NgramLM) -> None:
