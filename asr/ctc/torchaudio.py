@@ -14,6 +14,10 @@ The differences:
   unknown word instead.
 - `tokens` and `timesteps` are those of the path itself: no silence is added before the first or after the last token,
   and frames are counted from 0.
+- A word at the end needs no silence after it, even if its spelling ends in one.
+- `lm_weight` weighs natural logs; torchaudio takes the logs to base 10 of an n-gram file as they are.
+- A listed n-gram that is less probable than backing off counts as the latter.
+- Texts more than 20 below the best are not in n-best lists.
 - Words that are not in the language model share the probability of its `<unk>` evenly.
 - `emissions` may be on any device and of any floating-point type, with or without gradients.
 """
