@@ -15,7 +15,7 @@ The differences:
 - `tokens` and `timesteps` are those of the path itself: no silence is added before the first or after the last token,
   and frames are counted from 0.
 - A word at the end needs no silence after it, even if its spelling ends in one.
-- `lm_weight` weighs natural logs; torchaudio takes the logs to base 10 of an n-gram file as they are.
+- `lm_weight` weighs logs to base 10 if the model is an n-gram file, as in torchaudio, and natural logs otherwise.
 - A listed n-gram that is less probable than backing off counts as the latter.
 - Texts more than 20 below the best are not in n-best lists.
 - Words that are not in the language model share the probability of its `<unk>` evenly.
@@ -212,7 +212,7 @@ def ctc_decoder(
         nbest: maximum number of hypotheses per utterance.
         beam_size, beam_threshold: see the module's documentation.
         beam_size_token: how many of a frame's tokens are followed, besides the blank; None for all.
-        lm_weight: weight of the language model.
+        lm_weight: weight of the language model: of logs to base 10 if `lm` is an n-gram file, otherwise of natural logs.
         word_score: added for each word.
         unk_score: see the module's documentation.
         sil_score: added to the silence in each frame.
@@ -231,8 +231,10 @@ def ctc_decoder(
         raise AsrError(f"sil_score has no effect here: the tokens have no silence {sil_token!r}; leave it out.")
     if lm_dict is not None and not _is_theirs(lm):
         raise AsrError("lm_dict has no effect here: it is for models with torchaudio's interface; leave it out.")
+    is_file = isinstance(lm, (str, Path)) and is_ngram_file(lm)
+    scale = float(lm_weight) / math.log(10.0) if is_file else float(lm_weight)
     settings: dict[str, Any] = {
-        "lm_scale": float(lm_weight),
+        "lm_scale": scale,
         "word_insertion_penalty": float(word_score),
         "search_beam": float(beam_threshold),
         "inputs": "scores",
@@ -253,12 +255,12 @@ def ctc_decoder(
         spelled, _ = spelled.restricted_to(words)
         settings |= {"max_active_states": beam_size, "output_beam": min(float(beam_threshold), 20.0)}
         if unk_score > -math.inf:
-            scale = 0.0 if lm is None else float(lm_weight)
-            if unk_score and not scale:
+            weight = 0.0 if lm is None else scale
+            if unk_score and not weight:
                 raise AsrError(f"unk_score is {unk_score}; without a language model it must be 0 or -inf.")
             # The decoder's penalty is part of the language model's score.
-            settings |= {"spell_unknown": True, "spelling_penalty": unk_score / scale if scale else 0.0}
-        if lm is not None and isinstance(lm, (str, Path)) and is_ngram_file(lm) and not is_kenlm_binary(lm):
+            settings |= {"spell_unknown": True, "spelling_penalty": unk_score / weight if weight else 0.0}
+        if isinstance(lm, (str, Path)) and is_file and not is_kenlm_binary(lm):
             decoder = WordDecoder(table, lexicon=spelled, words=words, ngram=lm, **settings)
         elif lm is not None:
             decoder = WordDecoder(table, lexicon=spelled, words=words, lm=_as_model(lm, lm_dict, words), **settings)

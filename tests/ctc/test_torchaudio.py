@@ -167,11 +167,22 @@ def test_unknown_words_are_spelled(files: dict[str, str]) -> None:
 def test_same_words_as_torchaudio(seed: int, files: dict[str, str]) -> None:
     try:
         theirs = importlib.import_module("torchaudio.models.decoder")
-        theirs_decoder = theirs.ctc_decoder(**files, beam_size=500, lm_weight=1.5, word_score=-0.3)
+        decoders = [theirs.ctc_decoder(**files, beam_size=500, lm_weight=w, word_score=-0.3) for w in (1.5, 2.5)]
     except (ImportError, OSError, RuntimeError, AttributeError):
         pytest.skip("torchaudio has no decoder here")
     given = emissions("|bad|cab|dead|ace|", strength=4.0, seed=seed)
-    wanted = theirs_decoder(given)[0][0]
-    found = ctc_decoder(**files, beam_size=5000, lm_weight=1.5, word_score=-0.3)(given)[0][0]
+    wanted, wanted_heavier = (decoder(given)[0][0] for decoder in decoders)
+    found, heavier = (
+        ctc_decoder(**files, beam_size=5000, lm_weight=w, word_score=-0.3)(given)[0][0] for w in (1.5, 2.5)
+    )
     assert found.words == wanted.words
-    assert math.isfinite(found.score)
+    if heavier.words == found.words and wanted_heavier.words == wanted.words:
+        assert heavier.score - found.score == pytest.approx(wanted_heavier.score - wanted.score, abs=0.02)
+
+
+def test_an_n_gram_file_is_weighed_in_logs_to_base_10(files: dict[str, str], ngram_of: Callable[..., NgramLM]) -> None:
+    given = emissions("|bad|cab|", seed=4)
+    none, file = (ctc_decoder(**files, beam_size=500, lm_weight=weight)(given)[0][0] for weight in (0.0, 2.0))
+    assert none.words == file.words == ["bad", "cab"]
+    log10_prob = float(NgramLM.from_arpa(files["lm"]).score_sentence(file.words).sum()) / math.log(10.0)
+    assert file.score - none.score == pytest.approx(2.0 * log10_prob, abs=1e-2)
