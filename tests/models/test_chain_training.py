@@ -136,6 +136,7 @@ def bundle_of(folder: Path, states: TiedStates) -> SimpleNamespace:
 
     torch.manual_seed(1)
     network = Tdnnf(**NETWORK, num_tokens=states.num_columns)  # type: ignore[arg-type]
+    torch.nn.init.normal_(network.branch.out.weight, std=2.0)  # scores as sharp as after training
     graph = SimpleNamespace(meta={TIED_STATES: states.to_json()}, tokens=TokenTable(states.column_names()))
     _, denominator = load_chain(folder / "states")
     return SimpleNamespace(acoustic_model=SimpleNamespace(network=network), graph=graph, denominator=denominator)
@@ -203,7 +204,9 @@ def test_a_teachers_posteriors_are_those_of_each_utterance_alone(own: Path, stat
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
             score = bundle.acoustic_model.network.eval()(features, torch.tensor([features.shape[1]]))[0].float()
         whole = objective.denominator(score)[1][0].numpy().copy()
-        whole[whole < np.minimum(0.01, whole.max(1, keepdims=True))] = 0.0
+        is_small = whole < 0.01
+        assert 0.1 < whole[is_small].sum()
+        whole[is_small] = 0.0
         whole /= whole.sum(1, keepdims=True)
         found = teacher.of([Chunk(utterance, condition, first)] * 2, length).numpy()
         assert found.shape == (2, length, states.num_columns) and (whole > 0).sum() > 1.5 * len(whole)
@@ -251,10 +254,10 @@ def test_a_network_learns_from_its_teacher_what_the_transcripts_do_not_say(own: 
     distance = {}
     for weight in (0.0, 1.0):
         with mock.patch.object(Bundle, "load", lambda path: bundle):
-            trained = fit(own, states, 6, teacher="teacher", teacher_weight=weight).lightning_module
+            trained = fit(own, states, 20, teacher="teacher", teacher_weight=weight).lightning_module
         distance[weight] = float((posterior(trained.average.network) - taught).abs().mean())
-    assert distance[1.0] < 0.5 * distance[0.0]
-    plain = fit(own, states, 6).lightning_module
+    assert distance[1.0] < 0.6 * distance[0.0]
+    plain = fit(own, states, 20).lightning_module
     assert float((posterior(plain.average.network) - taught).abs().mean()) == distance[0.0]
 
 
