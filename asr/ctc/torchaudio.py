@@ -212,7 +212,7 @@ def ctc_decoder(
         nbest: maximum number of hypotheses per utterance.
         beam_size, beam_threshold: see the module's documentation.
         beam_size_token: how many of a frame's tokens are followed, besides the blank; None for all.
-        lm_weight: weight of the language model: of logs to base 10 if `lm` is an n-gram file, otherwise of natural logs.
+        lm_weight: weight of the language model; of logs to base 10 if `lm` is an n-gram file, else of natural logs.
         word_score: added for each word.
         unk_score: see the module's documentation.
         sil_score: added to the silence in each frame.
