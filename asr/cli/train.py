@@ -41,14 +41,18 @@ _GO_ON = (
     "and the training has ended; the checkpoints written so far are complete, so continue from one with --ckpt_path"
 )
 
+_WORKER_ENDED = (
+    "a process that prepares batches was killed or failed, perhaps for lack of memory "
+    f"(reduce their number with --data.init_args.num_workers), {_GO_ON}"
+)
+
 # Messages of torch and Lightning, and what they mean; a group is the part that is shown.
 _EXPLANATIONS = {
     r"Error\(s\) in loading state_dict for \w+:\s+(size mismatch for [\w.]+|[^\n,]+)": "the checkpoint is of another "
     "network than that of the recipe ({}); give both of the same training",
     r"Early stopping conditioned on metric `([^`]+)` which is not available": "{}, which EarlyStopping monitors, is "
     "not computed; check its name, and give utterances to validate on",
-    "DataLoader worker": "a process that prepares batches was killed or failed, perhaps for lack of memory "
-    f"(reduce their number with --data.init_args.num_workers), {_GO_ON}",
+    "DataLoader worker": _WORKER_ENDED,
     "No supported gpu backend found": "trainer.accelerator: torch finds no GPU; give cpu or auto",
     r"(-?\d+) is not in bounds, numpy accepts from (\d+) to (\d+)": "seed_everything is {}; give {} to {}",
     "Connection (?:closed|reset) by peer": f"another process of this training was killed or failed, {_GO_ON}",
@@ -260,6 +264,9 @@ def run(arguments: Sequence[str]) -> int:
     except MisconfigurationException as error:
         # The training that was asked for shows only now that it cannot be.
         raise AsrError(f"trainer: {_first_line(error)}.") from error
+    except ConnectionResetError as error:
+        # The process was killed while it was sending a batch.
+        raise AsrError(f"{_WORKER_ENDED}.") from error
     except RuntimeError as error:
         if (explained := _explained(error)) is None:
             raise

@@ -19,6 +19,7 @@ pl = pytest.importorskip("pytorch_lightning")
 pytest.importorskip("jsonargparse")
 
 from asr.cli import train  # noqa: E402
+from asr.errors import AsrError  # noqa: E402
 from scripts.benchmarks.processes import write_inputs  # noqa: E402
 
 pytestmark = pytest.mark.slow
@@ -191,6 +192,19 @@ def test_a_training_that_ended_within_an_epoch_goes_on_there(folder: Path, tmp_p
     assert train.run([*recipe(folder, "language", tmp_path / "resumed", []), "--ckpt_path", str(last)]) == 0
     steps = [torch.load(tmp_path / name / "last.ckpt")["global_step"] for name in ("whole", "resumed")]
     assert steps[0] == steps[1]
+
+
+class ResetsConnection(pl.Callback):  # type: ignore[misc]
+    """Fails as the main process does if a worker is killed while it is sending a batch."""
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        raise ConnectionResetError(104, "Connection reset by peer")
+
+
+def test_a_worker_killed_while_sending_is_one_sentence(folder: Path, tmp_path: Path) -> None:
+    callback = {"class_path": "tests.cli.test_termination.ResetsConnection"}
+    with pytest.raises(AsrError, match="a process that prepares batches was killed or failed, perhaps for lack"):
+        train.run(recipe(folder, "language", tmp_path / "run", [callback]))
 
 
 @pytest.mark.parametrize(
