@@ -232,7 +232,7 @@ def ctc_decoder(
     if lm_dict is not None and not _is_theirs(lm):
         raise AsrError("lm_dict has no effect here: it is for models with torchaudio's interface; leave it out.")
     is_file = isinstance(lm, (str, Path)) and is_ngram_file(lm)
-    scale = float(lm_weight) / math.log(10.0) if is_file else float(lm_weight)
+    scale = 0.0 if lm is None else float(lm_weight) / (math.log(10.0) if is_file else 1.0)
     settings: dict[str, Any] = {
         "lm_scale": scale,
         "word_insertion_penalty": float(word_score),
@@ -255,17 +255,16 @@ def ctc_decoder(
         spelled, _ = spelled.restricted_to(words)
         settings |= {"max_active_states": beam_size, "output_beam": min(float(beam_threshold), 20.0)}
         if unk_score > -math.inf:
-            weight = 0.0 if lm is None else scale
-            if unk_score and not weight:
+            if unk_score and not scale:
                 raise AsrError(f"unk_score is {unk_score}; without a language model it must be 0 or -inf.")
             # The decoder's penalty is part of the language model's score.
-            settings |= {"spell_unknown": True, "spelling_penalty": unk_score / weight if weight else 0.0}
+            settings |= {"spell_unknown": True, "spelling_penalty": unk_score / scale if scale else 0.0}
         if isinstance(lm, (str, Path)) and is_file and not is_kenlm_binary(lm):
             decoder = WordDecoder(table, lexicon=spelled, words=words, ngram=lm, **settings)
         elif lm is not None:
             decoder = WordDecoder(table, lexicon=spelled, words=words, lm=_as_model(lm, lm_dict, words), **settings)
         else:
-            decoder = WordDecoder(table, lexicon=spelled, words=words, **(settings | {"lm_scale": 0.0}))
+            decoder = WordDecoder(table, lexicon=spelled, words=words, **settings)
     silence = table.symbols.index(sil_token) if has_boundary else None
     return CTCDecoder(decoder, nbest, lexicon is not None, float(sil_score), silence, beam_size_token)
 

@@ -80,9 +80,11 @@ class TeacherPosteriors:
         self._corpus = corpus
         self._objective = objective
         self._num_columns = states.num_columns
-        weights = checksum_of_tensors(json.dumps(states.to_json()), network.state_dict())[:12]
+        graph = {f"denominator.{name}": torch.from_numpy(array) for name, array in objective.graph._asdict().items()}
+        header = json.dumps([states.to_json(), objective.leak])
+        made_by = checksum_of_tensors(header, {**network.state_dict(), **graph})[:12]
         self._of_condition = [
-            self._load_or_make(condition, corpus.folder / f"posteriors-{weights}-{name}.npz")
+            self._load_or_make(condition, corpus.folder / f"posteriors-{made_by}-{name}.npz")
             for condition, name in enumerate(corpus.condition_names)
         ]
 

@@ -223,6 +223,10 @@ def test_a_teachers_posteriors_are_kept_and_those_of_others_refused(own: Path, s
     with mock.patch.object(bundle.acoustic_model.network, "forward", side_effect=AssertionError("heard again")):
         kept = teacher_of(own, bundle, states)
     assert torch.equal(kept.of(chunks, 20), made.of(chunks, 20))
+    # Another denominator gives other posteriors.
+    other = bundle_of(own, states)
+    other.denominator = other.denominator._replace(initial=other.denominator.initial[::-1].copy())
+    assert not torch.equal(teacher_of(own, other, states).of(chunks, 20), made.of(chunks, 20))
     # The file of another condition has other numbers of frames.
     shutil.copy(files[0], files[1])
     with pytest.raises(AsrError, match="posteriors are of another corpus; delete the file"):
