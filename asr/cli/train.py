@@ -211,8 +211,8 @@ class _CLI(LightningCLI):  # type: ignore[misc]
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         try:
             trainer = super().instantiate_trainer(**kwargs)
-        except (MisconfigurationException, ValueError, TypeError, ImportError) as error:
-            raise _explained(error) or AsrError(f"trainer: {_first_line(error)}.") from error
+        except (ValueError, TypeError, ImportError) as error:
+            raise MisconfigurationException(str(error)) from error
         trainer.strategy.checkpoint_io = _CheckpointIO()
         return trainer
 
@@ -262,8 +262,8 @@ def run(arguments: Sequence[str]) -> int:
             f"{' '.join(arguments)}: the checkpoint is damaged or contains other objects ({_first_line(error)})."
         ) from error
     except MisconfigurationException as error:
-        # The training that was asked for shows only now that it cannot be.
-        raise AsrError(f"trainer: {_first_line(error)}.") from error
+        # Raised when the trainer is built, or only when the training begins.
+        raise _explained(error) or AsrError(f"trainer: {_first_line(error)}.") from error
     except ConnectionResetError as error:
         # The process was killed while it was sending a batch.
         raise AsrError(f"{_WORKER_ENDED}.") from error
