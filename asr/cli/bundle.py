@@ -68,7 +68,13 @@ def add_bundle_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rnn-lm", help="recurrent language model: a checkpoint of 'asr fit', an exported folder, or a bundle"
     )
-    parser.add_argument("--lexicon", help="the pronunciations that the graph was built from, for exact word times")
+    parser.add_argument(
+        "--lexicon",
+        nargs="+",
+        metavar="FILE",
+        help="the pronunciations that the graph was built from, for exact word times; the first file that has a word "
+        "wins",
+    )
     parser.add_argument(
         "--denominator",
         help="denominator graph that the acoustic model was trained with (the denominator.npz of 'asr chain'), for "
@@ -123,9 +129,12 @@ def _external(args: argparse.Namespace, name: str) -> Bundle:
             )
     if len(args.acoustic_model) > 1:
         raise AsrError("--acoustic-model: only checkpoints of 'asr fit' can be averaged; give one KIND:NAME.")
+    if args.lexicon is not None and len(args.lexicon) > 1:
+        raise AsrError(f"--lexicon: {args.acoustic_model[0]} takes one file; give one.")
+    lexicon = args.lexicon[0] if args.lexicon else None
     with graph_notice() as progress:
         bundle = bundle_with_acoustic_model(
-            args.acoustic_model[0], None, args.ngram, args.lexicon, progress, graph=args.graph
+            args.acoustic_model[0], None, args.ngram, lexicon, progress, graph=args.graph
         )
     bundle = bundle.with_language_models(args.large_ngram, args.rnn_lm)
     decoding = _by_mode(_mapping(Path(args.decoding))) if args.decoding else bundle.decoding
@@ -149,7 +158,7 @@ def _assembled(args: argparse.Namespace, name: str) -> Bundle:
         small_ngram=_ngram(args.small_ngram),
         large_ngram=_ngram(args.large_ngram),
         rnn_lm=read_rnn_lm(args.rnn_lm) if args.rnn_lm else None,
-        lexicon=Lexicon.for_words([args.lexicon], graph.vocabulary.words) if args.lexicon else None,
+        lexicon=Lexicon.for_words(args.lexicon, graph.vocabulary.words) if args.lexicon else None,
         denominator=acoustics.denominator
         if args.denominator is None
         else DenominatorGraph.load(Path(args.denominator)),

@@ -218,7 +218,9 @@ def language_models(
         answers_on = external.start(0).device
         if answers_on.type != device.type:
             raise AsrError(f"the language model is on {answers_on} and the recognizer on {device}; move one of them.")
-        return LanguageModels(Difference(_mapped(external, small), small), None)
+        if external.vocabulary != small.vocabulary:
+            external = RemappedLM(external, small.vocabulary)
+        return LanguageModels(Difference(external, small), None)
     network = bundle.rnn_lm.network if bundle.rnn_lm is not None and mode != "large_ngram" else None
     large_ngram = bundle.large_ngram if mode != "rnn" else None
     network_budget, ngram_budget = _shares(placement.device_bytes, network, large_ngram)
@@ -261,8 +263,8 @@ def _shares(
 
 
 def _mapped(model: LanguageModel, small: NgramLM) -> LanguageModel:
-    """The model with the word ids of `small`."""
-    return model if model.vocabulary == small.vocabulary else RemappedLM(model, small.vocabulary)
+    """A bundle's model with the word ids of `small`; it may lack words that the graph has on purpose."""
+    return model if model.vocabulary == small.vocabulary else RemappedLM(model, small.vocabulary, warn=False)
 
 
 DECODERS = {

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asr.errors import AsrError
-from asr.graph.fst import GraphArrays, Words, expand
+from asr.graph.fst import GraphArrays, Words, distinct, expand
 from asr.text.documents import parse_json
 from asr.text.normalize import read_text
 from asr.text.symbols import BLANK, TokenTable
@@ -179,13 +179,13 @@ def compose_biphones(states: TiedStates, phones: Sequence[str], graph: GraphArra
     num_phones, num_columns, num_states = len(states.phones), states.num_columns, graph.num_states
     src_state = graph.src_state().astype(np.int64)
     # The phones that lead to each state; for the start, silence.
-    arrival = np.unique(np.append(graph.dst_state.astype(np.int64) * num_phones + label, 0))
+    arrival = distinct(np.append(graph.dst_state.astype(np.int64) * num_phones + label, 0))
     arrival_state, arrival_phone = np.divmod(arrival, num_phones)
     arrival_begin = np.searchsorted(arrival_state, np.arange(num_states + 1))
     # Each arc after each phone that may precede it.
     position, arc = expand(arrival_begin[src_state], np.diff(arrival_begin)[src_state])
     loop_column = states.loop[arrival_phone[position], label[arc]]
-    node = np.unique(graph.dst_state[arc].astype(np.int64) * num_columns + loop_column)
+    node = distinct(graph.dst_state[arc].astype(np.int64) * num_columns + loop_column)
     # Node 0 is the start; the others follow.
     node_state, node_column = np.divmod(node, num_columns)
     node_phone = states.phone_of_column()[node_column]

@@ -177,9 +177,12 @@ def _reached(
     counts = np.diff(begin)
     reached = np.zeros(num_states, dtype=bool)
     reached[seeds] = True
+    last = np.zeros(num_states, dtype=np.int64)
     while len(seeds):
         position, _ = expand(begin[seeds], counts[seeds])
-        seeds = np.unique(dst[position])
-        seeds = seeds[~reached[seeds]]
-        reached[seeds] = True
+        found = dst[position]
+        found = found[~reached[found]]
+        reached[found] = True
+        last[found] = np.arange(len(found))
+        seeds = found[last[found] == np.arange(len(found))]  # each state once
     return reached

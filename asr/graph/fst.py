@@ -216,8 +216,10 @@ class Words:
     def take(self, lists: npt.NDArray[Any]) -> Words:
         """The requested lists, (Q,), in the given order."""
         counts = self.begin[1:][lists] - self.begin[:-1][lists]
-        filled = np.flatnonzero(counts)  # most arcs have no word
-        position, _ = expand(self.begin[:-1][lists[filled]], counts[filled])
+        filled = np.flatnonzero(counts)  # most arcs have no word, and the others have one
+        position = self.begin[:-1][lists[filled]]
+        if counts.max(initial=0) > 1:
+            position, _ = expand(position, counts[filled])
         return Words(offsets(counts), self.word_id[position])
 
     def joined_with(self, other: Words) -> Words:
@@ -245,6 +247,15 @@ class Words:
             _, number = np.unique(identity[longer] << 32 | word_id, return_inverse=True)
             identity[longer] = number + identity.max() + 1
         return identity
+
+
+def distinct(values: npt.NDArray[np.int64]) -> IntArray:
+    """The distinct values, sorted."""
+    # np.unique of NumPy 2.3 hashes integers, which takes five times as long for millions of them.
+    values = np.sort(values)
+    is_first = np.ones(len(values), dtype=bool)
+    is_first[1:] = values[1:] != values[:-1]
+    return values[is_first]
 
 
 def offsets(counts: npt.NDArray[Any]) -> IntArray:

@@ -296,20 +296,20 @@ class RemappedLM(LanguageModel):
     Args:
         lm: the model.
         vocabulary: the words whose ids queries use.
+        warn: whether to log a warning if the model lacks words of the vocabulary.
 
-    `num_oov_words` is the number of words of the vocabulary that the model does not have; if there are any, a warning
-    is logged.
+    `num_oov_words` is the number of words of the vocabulary that the model does not have.
 
     Raises:
         AsrError: the model has none of the words.
     """
 
-    def __init__(self, lm: LanguageModel, vocabulary: Vocabulary) -> None:
+    def __init__(self, lm: LanguageModel, vocabulary: Vocabulary, warn: bool = True) -> None:
         self._lm = lm
         self._vocabulary = vocabulary
         self._word_map = vocabulary.map_to(lm.vocabulary).to(lm.start(0).device)
         self.num_oov_words = num_oov_words(lm.vocabulary, vocabulary)
-        if self.num_oov_words:
+        if self.num_oov_words and warn:
             _LOGGER.warning(
                 "The language model lacks %d of %d words; they share the probability of its <unk>.",
                 self.num_oov_words,

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import json
+import lzma
 import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from asr.errors import AsrError
-from asr.graph.decoding_graph import TENSOR_DTYPES, DecodingGraph
+from asr.graph.decoding_graph import (
+    TENSOR_DTYPES,
+    DecodingGraph,
+    PhoneGraph,
+    compress,
+    decompress,
+    pack,
+    write_graph_file,
+)
 from asr.text.symbols import TokenTable
 from tests.reference.toy_graph import toy_graph
 
@@ -32,6 +42,53 @@ def test_saved_graph_is_loaded(graph: DecodingGraph, tmp_path: Path) -> None:
     for name in TENSOR_DTYPES:
         assert torch.equal(getattr(loaded, name), getattr(graph, name)), name
     assert loaded.vocabulary == graph.vocabulary and loaded.tokens == graph.tokens and loaded.meta == graph.meta
+
+
+def test_compact_graph_is_compressed_and_loaded(tmp_path: Path) -> None:
+    pytest.importorskip("kaldifst")
+    from asr.graph.build import build_phone_graph
+    from tests.graph.test_exactness import LEXICON, PHONES, TEXT, language_model, lexicon_of
+
+    model = language_model(tmp_path, TEXT, 3)
+    compact: PhoneGraph = build_phone_graph(lexicon_of(LEXICON), model, TokenTable(PHONES))[0]
+    compact.save(tmp_path / "graph.safetensors")
+    content = load_file(str(tmp_path / "graph.safetensors"))
+    labels = np.frombuffer(lzma.decompress(content["label"].numpy().tobytes()), dtype=np.int8)
+    assert compact.arrays.has_epsilons and labels.min() == 0
+    assert lzma.decompress(content["words"].numpy().tobytes()).split() == [
+        w.encode() for w in model.vocabulary.words[4:]
+    ]
+    # Files of version 1 are not compressed and have epsilons.
+    packed = pack(compact.arrays, compact.meta["score_step"])
+    old, extra_header = tmp_path / "old.safetensors", {"phones": compact.phones, "version": 1}
+    write_graph_file(old, "phones", packed, compact.tokens, compact.vocabulary, compact.meta, extra_header)
+    expected = compact.finish()
+    for path in (tmp_path / "graph.safetensors", old):
+        loaded = DecodingGraph.load(path, compact.tokens)
+        for name in TENSOR_DTYPES:
+            assert torch.equal(getattr(loaded, name), getattr(expected, name)), name
+        assert loaded.vocabulary == compact.vocabulary and loaded.meta == compact.meta
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "int32"])
+def test_compression_keeps_values_and_types(dtype: str) -> None:
+    info = np.iinfo(dtype)
+    values = torch.from_numpy(np.array([info.min, info.max, 0, 1, *range(100)], dtype=dtype))
+    stored, types = compress({"label": values, "empty": values[:0]})
+    restored = decompress({**stored, "words": torch.arange(3)}, types, "graph")
+    assert torch.equal(restored["label"], values) and restored["label"].dtype == values.dtype
+    assert len(restored["empty"]) == 0 and torch.equal(restored["words"], torch.arange(3))
+
+
+@pytest.mark.parametrize("content", [b"", b"not compressed", lzma.compress(b"odd")])
+def test_damaged_compression_is_refused(content: bytes) -> None:
+    tensors = {"label": torch.tensor(list(content), dtype=torch.uint8)}
+    with pytest.raises(AsrError, match="the field 'label' of the graph cannot be decompressed"):
+        decompress(tensors, {"label": "int16"}, "graph.safetensors")
+    good = {"label": torch.tensor(list(lzma.compress(b"even")), dtype=torch.uint8)}
+    for types in ({"label": "object"}, {"label": 3}, {"label": ["int16"]}, {"score": "int16"}):
+        with pytest.raises(AsrError, match="cannot be decompressed"):
+            decompress(good, types, "graph")  # type: ignore[arg-type]
 
 
 def test_src_state_lists_each_arcs_state(graph: DecodingGraph) -> None:

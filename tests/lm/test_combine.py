@@ -111,6 +111,9 @@ def test_models_of_different_words(models: list[NgramLM], tmp_path: Path, caplog
     mapped = RemappedLM(models[2], other)
     assert mapped.num_oov_words == 1
     assert "lacks 1 of 3 words" in caplog.text
+    caplog.clear()
+    RemappedLM(models[2], other, warn=False)
+    assert not caplog.text
     torch.testing.assert_close(_scores(mapped, "w1 unheard w2"), _scores(models[2], "w1 unheard w2"))
     message = r"has none of the 2 words asked for \('W2', ...\); check .* language and letter case"
     with pytest.raises(AsrError, match=message):
