@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from dataclasses import replace
 
@@ -9,12 +10,14 @@ import torch
 from safetensors.torch import load_file
 
 from asr.bundle import Bundle, read_rnn_lm
-from asr.decoding.build import available_modes, chosen_mode
+from asr.decoding.build import available_modes, chosen_mode, language_models
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
+from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.rnn.export import save_network
 from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
-from asr.text.symbols import TokenTable, Vocabulary
+from asr.serialization import ModelSpec
+from asr.text.symbols import SPECIAL_WORDS, UNK_ID, TokenTable, Vocabulary
 
 
 @pytest.fixture
@@ -120,6 +123,26 @@ def test_a_language_model_of_other_words_is_refused(folder, tmp_path):
         bundle.with_language_models(rnn_lm=tmp_path / "rnn")
     with pytest.raises(AsrError, match="has none of"):
         replace(bundle, rnn_lm=read_rnn_lm(tmp_path / "rnn")).save(tmp_path / "bundle")
+
+
+def test_words_that_a_bundles_models_lack_get_a_quarter_of_their_unknown(folder, caplog):
+    bundle = Bundle.load(folder)
+    graph = bundle.small_ngram
+    start, first = graph.start(1), torch.tensor([len(SPECIAL_WORDS)])
+    fewer = Vocabulary(graph.vocabulary.words[len(SPECIAL_WORDS) + 1 :])
+    network = RNNLanguageModel(fewer, RNNLMConfig(embedding_size=4, hidden_size=4))
+    changed = replace(bundle, rnn_lm=ModelSpec("RnnLm", {}, network))
+    model = language_models(changed, "rnn", 1.0, torch.device("cpu")).model
+    engine = CachedRNNLM(network)
+    unknown, _ = engine.score(engine.start(1), torch.tensor([UNK_ID]))
+    of_graph, _ = graph.score(start, first)
+    found, _ = model.score(model.start(1), first)
+    torch.testing.assert_close(found, unknown + math.log(0.25) - of_graph)
+    assert "lacks" not in caplog.text  # the user of a bundle need not know
+
+    external = language_models(bundle, "external", 1.0, torch.device("cpu"), external=engine).model
+    torch.testing.assert_close(external.score(external.start(1), first)[0], found)
+    assert f"lacks 1 of {len(fewer) - len(SPECIAL_WORDS) + 1} words" in caplog.text
 
 
 def test_the_default_mode_is_kept_and_chosen_unless_a_given_language_model_needs_another(folder, tmp_path):

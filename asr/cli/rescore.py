@@ -27,12 +27,13 @@ from asr.decoding.word_lattice_io import read_k2_lattices, read_slf_lattice, rea
 from asr.errors import AsrError
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
-from asr.lm.combine import Interpolated, RemappedLM
+from asr.lm.combine import LISTED_SHARE, Interpolated, RemappedLM
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.io import read_ngram_lm
 from asr.results import Word
 from asr.serialization import require_writable, write_whole_text
 from asr.text.normalize import READING_ERRORS, open_text, unreadable
+from asr.text.symbols import Vocabulary
 from asr.transcripts import FORMATS, Transcript, format_transcript, plain_name
 
 # Memory for the recurrent model's histories.
@@ -191,21 +192,28 @@ def language_model(args: argparse.Namespace) -> LanguageModel:
         raise AsrError(f"--rnn-weight {args.rnn_weight}: give a number from 0 to 1.")
     network = read_rnn_lm(args.rnn_lm).network if args.rnn_lm else None
     ngram: Any = read_ngram_lm(args.ngram) if args.ngram else None
+    vocabulary: Vocabulary | None = None if ngram is None else ngram.vocabulary
     if args.bundle or (network is None and ngram is None):
         with fetching(str(args.bundle)) as report:
             bundle = Bundle.load(bundle_folder(args.bundle, on_progress=report))
         if network is None and bundle.rnn_lm is not None:
             network = bundle.rnn_lm.network
         ngram = ngram or bundle.large_ngram
+        vocabulary = bundle.graph.vocabulary  # alternatives of its recognizer have words that the network lacks
         if network is None and ngram is None:
             raise AsrError(f"bundle {bundle.name}: there is no large language model; give --rnn-lm or --ngram.")
+
+    def mapped(model: LanguageModel) -> LanguageModel:
+        if vocabulary is None or model.vocabulary == vocabulary:
+            return model
+        return RemappedLM(model, vocabulary, LISTED_SHARE, warn=False)
+
     if network is None:
-        return ngram  # type: ignore[no-any-return]
+        return mapped(ngram)
     engine = CachedRNNLM(network, CacheOptions(capacity_bytes=_CACHE_BYTES))  # type: ignore[arg-type]
     if ngram is None:
-        return engine
-    mapped = ngram if ngram.vocabulary == engine.vocabulary else RemappedLM(ngram, engine.vocabulary)
-    return Interpolated([engine, mapped], [args.rnn_weight, 1.0 - args.rnn_weight])
+        return mapped(engine)
+    return Interpolated([mapped(engine), mapped(ngram)], [args.rnn_weight, 1.0 - args.rnn_weight])
 
 
 def _rescored(args: argparse.Namespace, utterance: _Utterance, lm: LanguageModel) -> list[Rescored]:

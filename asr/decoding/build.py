@@ -25,7 +25,7 @@ from asr.kernels.jit import has_package
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.cached.statistics import QueryStatistics
-from asr.lm.combine import Difference, Interpolated, RemappedLM
+from asr.lm.combine import LISTED_SHARE, Difference, Interpolated, RemappedLM
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.model import NgramLM
 from asr.lm.offload import HostNgramLM, table_bytes, with_host_tables
@@ -219,7 +219,7 @@ def language_models(
         if answers_on.type != device.type:
             raise AsrError(f"the language model is on {answers_on} and the recognizer on {device}; move one of them.")
         if external.vocabulary != small.vocabulary:
-            external = RemappedLM(external, small.vocabulary)
+            external = RemappedLM(external, small.vocabulary, LISTED_SHARE)
         return LanguageModels(Difference(external, small), None)
     network = bundle.rnn_lm.network if bundle.rnn_lm is not None and mode != "large_ngram" else None
     large_ngram = bundle.large_ngram if mode != "rnn" else None
@@ -264,7 +264,7 @@ def _shares(
 
 def _mapped(model: LanguageModel, small: NgramLM) -> LanguageModel:
     """A bundle's model with the word ids of `small`; it may lack words that the graph has on purpose."""
-    return model if model.vocabulary == small.vocabulary else RemappedLM(model, small.vocabulary, warn=False)
+    return model if model.vocabulary == small.vocabulary else RemappedLM(model, small.vocabulary, LISTED_SHARE, False)
 
 
 DECODERS = {

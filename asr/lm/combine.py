@@ -287,15 +287,23 @@ def _apply_step(kind: int, left: Any, right: Any, left_weight: Any, right_weight
                 result[i] += right_weight * right[i]
 
 
+LISTED_SHARE = 0.25
+"""`unknown_share` of a recognizer's language models.
+
+In the books of the LibriSpeech recipe, a quarter of the words that the bundle's recurrent model lacks are in its graph.
+"""
+
+
 class RemappedLM(LanguageModel):
     """A model queried with the word ids of another vocabulary; words that it does not have share its `<unk>` evenly.
 
-    Each of them gets log P(<unk> | history) minus the log of their number, so that the probabilities still sum to one.
-    In a history each is `<unk>`.
+    Each of them gets P(<unk> | history) times `unknown_share`, divided by their number. In a history each is `<unk>`.
 
     Args:
         lm: the model.
         vocabulary: the words whose ids queries use.
+        unknown_share: part of the probability of `<unk>` that goes to words of the vocabulary; the rest is for words in
+            neither. With 1, the probabilities of the vocabulary sum to one.
         warn: whether to log a warning if the model lacks words of the vocabulary.
 
     `num_oov_words` is the number of words of the vocabulary that the model does not have.
@@ -304,7 +312,9 @@ class RemappedLM(LanguageModel):
         AsrError: the model has none of the words.
     """
 
-    def __init__(self, lm: LanguageModel, vocabulary: Vocabulary, warn: bool = True) -> None:
+    def __init__(
+        self, lm: LanguageModel, vocabulary: Vocabulary, unknown_share: float = 1.0, warn: bool = True
+    ) -> None:
         self._lm = lm
         self._vocabulary = vocabulary
         self._word_map = vocabulary.map_to(lm.vocabulary).to(lm.start(0).device)
@@ -316,8 +326,8 @@ class RemappedLM(LanguageModel):
                 len(vocabulary) - len(SPECIAL_WORDS),
             )
         self._share: Tensor | None = None
-        if self.num_oov_words > 1:
-            self._share = self._word_map.eq(UNK_ID).float() * -math.log(self.num_oov_words)
+        if self.num_oov_words / unknown_share > 1:
+            self._share = self._word_map.eq(UNK_ID).float() * math.log(unknown_share / self.num_oov_words)
             self._share[: len(SPECIAL_WORDS)] = 0.0
         self._share_array = np.zeros(0, dtype=np.float32) if self._share is None else self._share.cpu().numpy()
 

@@ -75,8 +75,8 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
     },
     "asr/lm/combine.py": {
         (
-            "if self.num_oov_words > 1:",
-            "self.num_oov_words > 1 -> self.num_oov_words >= 1",
+            "if self.num_oov_words / unknown_share > 1:",
+            "self.num_oov_words / unknown_share > 1 -> self.num_oov_words / unknown_share >= 1",
         ): "the logarithm of one word's share is 0",
     },
     "asr/lm/contexts.py": {

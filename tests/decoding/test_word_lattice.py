@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+from asr.bundle import Bundle, read_rnn_lm
 from asr.cli import rescore
 from asr.cli.main import main
 from asr.decoding.kaldi_lattice import read_kaldi_archive
@@ -36,7 +37,10 @@ from asr.lm.corpus import read_word_stream
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.estimate import estimate_kneser_ney
 from asr.lm.ngram.model import NgramLM
+from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
+from asr.serialization import ModelSpec
 from asr.testing.tones import TEXT
+from asr.text.symbols import SPECIAL_WORDS, UNK_ID, Vocabulary
 
 WORDS = ["PAT", "KIT", "SICK", "SKIP", "TO", "TWO", "ZEBRA"]  # the last one is unknown
 SCALES = RescoringScales(0.7, 0.3, 1.1, -0.4)
@@ -336,6 +340,21 @@ def test_histories_of_earlier_utterances_are_forgotten(
         held.append(engine.statistics().num_contexts)
         texts.append(capsys.readouterr().out)
     assert held[0] < held[1] / 2 and texts[0] == texts[1]
+
+
+def test_words_that_a_bundles_network_lacks_are_not_worth_its_whole_unknown(
+    folder: Path, tiny_bundle_folder: Path
+) -> None:
+    bundle = Bundle.load(tiny_bundle_folder)
+    first, *others = bundle.graph.vocabulary.words[len(SPECIAL_WORDS) :]
+    network = RNNLanguageModel(Vocabulary(others), RNNLMConfig(embedding_size=4, hidden_size=4))
+    arguments = {"embedding_size": 4, "hidden_size": 4}
+    replace(bundle, rnn_lm=ModelSpec("RnnLm", arguments, network), large_ngram=None).save(folder / "bundle")
+    lm = rescore.language_model(argparse.Namespace(bundle=folder / "bundle", rnn_lm=None, ngram=None, rnn_weight=0.5))
+    engine = CachedRNNLM(read_rnn_lm(folder / "bundle").network)  # type: ignore[arg-type]
+    unknown, _ = engine.score(engine.start(1), torch.tensor([UNK_ID]))
+    found, _ = lm.score(lm.start(1), lm.vocabulary.ids_of([first]))
+    torch.testing.assert_close(found, unknown + math.log(0.25))
 
 
 @pytest.mark.parametrize(

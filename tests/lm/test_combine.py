@@ -126,6 +126,13 @@ def test_models_of_different_words(models: list[NgramLM], tmp_path: Path, caplog
     unknown, _ = models[2].score(models[2].start(1), unheard)
     torch.testing.assert_close(probability[-3:].sum().float(), unknown[0].exp())
     assert float(probability.sum() + ends) == pytest.approx(1.0, abs=1e-5)
+    for others in (["unheard", "unknown", "unsaid"], ["unheard"]):
+        words = Vocabulary([*models[2].vocabulary.words[4:], *others])
+        quarter = RemappedLM(models[2], words, unknown_share=0.25)
+        word_id = torch.arange(len(SPECIAL_WORDS), len(words))
+        score, _ = quarter.score(quarter.start(1).expand(len(word_id)), word_id)
+        torch.testing.assert_close(score[-len(others) :].exp().sum(), unknown[0].exp() / 4)
+        assert torch.equal(score[: -len(others)], log_prob[: len(score) - len(others)])
 
 
 def test_a_model_is_mapped_only_to_other_words_and_only_once(models: list[NgramLM]) -> None:
