@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asr.errors import AsrError
-from asr.graph.fst import GraphArrays, Words, distinct, expand
+from asr.graph.fst import GraphArrays, Words, distinct, expand, offsets
 from asr.text.documents import parse_json
 from asr.text.normalize import read_text
 from asr.text.symbols import BLANK, TokenTable
@@ -177,37 +177,39 @@ def compose_biphones(states: TiedStates, phones: Sequence[str], graph: GraphArra
     graph = graph.best_first()  # the result keeps this order, for the search
     label = np.array([states.phones.index(phone) for phone in phones], dtype=np.int64)[graph.label]
     num_phones, num_columns, num_states = len(states.phones), states.num_columns, graph.num_states
-    src_state = graph.src_state().astype(np.int64)
+    src_state = graph.src_state()
     # The phones that lead to each state; for the start, silence.
     arrival = distinct(np.append(graph.dst_state.astype(np.int64) * num_phones + label, 0))
     arrival_state, arrival_phone = np.divmod(arrival, num_phones)
-    arrival_begin = np.searchsorted(arrival_state, np.arange(num_states + 1))
+    num_arrivals = np.bincount(arrival_state, minlength=num_states)
     # Each arc after each phone that may precede it.
-    position, arc = expand(arrival_begin[src_state], np.diff(arrival_begin)[src_state])
+    position, arc = expand(offsets(num_arrivals)[src_state], num_arrivals[src_state])
     loop_column = states.loop[arrival_phone[position], label[arc]]
-    node = distinct(graph.dst_state[arc].astype(np.int64) * num_columns + loop_column)
-    # Node 0 is the start; the others follow.
-    node_state, node_column = np.divmod(node, num_columns)
-    node_phone = states.phone_of_column()[node_column]
-    node_begin = np.searchsorted(node_state, np.arange(num_states + 1))
-
-    position, arc = expand(node_begin[src_state], np.diff(node_begin)[src_state])
-    from_start = np.flatnonzero(src_state == 0)
-    src = np.concatenate((position + 1, np.zeros(len(from_start), dtype=np.int64)))
-    before = np.concatenate((node_phone[position], np.zeros(len(from_start), dtype=np.int64)))
-    arc = np.concatenate((arc, from_start))
-    target = graph.dst_state[arc].astype(np.int64) * num_columns + states.loop[before, label[arc]]
-    dst = np.searchsorted(node, target) + 1
-    own = np.arange(1, len(node) + 1)
-    unscored = graph.num_arcs  # index of an arc without score and words, appended below
-    # The loops have the score 0, the best one.
-    arcs = np.concatenate((np.full(len(node), unscored), arc))
-    words = Words(np.append(graph.word_begin, graph.word_begin[-1]), graph.word_id).take(arcs)
-    return GraphArrays.from_arcs(
-        np.concatenate((own, src)),
-        np.concatenate((own, dst)),
-        np.concatenate((node_column, states.entry[before, label[arc]])),
-        np.append(graph.score, np.float32(0.0))[arcs],
-        words,
-        np.concatenate((graph.final_score[:1], graph.final_score[node_state])),
+    entered = distinct(graph.dst_state[arc].astype(np.int64) * num_columns + loop_column)
+    # Node 0 is the start, with silence as its context (column 0); the others follow. Each of these has a loop, which
+    # comes first as it has the score 0, the best one.
+    state, column = (
+        np.append(first, rest) for first, rest in zip((0, 0), np.divmod(entered, num_columns), strict=True)
+    )
+    phone = states.phone_of_column()[column]
+    has_loop = np.arange(len(state)) > 0
+    begin = offsets(np.diff(graph.arc_begin)[state] + has_loop)
+    node = np.repeat(np.arange(len(state)), np.diff(begin))
+    arc = np.arange(len(node)) + (graph.arc_begin[state] - begin[:-1] - has_loop)[node]
+    loops = begin[:-1][has_loop]
+    arc[loops] = graph.num_arcs  # the arc without score and words that is appended here
+    label, score = np.append(label, 0), np.append(graph.score, np.float32(0.0))
+    words = Words(np.append(graph.word_begin, graph.word_begin[-1]), graph.word_id).take(arc)
+    before, after = phone[node], label[arc]
+    target = np.append(graph.dst_state, 0)[arc].astype(np.int64) * num_columns + states.loop[before, after]
+    dst_state, read = np.searchsorted(entered, target) + 1, states.entry[before, after]
+    dst_state[loops], read[loops] = np.flatnonzero(has_loop), column[has_loop]
+    return GraphArrays(
+        begin,
+        dst_state.astype(np.int32),
+        read.astype(np.int32),
+        score[arc],
+        words.begin,
+        words.word_id,
+        graph.final_score[state],
     )

@@ -489,8 +489,8 @@ class PhoneGraph:
 
     def save(self, path: str | Path) -> None:
         """Writes the compact graph; `DecodingGraph.load` finishes it."""
-        # Without epsilons a file is a tenth larger, and is loaded in half the time.
-        tensors = pack(remove_epsilons(self.arrays), self.meta["score_step"])
+        # Without epsilons and in the order of the search, a file is a tenth larger, and is loaded in half the time.
+        tensors = pack(remove_epsilons(self.arrays).best_first(), self.meta["score_step"])
         extra_header = {"phones": self.phones}
         write_graph_file(
             path, "phones", tensors, self.tokens, self.vocabulary, self.meta, extra_header, compressed=True

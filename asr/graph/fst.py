@@ -133,7 +133,11 @@ class GraphArrays:
 
     def best_first(self) -> GraphArrays:
         """The same graph with the arcs of each state sorted by score, the best first; equal scores keep their order."""
-        order = np.lexsort((-self.score, self.src_state()))
+        src_state = self.src_state()
+        is_in_order = (src_state[1:] != src_state[:-1]) | (self.score[1:] <= self.score[:-1])
+        if is_in_order.all():
+            return self
+        order = np.lexsort((-self.score, src_state))
         words = self.words.take(order)
         return replace(
             self,

@@ -40,7 +40,9 @@ class Lexicon:
         self.name = name
         self.pronunciations: dict[str, list[Pronunciation]] = {}
         for word, variants in pronunciations.items():
-            distinct = list(dict.fromkeys(tuple(phones) for phones in variants))
+            distinct = [tuple(phones) for phones in variants]
+            if len(distinct) > 1:
+                distinct = list(dict.fromkeys(distinct))
             if not distinct or not all(distinct):
                 raise AsrError(f"{name}: the word {word!r} has no pronunciation; give its phones or remove it.")
             self.pronunciations[word] = distinct
@@ -65,8 +67,9 @@ class Lexicon:
         for line_number, line in enumerate(read_text(path, "lexicon").split("\n"), start=1):
             if line.startswith(";;;"):
                 continue
-            line = line.rstrip()
-            fields = (line if line.endswith(" #") else line.partition(" #")[0]).split()
+            if "#" in line and not line.rstrip().endswith(" #"):
+                line = line.partition(" #")[0]
+            fields = line.split()
             if not fields:
                 continue
             word, phones = fields[0], fields[1:]
