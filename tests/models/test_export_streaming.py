@@ -172,9 +172,10 @@ def test_read_back_in_chunks_of_any_size(tiny_bundle_folder: Path, tmp_path: Pat
         ({"states": [[[1, 4], "float8"]], "T": 9, "decode_chunk_len": 3}, "does not describe its states"),
         ({"states": [[[1, -4], "float32"]], "T": 9, "decode_chunk_len": 3}, "does not describe its states"),
         ({"states": [[[1, 4], "float32"]], "T": 9}, "does not describe its states"),
-        ({"states": [[[1, 4], "float32"]], "T": 9, "decode_chunk_len": 0}, "no filterbanks or chunk sizes"),
+        ({"states": [[[1, 4], "float32"]], "T": 9, "decode_chunk_len": 0}, "are decode_chunk_len = 0 frames apart"),
+        ({"states": [[[1, 4], "float32"]], "T": 3, "decode_chunk_len": 9}, "are decode_chunk_len = 9 frames apart"),
         ({"states": [[[1, 4], "float32"]], "T": 9, "decode_chunk_len": 3, "input": "waveform"}, "no filterbanks"),
-        ({"states": [[[1, 4], "float32"]], "T": 9, "decode_chunk_len": 3}, "cannot be run in chunks"),
+        ({"states": [[[1, 4], "float32"]], "T": 9, "decode_chunk_len": 3}, "read filterbanks, lengths and 1 states"),
     ],
 )
 def test_files_whose_states_are_described_wrongly(tmp_path: Path, described: dict[str, Any], message: str) -> None:
@@ -216,3 +217,31 @@ def test_what_cannot_stream_is_told(
     assert main(given) == 2
     assert "--chunk-seconds is for streams; add --streaming." in capsys.readouterr().err
     assert not path.exists()
+
+
+class Odd(torch.nn.Module):
+    """A network of chunks that returns too few states or too many frames."""
+
+    def __init__(self, has_states: bool, num_frames: int) -> None:
+        super().__init__()
+        self.has_states, self.num_frames = has_states, num_frames
+
+    def forward(self, x: torch.Tensor, x_lens: torch.Tensor, state: torch.Tensor) -> list[torch.Tensor]:
+        found = [x[:, :, :2], torch.full_like(x_lens, self.num_frames)]
+        return [*found, state] if self.has_states else found
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        (Odd(has_states=False, num_frames=4), "must return log-probabilities, frames and its 1 states; export it"),
+        (Odd(has_states=True, num_frames=5), "have 5 to 5 frames, but its output has 4"),
+        (Odd(has_states=True, num_frames=-1), "have -1 to -1 frames, but its output has 4"),
+    ],
+)
+def test_chunks_that_come_back_wrong(tmp_path: Path, network: Odd, message: str) -> None:
+    traced = torch.jit.trace(network, (torch.zeros(1, 4, 80), torch.tensor([4]), torch.zeros(1)))
+    described = {"frame_shift": 0.01, "input": "fbank", "states": [[[1], "float32"]], "T": 4, "decode_chunk_len": 4}
+    torchscript.save(traced, tmp_path / "model", CTCTokens(["-", "A"]), **described)
+    with pytest.raises(AsrError, match=message):
+        load_acoustic_model(f"torchscript:{tmp_path / 'model'}")(torch.rand(4000))

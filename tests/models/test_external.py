@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from asr.ctc.recognizer import CTCRecognizer
 from asr.errors import AsrError
 from asr.models.external import CallableModel, load_acoustic_model
 from asr.models.external.nemo_features import NemoFeatures
+from asr.models.external.network import ExternalNetwork
 from asr.models.external.onnx import OnnxModel, in_unit_range
 from asr.models.external.torchscript import save
 from asr.recognizer import Recognizer
@@ -74,6 +77,70 @@ def test_any_function() -> None:
         model(torch.zeros(0))
 
 
+def times(factor: float) -> Any:
+    return lambda frames: frames * factor
+
+
+@pytest.mark.parametrize(
+    ("output", "frames", "message"),
+    [
+        (lambda logits: None, None, "is of type NoneType; it must return a tensor of"),
+        (lambda logits: logits.numpy(), None, "is of type ndarray; it must return a tensor of"),
+        (lambda logits: logits[0], None, r"has the shape \(20, 5\); it must be \(utterances, frames, tokens\)"),
+        (lambda logits: logits.unsqueeze(3), None, r"has the shape \(2, 20, 5, 1\); it must be"),
+        (lambda logits: logits[:1], None, r"for 2 utterances has the shape \(1, 20, 5\)"),
+        (lambda logits: logits.transpose(0, 1), times(1), r"for 2 utterances has the shape \(20, 2, 5\)"),
+        (lambda logits: logits[:, :, :4], times(1), r"\(2, 20, 4\), but it has 5 tokens"),
+        (lambda logits: logits * math.nan, None, "for utterance 0 has NaN or infinity in frame 0; check its input"),
+        (lambda logits: logits + math.inf, None, "for utterance 0 has NaN or infinity in frame 0; check its input"),
+        (lambda logits: logits - math.inf, None, "for utterance 0 has NaN or infinity in frame 0; check its input"),
+        (lambda logits: logits.clone().index_fill_(1, torch.tensor([12]), math.nan), times(1), "in frame 12; check"),
+        (lambda logits: logits, times(2), "have 20 to 40 frames, but its output has 20; it must count frames"),
+        (lambda logits: logits, times(-1), "have -20 to -10 frames, but its output has 20"),
+        (
+            lambda logits: logits,
+            times(0.05),
+            r"are torch.float32 of the shape \(2,\); they must be a tensor of 2 whole",
+        ),
+        (lambda logits: logits, lambda frames: frames[:, None], r"are torch.int64 of the shape \(2, 1\); they must"),
+        (lambda logits: logits, lambda frames: frames[:1], r"are torch.int64 of the shape \(1,\); they must"),
+        (lambda logits: logits, lambda frames: frames.tolist(), r"are \[20, 10\]; they must be a tensor"),
+    ],
+)
+def test_bad_output_is_told(output: Any, frames: Any, message: str) -> None:
+    def function(waveform: Tensor, num_samples: Tensor) -> Any:
+        logits, num_frames = Windows()(waveform, num_samples)
+        return output(logits.detach()) if frames is None else (output(logits.detach()), frames(num_frames))
+
+    model = CallableModel(function, SYMBOLS, 16000, 0.02, name="mine")
+    batch = [noise(0.4), noise(0.2)]
+    with pytest.raises(AsrError, match=f"^mine: .*{message}"):
+        model(batch)
+    padded = nn.utils.rnn.pad_sequence(batch, batch_first=True)
+    with pytest.raises(AsrError, match=f"^mine: .*{message}"):
+        ExternalNetwork.of(model).network(padded.unsqueeze(2), torch.tensor([6400, 3200]))
+
+
+def test_padding_may_hold_anything() -> None:
+    def function(waveform: Tensor, num_samples: Tensor) -> Any:
+        logits, num_frames = Windows()(waveform, num_samples)
+        padding = torch.arange(logits.shape[1]) >= num_frames[:, None]
+        return logits.masked_fill(padding[:, :, None], math.nan), num_frames
+
+    batch = [noise(0.4), noise(0.2)]
+    found, num_frames = CallableModel(function, SYMBOLS, 16000, 0.02)(batch)
+    wanted, _ = CallableModel(Windows(), SYMBOLS, 16000, 0.02)(batch)
+    assert torch.equal(found[1, : num_frames[1]], wanted[1, : num_frames[1]])
+
+
+@pytest.mark.parametrize("value", ["x", 0, -1, math.nan, math.inf, None, True, [1]])
+def test_numbers_must_be_greater_than_0(value: Any) -> None:
+    with pytest.raises(AsrError, match=r"^mine: the sampling_rate is .*; give a whole number greater than 0"):
+        CallableModel(Windows(), SYMBOLS, value, 0.02, name="mine")
+    with pytest.raises(AsrError, match=r"^mine: the frame_shift is .*; give a number greater than 0"):
+        CallableModel(Windows(), SYMBOLS, 16000, value, name="mine")
+
+
 def test_recordings_of_any_length() -> None:
     model = CallableModel(Windows(), SYMBOLS, sampling_rate=16000, frame_shift=0.02)
     decoder = CTCDecoder(model.tokens, frame_shift=model.frame_shift, warm_up=False)
@@ -116,6 +183,61 @@ def test_torchscript_with_tokens_beside(tmp_path: Path) -> None:
         load_acoustic_model(f"torchscript:{path}")
 
 
+FBANK = '{"frame_shift": 0.01, "input": "fbank", "fbank": %s}'
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ("{", "not a JSON object .*; write the file again"),
+        ("[" * 100000, "not a JSON object .it is nested too deeply"),
+        ("[1]", "not a JSON object .it is of type list"),
+        (b"\xff", "is not UTF-8 text .*; write the file again"),
+        ('{"frame_shift": "a"}', "the frame_shift in metadata.json is 'a'; give a number greater than 0"),
+        ('{"frame_shift": NaN}', "the frame_shift in metadata.json is nan; give a number"),
+        ('{"frame_shift": 0.02, "sampling_rate": null}', "the sampling_rate in metadata.json is None; give a whole"),
+        (
+            '{"frame_shift": 0.02, "sampling_rate": 8000.5}',
+            "the sampling_rate in metadata.json is 8000.5; give a whole",
+        ),
+        (FBANK % "[1]", "'fbank' of its metadata does not describe a filterbank .*; export it again"),
+        (FBANK % '{"bins": 1}', "does not describe a filterbank .*'bins'"),
+        (FBANK % '{"num_mel_bins": 0}', "does not describe a filterbank .*num_mel_bins is 0"),
+        (FBANK % '{"dither": "a"}', "does not describe a filterbank .*str"),
+        (FBANK % '{"sampling_rate": 8000}', "sampling_rate of 8000 Hz, but the network one of 16000 Hz; export"),
+    ],
+)
+def test_bad_metadata_of_torchscript_are_told(tmp_path: Path, metadata: str | bytes, message: str) -> None:
+    path = tmp_path / "network.pt"
+    content = {"metadata.json": metadata, "tokens.txt": "\n".join(SYMBOLS)}
+    torch.jit.save(torch.jit.script(Windows()), str(path), _extra_files=content)
+    with pytest.raises(AsrError, match=f"^torchscript:{path}: .*{message}"):
+        load_acoustic_model(f"torchscript:{path}")
+
+
+def test_bad_torchscript_networks_are_told(tmp_path: Path) -> None:
+    class Alone(nn.Module):
+        def forward(self, waveform: Tensor) -> Tensor:
+            return waveform
+
+    class Number(nn.Module):
+        def forward(self, waveform: Tensor, num_samples: Tensor) -> int:
+            return 3
+
+    path = tmp_path / "network.pt"
+    for network, message in [
+        (Alone(), "cannot read waveforms and lengths .*; correct metadata.json"),
+        (Number(), "is of type int; it must return a tensor"),
+    ]:
+        save(torch.jit.script(network), path, CTCTokens(SYMBOLS), frame_shift=0.02)
+        with pytest.raises(AsrError, match=f"^torchscript:{path}: .*{message}"):
+            load_acoustic_model(f"torchscript:{path}")(noise(0.1))
+    (tmp_path / "tokens.txt").write_text("a\na\n")
+    torch.jit.script(Windows()).save(str(path))
+    with pytest.raises(AsrError, match=f"^torchscript:{path}: .*none of the 2 tokens"):
+        load_acoustic_model(f"torchscript:{path}", frame_shift=0.02)
+
+
 @pytest.mark.parametrize("name", ["", "onnx", "kaldi:model", "onnx:"])
 def test_names(name: str) -> None:
     with pytest.raises(AsrError, match="is named KIND:NAME"):
@@ -125,7 +247,9 @@ def test_names(name: str) -> None:
 # --- ONNX
 
 
-def onnx_file(path: Path, kind: str, metadata: dict[str, str], num_tokens: int = len(SYMBOLS)) -> np.ndarray:
+def onnx_file(
+    path: Path, kind: str, metadata: dict[str, str], num_tokens: int = len(SYMBOLS), longer_by: int = 0
+) -> np.ndarray:
     """A file in the form of icefall (`x`), of NeMo (`audio_signal`) or of transformers (`input_values`)."""
     onnx = pytest.importorskip("onnx")
     from onnx import TensorProto, helper, numpy_helper
@@ -152,10 +276,11 @@ def onnx_file(path: Path, kind: str, metadata: dict[str, str], num_tokens: int =
         lengths = helper.make_tensor_value_info("x_lens", TensorProto.INT64, ["N"])
         inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", "T", 80]), lengths]
         outputs.append(helper.make_tensor_value_info("log_probs_len", TensorProto.INT64, ["N"]))
+        constants.append(numpy_helper.from_array(np.array([longer_by], dtype=np.int64), "more"))
         nodes = [
             make("MatMul", ["x", "weight"], ["logits"]),
             make("LogSoftmax", ["logits"], ["log_probs"], axis=2),
-            make("Identity", ["x_lens"], ["log_probs_len"]),
+            make("Add", ["x_lens", "more"], ["log_probs_len"]),
         ]
     write_onnx(path, nodes, inputs, outputs, constants, metadata)
     assert onnx
@@ -291,7 +416,7 @@ def test_bad_onnx_is_told(folder: Path) -> None:
         load_acoustic_model(f"onnx:{folder}")
     streaming_file(path, {})
     model = load_acoustic_model(f"onnx:{folder}")
-    with pytest.raises(AsrError, match="metadata must say T and decode_chunk_len"):
+    with pytest.raises(AsrError, match="have no field 'T'; export it again"):
         model(noise(0.1))
     onnx_file(path, "x", {"subsampling_factor": "1"}, num_tokens=9)
     with pytest.raises(AsrError, match="it has 5 tokens"):
@@ -304,6 +429,49 @@ def test_bad_onnx_is_told(folder: Path) -> None:
     (folder / "tokens.txt").unlink()
     with pytest.raises(AsrError, match=r"put tokens\.txt next to it"):
         load_acoustic_model(f"onnx:{folder}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "metadata", "message"),
+    [
+        ("x", {"sample_rate": "abc"}, "the field 'sample_rate' of its metadata is 'abc'; give a whole number"),
+        ("x", {"subsampling_factor": "four"}, "the field 'subsampling_factor' of its metadata is 'four'; give a whole"),
+        ("x", {"subsampling_factor": "0"}, "the field 'subsampling_factor' of its metadata is '0'; give a whole"),
+        ("x", {"fbank": "{"}, "the field 'fbank' of its metadata is not JSON .*; export it again"),
+        ("x", {"fbank": "[]"}, "the field 'fbank' of its metadata does not describe a filterbank .*; export it again"),
+        ("x", {"fbank": '{"frame_shift_ms": 1e300}'}, "does not describe a filterbank .*; export it again"),
+        ("x", {"fbank": '{"num_mel_bins": 40}'}, "describes 40 features, but its input 'x' has 80; export it again"),
+        ("x", {"fbank": '{"sampling_rate": 8000}'}, "of 8000 Hz, but the network one of 16000 Hz; export it again"),
+        ("x", {"sample_rate": "50"}, "windows of 25.0 ms every 10.0 ms have no samples"),
+        ("audio_signal", {"sample_rate": "50"}, "cannot be used at 50 Hz, only from 100 to 20480 Hz"),
+        ("audio_signal", {"sample_rate": "44100"}, "cannot be used at 44100 Hz, only from 100 to 20480 Hz"),
+        ("audio_signal", {"normalize_type": "all"}, "the normalization 'all' is unknown"),
+    ],
+)
+def test_bad_metadata_of_onnx_are_told(folder: Path, kind: str, metadata: dict[str, str], message: str) -> None:
+    onnx_file(folder / "model.onnx", kind, metadata)
+    with pytest.raises(AsrError, match=f"^onnx:{folder}/model.onnx: .*{message}"):
+        load_acoustic_model(f"onnx:{folder}")
+
+
+@pytest.mark.parametrize(
+    ("size", "shift", "message"),
+    [
+        ("x", "4", "the field 'T' of its metadata is 'x'; give a whole number"),
+        ("4", "0", "the field 'decode_chunk_len' of its metadata is '0'; give a whole number"),
+        ("4", "8", "chunks have T = 4 frames and are decode_chunk_len = 8 frames apart; .* export it again"),
+    ],
+)
+def test_bad_chunks_of_onnx_are_told(folder: Path, size: str, shift: str, message: str) -> None:
+    streaming_file(folder / "model.onnx", {"T": size, "decode_chunk_len": shift})
+    with pytest.raises(AsrError, match=f"^onnx:{folder}/model.onnx: .*{message}"):
+        load_acoustic_model(f"onnx:{folder}").stream()
+
+
+def test_bad_frames_of_onnx_are_told(folder: Path) -> None:
+    onnx_file(folder / "model.onnx", "x", {"subsampling_factor": "1"}, longer_by=3)
+    with pytest.raises(AsrError, match=f"^onnx:{folder}/model.onnx: .*have 23 to 33 frames, but its output has 30"):
+        load_acoustic_model(f"onnx:{folder}")([noise(0.3), noise(0.2)])
 
 
 def test_onnx_with_other_inputs_is_told(folder: Path) -> None:
@@ -373,6 +541,14 @@ def test_torchaudio_network() -> None:
         assert torch.allclose(found[:num], single[0][:num], atol=1e-4)
     decoder = CTCDecoder(model.tokens, words=["AB", "CAB"], frame_shift=model.frame_shift, warm_up=False)
     assert len(decoder(log_prob, num_frames)) == 2
+    with pytest.raises(AsrError, match=r"^Windows: it is not a network like Wav2Vec2Model .*; use CallableModel"):
+        TorchaudioModel(Windows(), labels)
+    with pytest.raises(AsrError, match=r"^Wav2Vec2Model: the sampling_rate is 0; give a whole number"):
+        TorchaudioModel(tiny_wav2vec2(models, 5), labels, 0)
+    with pytest.raises(AsrError, match=r"^Wav2Vec2Model: .*the token 'A' occurs twice"):
+        TorchaudioModel(tiny_wav2vec2(models, 5), ("-", "|", "A", "A", "C"))
+    with pytest.raises(AsrError, match=r"^Wav2Vec2Model: the network cannot read this audio .* may be too short"):
+        model(noise(0.0005))
 
 
 def test_torchaudio_names() -> None:
@@ -436,6 +612,19 @@ def test_transformers_network(tmp_path: Path) -> None:
             assert torch.allclose(found[:num], single[0][:num], atol=1e-3)
     decoder = CTCDecoder(model.tokens, words=["AB", "CAB"], frame_shift=model.frame_shift, warm_up=False)
     assert len(decoder(log_prob, num_frames)) == 2
+    damage = {
+        "config.json": (b"[1]", "cannot be loaded .*; the folder must have"),
+        "model.safetensors": (b"nothing", "cannot be loaded .*; the folder must have"),
+        "vocab.json": (b'{"<pad>": 0, "A": "x"}', "symbol 'A' has the id 'x'; the network has 9 columns"),
+        "preprocessor_config.json": (b'{"sampling_rate": 0}', "sampling_rate of its feature extractor is 0; give"),
+    }
+    for name, (content, message) in damage.items():
+        damaged = tmp_path / f"damaged-{name}"
+        shutil.copytree(folder, damaged)
+        original = json.loads((folder / name).read_text()) if name.startswith("preprocessor") else {}
+        (damaged / name).write_bytes(json.dumps(original | json.loads(content)).encode() if original else content)
+        with pytest.raises(AsrError, match=f"^transformers:{damaged}: .*{message}"):
+            load_acoustic_model(f"transformers:{damaged}")
     with pytest.raises(AsrError, match="without a network connection, give a folder with"):
         load_acoustic_model("transformers:nobody/nothing", local_files_only=True)
     with pytest.raises(AsrError, match="the folder must have"):

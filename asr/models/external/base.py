@@ -6,19 +6,24 @@ Shapes: N utterances, L samples, T frames, C tokens.
 from __future__ import annotations
 
 import importlib
+import math
+import textwrap
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from asr.audio.fbank import Fbank
 from asr.audio.resample import resample
 from asr.errors import AsrError
 from asr.text.ctc_tokens import CTCTokens
 
 # How far the sum of a row of probabilities may be from 1, and its log from 0.
 _TOLERANCE = 0.05
+_LONGEST_REASON = 300
 
 KINDS = {
     "torchaudio": "a CTC pipeline of torchaudio.pipelines, such as torchaudio:WAV2VEC2_ASR_BASE_960H",
@@ -67,7 +72,7 @@ class ExternalModel(ABC):
             (N, T, C) natural logs and (N,) int64 frames.
 
         Raises:
-            AsrError: a waveform is empty or of another shape, or the network's output does not fit its tokens.
+            AsrError: a waveform is empty or of another shape, or as for `run`.
         """
         utterances = _as_list(waveform)
         if sampling_rate is not None and sampling_rate != self.sampling_rate:
@@ -75,27 +80,93 @@ class ExternalModel(ABC):
         num_samples = torch.tensor([len(each) for each in utterances])
         padded = torch.nn.utils.rnn.pad_sequence(utterances, batch_first=True)
         with torch.no_grad():
-            log_prob, num_frames = self.forward(padded, num_samples)
-        return self.checked(log_prob), num_frames.to(torch.int64).cpu()
+            return self.run(padded, num_samples)
 
-    def checked(self, log_prob: Tensor) -> Tensor:
-        """Checks the width of the output; converts logits or probabilities to log-probabilities (N, T, C).
+    def run(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
+        """Like `forward`, checked: log-probabilities (N, T, C) float32 and frames (N,) int64 on the host.
 
         Raises:
-            AsrError: the number of columns is not the number of tokens.
+            AsrError: as for `checked`.
         """
-        if log_prob.dim() != 3 or log_prob.shape[2] != len(self.tokens):
+        return self.checked(*self.forward(waveform, num_samples), len(num_samples))
+
+    def sorted_output(self, output: Any, num_inputs: Tensor, max_inputs: int) -> tuple[Tensor, Any]:
+        """The log-probabilities (N, T, C) and the frames (N,), unchecked, in what a function returned.
+
+        Args:
+            output: both, or the former alone; the frames are then in proportion to the input.
+            num_inputs: (N,) samples or frames of input.
+            max_inputs: the longest of them, with padding.
+
+        Raises:
+            AsrError: as for `checked`.
+        """
+        log_prob, *rest = output if isinstance(output, (tuple, list)) and output else (output,)
+        self._require_shape(log_prob, len(num_inputs))
+        return log_prob, rest[0] if rest else frames_by_share(num_inputs, max_inputs, log_prob.shape[1])
+
+    def checked(self, log_prob: Any, num_frames: Any, num_utts: int) -> tuple[Tensor, Tensor]:
+        """Checks the output; converts logits or probabilities to log-probabilities.
+
+        Args:
+            log_prob: the network's output, to be (N, T, C).
+            num_frames: the frames of each utterance, to be (N,) whole numbers.
+            num_utts: N.
+
+        Returns:
+            Log-probabilities (N, T, C) float32, and frames (N,) int64 on the host.
+
+        Raises:
+            AsrError: the output or the frames are no tensor or of another shape, there are not as many columns as
+                tokens, an utterance has a negative number of frames or more than T, or a valid frame has NaN or +inf.
+        """
+        self._require_shape(log_prob, num_utts)
+        frames = self._checked_frames(num_frames, num_utts, log_prob.shape[1])
+        log_prob = _as_log_prob(log_prob.detach().float())
+        is_bad = ~(log_prob < torch.inf).all(2).cpu()
+        bad = (is_bad & (torch.arange(log_prob.shape[1]) < frames.unsqueeze(1))).nonzero()
+        if len(bad):
             raise AsrError(
-                f"{self.name}: the network's output has the shape {tuple(log_prob.shape)}, but it has "
-                f"{len(self.tokens)} tokens; give the token list of this network."
+                f"{self.name}: the network's output for utterance {int(bad[0, 0])} has NaN or infinity in frame "
+                f"{int(bad[0, 1])}; check its input and its weights."
             )
-        log_prob = log_prob.detach().float()
-        if not log_prob.numel() or float(log_prob[:, :1].logsumexp(2).abs().max()) <= _TOLERANCE:
-            return log_prob
-        first = log_prob[:, :1]
-        if float(first.min()) >= 0.0 and float((first.sum(2) - 1.0).abs().max()) <= _TOLERANCE:
-            return log_prob.log()
-        return log_prob.log_softmax(2)
+        return log_prob, frames
+
+    def _require_shape(self, log_prob: Any, num_utts: int) -> None:
+        if not isinstance(log_prob, Tensor):
+            raise AsrError(
+                f"{self.name}: the network's output is of type {type(log_prob).__name__}; it must return a tensor of "
+                "(utterances, frames, tokens), alone or in a tuple with the frames of each utterance."
+            )
+        shape = tuple(log_prob.shape)
+        if len(shape) != 3 or shape[0] != num_utts:
+            raise AsrError(
+                f"{self.name}: the network's output for {num_utts} utterances has the shape {shape}; it must be "
+                "(utterances, frames, tokens)."
+            )
+        if shape[2] != len(self.tokens):
+            raise AsrError(
+                f"{self.name}: the network's output has the shape {shape}, but it has {len(self.tokens)} tokens; give "
+                "the token list of this network."
+            )
+
+    def _checked_frames(self, num_frames: Any, num_utts: int, max_frames: int) -> Tensor:
+        is_whole = isinstance(num_frames, Tensor) and not num_frames.is_floating_point()
+        if not is_whole or num_frames.shape != (num_utts,):
+            shown: Any = num_frames
+            if isinstance(num_frames, Tensor):
+                shown = f"{num_frames.dtype} of the shape {tuple(num_frames.shape)}"
+            raise AsrError(
+                f"{self.name}: the numbers of frames that the network returns for {num_utts} utterances are {shown}; "
+                f"they must be a tensor of {num_utts} whole numbers, or be left out."
+            )
+        frames: Tensor = num_frames.detach().to(torch.int64).cpu()
+        if num_utts and (int(frames.min()) < 0 or int(frames.max()) > max_frames):
+            raise AsrError(
+                f"{self.name}: the network says that the utterances have {int(frames.min())} to {int(frames.max())} "
+                f"frames, but its output has {max_frames}; it must count frames of its output."
+            )
+        return frames
 
 
 class StreamingModel(ABC):
@@ -119,6 +190,9 @@ class CallableModel(ExternalModel):
         sampling_rate: in Hz.
         frame_shift: in seconds.
         name: shown to users.
+
+    Raises:
+        AsrError: the sampling rate or the frame shift is not a number greater than 0.
     """
 
     def __init__(
@@ -132,15 +206,12 @@ class CallableModel(ExternalModel):
         self.name = name
         self._function = function
         self.tokens = tokens if isinstance(tokens, CTCTokens) else CTCTokens(tokens)
-        self.sampling_rate = sampling_rate
-        self.frame_shift = frame_shift
+        self.sampling_rate = positive_integer(sampling_rate, f"{name}: the sampling_rate")
+        self.frame_shift = positive_number(frame_shift, f"{name}: the frame_shift")
 
     def forward(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
         """See `ExternalModel.forward`."""
-        output = self._function(waveform, num_samples)
-        if isinstance(output, tuple):
-            return output[0], output[1]
-        return output, frames_by_share(num_samples, waveform.shape[1], output.shape[1])
+        return self.sorted_output(self._function(waveform, num_samples), num_samples, waveform.shape[1])
 
 
 def load_acoustic_model(name: str, **options: Any) -> ExternalModel:
@@ -163,6 +234,80 @@ def frames_by_share(num_samples: Tensor, max_samples: int, max_frames: int) -> T
     return share.ceil().long().clamp(max=max_frames)
 
 
+@contextmanager
+def named(what: str, cure: str = "") -> Iterator[None]:
+    """Puts the name of a network into the messages of errors that its description or its audio causes.
+
+    Args:
+        what: the name and, before a cure, what is wrong.
+        cure: what to do; none if the errors say it.
+
+    Raises:
+        AsrError: the block raised it, or another error that values of a wrong type or size cause.
+        torch.cuda.OutOfMemoryError: the block raised it.
+    """
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except (AsrError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:
+        message = f"{what} ({reason_of(error)}); {cure}." if cure else f"{what}: {reason_of(error)}."
+        raise AsrError(message) from error
+
+
+def reason_of(error: Exception) -> str:
+    """The message of a library's error in one line, without a full stop."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return textwrap.shorten(text, _LONGEST_REASON, placeholder=" ...").rstrip(".")
+
+
+def fbank_of(settings: Any, sampling_rate: int, name: str) -> Fbank:
+    """The filterbank that a network's metadata describe.
+
+    Args:
+        settings: the arguments of `Fbank`, by name.
+        sampling_rate: of the network, in Hz.
+        name: of the network.
+
+    Raises:
+        AsrError: they are not such arguments, or have another sampling rate.
+    """
+    with named(f"{name}: the field 'fbank' of its metadata does not describe a filterbank", "export it again"):
+        fbank = Fbank(**settings)
+        # Some arguments are only read here.
+        fbank(torch.zeros(1, fbank.frame_length), torch.tensor([fbank.frame_length]))
+    if fbank.sampling_rate != sampling_rate:
+        raise AsrError(
+            f"{name}: the field 'fbank' of its metadata has a sampling_rate of {fbank.sampling_rate} Hz, but the "
+            f"network one of {sampling_rate} Hz; export it again."
+        )
+    return fbank
+
+
+def positive_number(value: Any, what: str) -> float:
+    """Converts a number greater than 0, which may be text.
+
+    Args:
+        value: the number.
+        what: the network and the field, for error messages.
+
+    Raises:
+        AsrError: it is not such a number.
+    """
+    number = _finite(value)
+    if not number > 0.0:
+        raise AsrError(f"{what} is {value!r}; give a number greater than 0.")
+    return number
+
+
+def positive_integer(value: Any, what: str) -> int:
+    """Like `positive_number`, for whole numbers."""
+    number = _finite(value)
+    if not number > 0.0 or not number.is_integer():
+        raise AsrError(f"{what} is {value!r}; give a whole number greater than 0.")
+    return int(number)
+
+
 def package(name: str, what: str) -> Any:
     """Imports an optional package.
 
@@ -173,6 +318,25 @@ def package(name: str, what: str) -> Any:
         return importlib.import_module(name)
     except (ImportError, OSError) as error:
         raise AsrError(f"{what} needs the package {name}, which cannot be imported here ({error}).") from error
+
+
+def _finite(value: Any) -> float:
+    """A number or the text of one; NaN for anything else."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
+    return number if math.isfinite(number) and not isinstance(value, bool) else math.nan
+
+
+def _as_log_prob(output: Tensor) -> Tensor:
+    """Converts logits or probabilities (N, T, C), recognized by the first frames, to log-probabilities."""
+    first = output[:, :1]
+    if not output.numel() or float(first.logsumexp(2).abs().max()) <= _TOLERANCE:
+        return output
+    if float(first.min()) >= 0.0 and float((first.sum(2) - 1.0).abs().max()) <= _TOLERANCE:
+        return output.log()
+    return output.log_softmax(2)
 
 
 def _as_list(waveform: Tensor | Sequence[Tensor]) -> list[Tensor]:

@@ -30,7 +30,7 @@ class NemoFeatures:
         normalize_type: `per_feature`, or "" or `NA` for none.
 
     Raises:
-        AsrError: there is no such normalization.
+        AsrError: there is no such normalization, or windows of this sampling rate are empty or longer than the FFT.
     """
 
     def __init__(self, num_mel_bins: int, sampling_rate: int, normalize_type: str) -> None:
@@ -39,6 +39,11 @@ class NemoFeatures:
         self._normalizes = normalize_type == "per_feature"
         self.feature_dim = num_mel_bins
         self._length, self._shift = sampling_rate * 25 // 1000, sampling_rate // 100
+        if self._shift < 1 or self._length > _FFT_LENGTH:
+            raise AsrError(
+                f"NeMo's windows of 25 ms cannot be used at {sampling_rate} Hz, only from 100 to "
+                f"{_FFT_LENGTH * 40} Hz; give a network for 16000 Hz."
+            )
         self._window = torch.hann_window(self._length, periodic=False)
         self._filters = slaney_filters(num_mel_bins, _FFT_LENGTH, sampling_rate)
 

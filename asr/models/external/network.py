@@ -128,8 +128,8 @@ class ExternalNetwork(nn.Module, OwnFormat):
         model = self.model
         waveform = features.squeeze(2).cpu()
         waveform = nn.functional.pad(waveform, (0, max(0, self._fewest_samples - waveform.shape[1])))
-        log_prob, num_outputs = model.forward(waveform, num_frames.cpu().clamp(min=self._fewest_samples))
-        log_prob = self.blank_first(model.checked(log_prob).to(features.device))
+        log_prob, num_outputs = model.run(waveform, num_frames.cpu().clamp(min=self._fewest_samples))
+        log_prob = self.blank_first(log_prob.to(features.device))
         return with_last_boundary(log_prob, num_outputs.to(num_frames), self.tokens.boundary_id)
 
     def blank_first(self, log_prob: Tensor) -> Tensor:

@@ -26,9 +26,18 @@ from torch import Tensor
 
 from asr.audio.fbank import INT16_SCALE, Fbank
 from asr.errors import AsrError
-from asr.models.external.base import ExternalModel, StreamingModel, frames_by_share, package
+from asr.models.external.base import (
+    ExternalModel,
+    StreamingModel,
+    fbank_of,
+    named,
+    package,
+    positive_integer,
+    positive_number,
+    reason_of,
+)
 from asr.models.external.nemo_features import NemoFeatures
-from asr.models.external.streaming import ChunkedStream, whole_in_chunks
+from asr.models.external.streaming import ChunkedStream, checked_chunk_sizes, whole_in_chunks
 from asr.serialization import sha256_of_file
 from asr.text.ctc_tokens import CTCTokens
 from asr.text.documents import parse_json
@@ -37,6 +46,8 @@ _WAVEFORM_INPUTS = ("input_values", "waveform", "audio", "wav", "samples")
 _TRANSPOSED_INPUTS = ("audio_signal", "processed_signal")
 _LENGTH_INPUTS = ("x_lens", "length", "lengths", "x_length", "speech_lengths", "feats_lengths", "num_frames", "len")
 _DEFAULT_SAMPLING_RATE = 16000
+_DEFAULT_NUM_MEL_BINS = 80
+_DEFAULT_SUBSAMPLING = 4
 _FBANK_SHIFT = 0.01
 _DTYPES: dict[str, Any] = {"tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(double)": np.float64}
 
@@ -81,8 +92,8 @@ class OnnxModel(ExternalModel):
         blank: as for `CTCTokens`.
 
     Raises:
-        AsrError: onnxruntime is missing, the file cannot be read, its inputs are not among those above, or there are
-            no tokens.
+        AsrError: onnxruntime is missing, the file cannot be read, its inputs are not among those above, its metadata
+            cannot be used, or there are no tokens.
     """
 
     def __init__(
@@ -107,16 +118,17 @@ class OnnxModel(ExternalModel):
         try:
             self._session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime's own classes derive from Exception alone
-            raise AsrError(f"{self.name}: this is not a readable ONNX file ({str(error).splitlines()[0]}).") from error
+            raise AsrError(f"{self.name}: this is not a readable ONNX file ({reason_of(error)}).") from error
         self.metadata: dict[str, str] = dict(self._session.get_modelmeta().custom_metadata_map)
         self._inputs = {each.name: each for each in self._session.get_inputs()}
         self._outputs = [each.name for each in self._session.get_outputs()]
         self.tokens = self._own_tokens(path, tokens, blank)
-        self.sampling_rate = int(self.metadata.get("sample_rate", _DEFAULT_SAMPLING_RATE))
+        self.sampling_rate = self._number("sample_rate", _DEFAULT_SAMPLING_RATE)
         self._signal, self._length, self._states = self._sorted_inputs()
         self._kind = _input_kind(self._signal, len(self._inputs[self._signal].shape), self.name)
         self.extractor = self._feature_extractor()
-        self.frame_shift = frame_shift if frame_shift is not None else self._shift()
+        given = None if frame_shift is None else positive_number(frame_shift, f"{self.name}: the frame_shift")
+        self.frame_shift = self._shift() if given is None else given
 
     def __reduce__(self) -> tuple[type[OnnxModel], tuple[Any, ...]]:
         return OnnxModel, self._arguments
@@ -134,12 +146,8 @@ class OnnxModel(ExternalModel):
         feed: dict[str, Any] = {self._signal: signal.numpy().astype(np.float32)}
         if self._length is not None:
             feed[self._length] = lengths.numpy().astype(self._dtype(self._length))
-        outputs = self._run(feed)
-        log_prob = torch.from_numpy(outputs[0]).float()
-        if len(outputs) > 1 and outputs[1].ndim == 1 and np.issubdtype(outputs[1].dtype, np.integer):
-            return log_prob, torch.from_numpy(outputs[1]).long()
         longest = signal.shape[2] if self._kind == "transposed" else signal.shape[1]
-        return log_prob, frames_by_share(lengths, longest, log_prob.shape[1])
+        return self.sorted_output(_emitted(self._run(feed)), lengths, longest)
 
     def stream(self) -> StreamingModel:
         """See `ExternalModel.stream`."""
@@ -165,10 +173,9 @@ class OnnxModel(ExternalModel):
             feed[self._signal] = np.pad(feed[self._signal], ((0, 0), (0, missing), (0, 0)))
         outputs = self._run(feed)
         following = dict(zip(self._states, outputs[len(outputs) - len(self._states) :], strict=True))
-        log_prob = outputs[0]
-        if len(outputs) > 1 + len(self._states):
-            log_prob = log_prob[:, : int(outputs[1].reshape(-1)[0])]
-        return self.checked(torch.from_numpy(log_prob))[0], following
+        output = _emitted(outputs[: len(outputs) - len(self._states)])
+        log_prob, num_frames = self.checked(*self.sorted_output(output, torch.ones(1), 1), 1)
+        return log_prob[0, : int(num_frames)], following
 
     @property
     def takes_lengths(self) -> bool:
@@ -183,21 +190,16 @@ class OnnxModel(ExternalModel):
         """Frames of a chunk, and frames from one chunk to the next.
 
         Raises:
-            AsrError: the metadata do not say.
+            AsrError: the metadata do not say, or frames would be left out.
         """
-        try:
-            return int(self.metadata["T"]), int(self.metadata["decode_chunk_len"])
-        except (KeyError, ValueError) as error:
-            raise AsrError(
-                f"{self.name}: a streaming network's metadata must say T and decode_chunk_len, the frames of a chunk "
-                "and from one chunk to the next; export it again with them."
-            ) from error
+        size, shift = self._number("T", None), self._number("decode_chunk_len", None)
+        return checked_chunk_sizes(size, shift, self.name)
 
     def _run(self, feed: dict[str, Any]) -> list[Any]:
         try:
             outputs: list[Any] = self._session.run(None, feed)
         except Exception as error:  # as above
-            raise AsrError(f"{self.name}: onnxruntime cannot run it ({str(error).splitlines()[0]}).") from error
+            raise AsrError(f"{self.name}: onnxruntime cannot run it ({reason_of(error)}).") from error
         return outputs
 
     def _own_tokens(self, path: Path, tokens: Any, blank: int | str | None) -> CTCTokens:
@@ -211,7 +213,8 @@ class OnnxModel(ExternalModel):
             tokens = beside
         if tokens is None:
             raise AsrError(f"{self.name}: its tokens are unknown; put tokens.txt next to it, or give tokens=.")
-        return CTCTokens(tokens, blank=blank)
+        with named(self.name):
+            return CTCTokens(tokens, blank=blank)
 
     def _sorted_inputs(self) -> tuple[str, str | None, list[str]]:
         names = list(self._inputs)
@@ -230,14 +233,17 @@ class OnnxModel(ExternalModel):
     def _feature_extractor(self) -> Any:
         if self._kind == "waveform":
             return None
-        if "fbank" in self.metadata:
-            return self._own_fbank()
         axis = 1 if self._kind == "transposed" else 2
         size = self._inputs[self._signal].shape[axis]
-        num_mel_bins = size if isinstance(size, int) and size > 0 else int(self.metadata.get("feat_dim", 80))
-        if self._kind == "transposed":
-            return NemoFeatures(num_mel_bins, self.sampling_rate, self.metadata.get("normalize_type", "per_feature"))
-        return Fbank(num_mel_bins=num_mel_bins, high_freq=-400.0, sampling_rate=self.sampling_rate)
+        known = size if isinstance(size, int) and size > 0 else None
+        if "fbank" in self.metadata:
+            return self._own_fbank(known)
+        num_mel_bins = known or self._number("feat_dim", _DEFAULT_NUM_MEL_BINS)
+        with named(self.name):
+            if self._kind == "transposed":
+                normalize_type = self.metadata.get("normalize_type", "per_feature")
+                return NemoFeatures(num_mel_bins, self.sampling_rate, normalize_type)
+            return Fbank(num_mel_bins=num_mel_bins, high_freq=-400.0, sampling_rate=self.sampling_rate)
 
     def _signal_of(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
         if self.extractor is None:
@@ -247,19 +253,32 @@ class OnnxModel(ExternalModel):
             return features.transpose(1, 2).contiguous(), lengths
         return self.normal_features(features), lengths
 
-    def _own_fbank(self) -> Fbank:
-        """The filterbank of a network of this program, with the settings in the metadata."""
-        try:
-            return Fbank(**parse_json(self.metadata["fbank"]))
-        except (ValueError, TypeError) as error:
+    def _own_fbank(self, num_features: int | None) -> Fbank:
+        """The filterbank of a network of this program, with the settings in the metadata, for that input."""
+        with named(f"{self.name}: the field 'fbank' of its metadata is not JSON", "export it again"):
+            settings = parse_json(self.metadata["fbank"])
+        fbank = fbank_of(settings, self.sampling_rate, self.name)
+        if num_features not in (None, fbank.feature_dim):
             raise AsrError(
-                f"{self.name}: its metadata do not describe a filterbank ({error}); export it again."
-            ) from error
+                f"{self.name}: the field 'fbank' of its metadata describes {fbank.feature_dim} features, but its input "
+                f"{self._signal!r} has {num_features}; export it again."
+            )
+        return fbank
+
+    def _number(self, field: str, default: int | None) -> int:
+        """A whole number greater than 0 in the metadata.
+
+        Raises:
+            AsrError: it is none, or is missing and has no default.
+        """
+        value = self.metadata.get(field, default)
+        if value is None:
+            raise AsrError(f"{self.name}: its metadata have no field {field!r}; export it again with it.")
+        return positive_integer(value, f"{self.name}: the field {field!r} of its metadata")
 
     def _shift(self) -> float:
         if self.is_streaming or "subsampling_factor" in self.metadata:
-            factor = int(self.metadata.get("subsampling_factor", 4))
-            return factor * _FBANK_SHIFT
+            return self._number("subsampling_factor", _DEFAULT_SUBSAMPLING) * _FBANK_SHIFT
         seconds = 10
         num = seconds * self.sampling_rate
         noise = 0.01 * torch.randn(1, num, generator=torch.Generator().manual_seed(0))
@@ -273,6 +292,20 @@ class OnnxModel(ExternalModel):
 def in_unit_range(features: Tensor) -> Tensor:
     """Log energies of samples in [-1, 1], as in icefall and sherpa-onnx, from those of 16-bit integers."""
     return features - 2.0 * math.log(INT16_SCALE)
+
+
+def _emitted(outputs: list[Any]) -> list[Any]:
+    """The log-probabilities and, if the second output is one of whole numbers (N,), the frames, as tensors."""
+    log_prob, *others = outputs
+    found = [torch.from_numpy(log_prob) if _holds(log_prob, np.floating) else log_prob]
+    # Other outputs may be hidden layers.
+    if others and _holds(others[0], np.integer) and others[0].ndim == 1:
+        found.append(torch.from_numpy(others[0]))
+    return found
+
+
+def _holds(output: Any, kind: type[Any]) -> bool:
+    return isinstance(output, np.ndarray) and np.issubdtype(output.dtype, kind)
 
 
 def load(path: str, **options: Any) -> OnnxModel:

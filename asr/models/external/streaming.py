@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from asr.audio.resample import FeatureStream
+from asr.errors import AsrError
 from asr.graph.topology import with_last_boundary
 from asr.models.external.base import StreamingModel
 from asr.models.external.network import ExternalNetwork
@@ -85,6 +86,20 @@ class ChunkedStream(StreamingModel):
             takes_rest = takes_rest and len(self._waiting) >= self._size
             self._waiting = self._waiting[self._shift :]
         return torch.cat(found)
+
+
+def checked_chunk_sizes(size: int, shift: int, name: str) -> tuple[int, int]:
+    """Frames of a chunk and from one chunk to the next, which leave out no frames.
+
+    Raises:
+        AsrError: a size is below 1, or chunks are farther apart than long.
+    """
+    if not 1 <= shift <= size:
+        raise AsrError(
+            f"{name}: its metadata say that chunks have T = {size} frames and are decode_chunk_len = {shift} frames "
+            "apart; the latter must be 1 or more and at most T; export it again."
+        )
+    return size, shift
 
 
 def whole_in_chunks(model: ChunkedModel, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from asr.errors import AsrError
-from asr.models.external.base import ExternalModel, package
+from asr.models.external.base import ExternalModel, named, package, positive_integer, reason_of
 from asr.text.ctc_tokens import CTCTokens
 
 
@@ -27,19 +27,26 @@ class TorchaudioModel(ExternalModel):
         labels: one for each column of its output; the blank is `-`.
         sampling_rate: in Hz.
         name: shown to users.
+
+    Raises:
+        AsrError: the labels cannot be used, the sampling rate is not a whole number greater than 0, or the network is
+            of another class.
     """
 
     def __init__(self, network: nn.Module, labels: Sequence[str], sampling_rate: int = 16000, name: str = "") -> None:
         self.name = name or type(network).__name__
         self.network = network.eval()
-        self.tokens = CTCTokens(list(labels))
-        self.sampling_rate = sampling_rate
-        self.frame_shift = _stride(network) / sampling_rate
+        with named(self.name):
+            self.tokens = CTCTokens(list(labels))
+        self.sampling_rate = positive_integer(sampling_rate, f"{self.name}: the sampling_rate")
+        with named(f"{self.name}: it is not a network like Wav2Vec2Model", "use CallableModel for others"):
+            self.frame_shift = _stride(network) / self.sampling_rate
 
     def forward(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
         """See `ExternalModel.forward`."""
         device = next(self.network.parameters()).device
-        emissions, num_frames = self.network(waveform.to(device), num_samples.to(device))
+        with named(f"{self.name}: the network cannot read this audio", "the recording may be too short"):
+            emissions, num_frames = self.network(waveform.to(device), num_samples.to(device))
         return emissions.log_softmax(-1), num_frames
 
 
@@ -59,9 +66,9 @@ def load(name: str, **options: Any) -> TorchaudioModel:
         network = pipeline.get_model(**options)
     except (urllib.error.URLError, OSError, RuntimeError) as error:
         folder = Path(torch.hub.get_dir()) / "checkpoints"
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise AsrError(
-            f"torchaudio:{name}: its weights cannot be downloaded ({reason}); put the file {file_name} into {folder}."
+            f"torchaudio:{name}: its weights cannot be downloaded ({reason_of(error)}); put the file {file_name} into "
+            f"{folder}."
         ) from error
     return TorchaudioModel(network, pipeline.get_labels(), int(pipeline.sample_rate), f"torchaudio:{name}")
 

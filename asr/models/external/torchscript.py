@@ -14,10 +14,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from asr.audio.fbank import Fbank
 from asr.errors import AsrError
-from asr.models.external.base import ExternalModel, StreamingModel, frames_by_share
-from asr.models.external.streaming import ChunkedStream, whole_in_chunks
+from asr.models.external.base import (
+    ExternalModel,
+    StreamingModel,
+    fbank_of,
+    named,
+    positive_integer,
+    positive_number,
+)
+from asr.models.external.streaming import ChunkedStream, checked_chunk_sizes, whole_in_chunks
 from asr.text.ctc_tokens import CTCTokens
 from asr.text.documents import parse_json
 
@@ -40,31 +46,36 @@ class TorchScriptModel(ExternalModel):
         name: shown to users.
 
     Raises:
-        AsrError: the metadata have no frame shift, name another input or do not describe the states.
+        AsrError: the metadata have no frame shift, name another input, or do not describe numbers, the filterbank or
+            the states.
     """
 
     def __init__(self, network: Any, tokens: CTCTokens, metadata: dict[str, Any], name: str = "torchscript") -> None:
         self.name = name
         self.tokens = tokens
         self._network = network
-        self.sampling_rate = int(metadata.get("sampling_rate", 16000))
+        self.sampling_rate = positive_integer(
+            metadata.get("sampling_rate", 16000), f"{name}: the sampling_rate in {METADATA}"
+        )
         if "frame_shift" not in metadata:
             raise AsrError(f"{name}: {METADATA} does not give the frame_shift, in seconds; add it, or give it here.")
-        self.frame_shift = float(metadata["frame_shift"])
+        self.frame_shift = positive_number(metadata["frame_shift"], f"{name}: the frame_shift in {METADATA}")
         kind = metadata.get("input", "waveform")
         if kind not in ("waveform", "fbank"):
             raise AsrError(f"{name}: the input is {kind!r}; it must be waveform or fbank.")
-        self.extractor = Fbank(**metadata.get("fbank", {})) if kind == "fbank" else None
+        self.extractor = fbank_of(metadata.get("fbank", {}), self.sampling_rate, name) if kind == "fbank" else None
         try:
             self._states = [
                 torch.zeros([int(size) for size in shape], dtype=_STATE_TYPES[name])
                 for shape, name in metadata.get("states", ())
             ]
             self._chunk_sizes = (int(metadata["T"]), int(metadata["decode_chunk_len"])) if self._states else (0, 0)
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:
             raise AsrError(f"{name}: {METADATA} does not describe its states and chunks; export it again.") from error
-        if self._states and (self.extractor is None or min(self._chunk_sizes) < 1):
-            raise AsrError(f"{name}: {METADATA} has states, but no filterbanks or chunk sizes; export it again.")
+        if self._states and self.extractor is None:
+            raise AsrError(f"{name}: {METADATA} has states, but no filterbanks; export it again.")
+        if self._states:
+            self._chunk_sizes = checked_chunk_sizes(*self._chunk_sizes, name)
 
     @property
     def is_streaming(self) -> bool:
@@ -91,11 +102,14 @@ class TorchScriptModel(ExternalModel):
     def step(self, chunk: Tensor, states: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """See `ChunkedModel`."""
         padded = F.pad(chunk, (0, 0, 0, self._chunk_sizes[0] - len(chunk)))
-        try:
-            log_prob, num, *states = self._network(padded[None], torch.tensor([len(chunk)]), *states)
-        except RuntimeError as error:
-            raise AsrError(f"{self.name}: it cannot be run in chunks ({str(error).splitlines()[-1]}).") from error
-        return self.checked(log_prob[:, : int(num)])[0], states
+        output = self._run(padded[None], torch.tensor([len(chunk)]), *states)
+        if not isinstance(output, (tuple, list)) or len(output) != 2 + len(states):
+            raise AsrError(
+                f"{self.name}: in chunks, it must return log-probabilities, frames and its {len(states)} states; "
+                "export it again."
+            )
+        log_prob, num_frames = self.checked(output[0], output[1], 1)
+        return log_prob[0, : int(num_frames)], list(output[2:])
 
     def stream(self) -> StreamingModel:
         """See `ExternalModel.stream`."""
@@ -109,10 +123,20 @@ class TorchScriptModel(ExternalModel):
             inputs, lengths = self.extractor(waveform, num_samples)
         else:
             inputs, lengths = waveform, num_samples
-        output = self._network(inputs, lengths)
-        if isinstance(output, (tuple, list)):
-            return output[0], output[1]
-        return output, frames_by_share(lengths, inputs.shape[1], output.shape[1])
+        return self.sorted_output(self._run(inputs, lengths), lengths, inputs.shape[1])
+
+    def _run(self, *inputs: Tensor) -> Any:
+        kind = "waveforms" if self.extractor is None else "filterbanks"
+        given = f"{kind}, lengths and {len(self._states)} states" if self._states else f"{kind} and lengths"
+        try:
+            return self._network(*inputs)
+        except RuntimeError as error:
+            # The lines before the last one are a traceback of the script.
+            reason = str(error).strip().split("\n")[-1]
+            raise AsrError(
+                f"{self.name}: the network cannot read {given} ({reason}); correct {METADATA}, or give longer "
+                "recordings."
+            ) from error
 
 
 def save(network: Any, path: str | Path, tokens: CTCTokens, **metadata: Any) -> None:
@@ -131,7 +155,8 @@ def load(path: str, **metadata: Any) -> TorchScriptModel:
     """Reads a file; metadata given here override the file's.
 
     Raises:
-        AsrError: the file is missing or damaged, or there are no tokens in it or next to it.
+        AsrError: the file is missing or damaged, there are no tokens in it or next to it, or its metadata cannot be
+            used.
     """
     file = Path(path)
     if not file.is_file():
@@ -141,7 +166,8 @@ def load(path: str, **metadata: Any) -> TorchScriptModel:
         network = torch.jit.load(io.BytesIO(file.read_bytes()), map_location="cpu", _extra_files=extra)
     except (RuntimeError, ValueError) as error:
         raise AsrError(f"torchscript:{path}: this is not a readable TorchScript file.") from error
-    texts = {name: text.decode() if isinstance(text, bytes) else text for name, text in extra.items()}
+    with named(f"torchscript:{path}: {METADATA} or {TOKENS} in it is not UTF-8 text", "write the file again"):
+        texts = {name: text.decode() if isinstance(text, bytes) else text for name, text in extra.items()}
     beside = file.with_name(TOKENS)
     tokens: Any = metadata.pop("tokens", None)
     if tokens is None and texts[TOKENS]:
@@ -150,5 +176,10 @@ def load(path: str, **metadata: Any) -> TorchScriptModel:
         tokens = beside
     if tokens is None:
         raise AsrError(f"torchscript:{path}: it has no tokens; put {TOKENS} next to it, with one symbol per line.")
-    described = parse_json(texts[METADATA]) if texts[METADATA] else {}
-    return TorchScriptModel(network.eval(), CTCTokens(tokens), {**described, **metadata}, f"torchscript:{path}")
+    with named(f"torchscript:{path}: {METADATA} in it is not a JSON object", "write the file again"):
+        described = parse_json(texts[METADATA]) if texts[METADATA] else {}
+        if not isinstance(described, dict):
+            raise ValueError(f"it is of type {type(described).__name__}")
+    with named(f"torchscript:{path}"):
+        symbols = CTCTokens(tokens)
+    return TorchScriptModel(network.eval(), symbols, {**described, **metadata}, f"torchscript:{path}")

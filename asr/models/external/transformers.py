@@ -12,7 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from asr.errors import AsrError
-from asr.models.external.base import ExternalModel, frames_by_share, package
+from asr.models.external.base import (
+    ExternalModel,
+    frames_by_share,
+    named,
+    package,
+    positive_integer,
+    positive_number,
+    reason_of,
+)
 from asr.text.ctc_tokens import CTCTokens
 
 _FILES = "config.json, model.safetensors, preprocessor_config.json, tokenizer_config.json and vocab.json"
@@ -28,7 +36,7 @@ class TransformersModel(ExternalModel):
         name: shown to users.
 
     Raises:
-        AsrError: the tokenizer's ids do not fit the network's columns.
+        AsrError: the tokenizer's ids do not fit the network's columns, or the feature extractor is not one of audio.
     """
 
     def __init__(self, network: nn.Module, feature_extractor: Any, tokenizer: Any, name: str = "") -> None:
@@ -36,10 +44,16 @@ class TransformersModel(ExternalModel):
         self.network = network.eval()
         self._extractor = feature_extractor
         config: Any = network.config
-        self.tokens = tokens_of(tokenizer, int(config.vocab_size), getattr(config, "pad_token_id", None))
-        self.sampling_rate = int(feature_extractor.sampling_rate)
+        with named(self.name):
+            self.tokens = tokens_of(tokenizer, int(config.vocab_size), getattr(config, "pad_token_id", None))
+        rate = getattr(feature_extractor, "sampling_rate", None)
+        self.sampling_rate = positive_integer(rate, f"{self.name}: the sampling_rate of its feature extractor")
         ratio = getattr(config, "inputs_to_logits_ratio", None)
-        self.frame_shift = float(ratio) / self.sampling_rate if ratio else self._measured_shift()
+        if ratio is None:
+            self.frame_shift = self._measured_shift()
+        else:
+            samples = positive_number(ratio, f"{self.name}: the inputs_to_logits_ratio of its configuration")
+            self.frame_shift = samples / self.sampling_rate
 
     def forward(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
         """See `ExternalModel.forward`."""
@@ -53,10 +67,12 @@ class TransformersModel(ExternalModel):
 
     def _logits(self, utterances: list[Any]) -> tuple[Tensor, Tensor]:
         device = next(self.network.parameters()).device
-        inputs = self._extractor(utterances, sampling_rate=self.sampling_rate, padding=True, return_tensors="pt").to(
-            device
-        )
-        logits = self.network(**inputs).logits.log_softmax(-1)
+        cure = "the recording may be too short, or the feature extractor that of another network"
+        with named(f"{self.name}: the network cannot read this audio", cure):
+            inputs = self._extractor(
+                utterances, sampling_rate=self.sampling_rate, padding=True, return_tensors="pt"
+            ).to(device)
+            logits = self.network(**inputs).logits.log_softmax(-1)
         mask = inputs.get("attention_mask")
         num_frames = torch.full((len(utterances),), logits.shape[1], dtype=torch.int64)
         if mask is not None and len(utterances) > 1:
@@ -81,15 +97,16 @@ def tokens_of(tokenizer: Any, num_columns: int, blank: int | None) -> CTCTokens:
     """A tokenizer's symbols for the columns of a network; columns without a symbol never appear in text.
 
     Raises:
-        AsrError: a symbol's id is beyond the columns.
+        AsrError: a symbol's id is no number or beyond the columns, or as for `CTCTokens`.
     """
     symbols = [f"<unused-{column}>" for column in range(num_columns)]
     for symbol, column in tokenizer.get_vocab().items():
-        if 0 <= column < num_columns:
+        if isinstance(column, int) and 0 <= column < num_columns:
             symbols[column] = symbol
         elif symbol not in getattr(tokenizer, "all_special_tokens", ()):
             raise AsrError(
-                f"the tokenizer's symbol {symbol!r} has the id {column}; the network has {num_columns} columns."
+                f"the tokenizer's symbol {symbol!r} has the id {column!r}; the network has {num_columns} columns, so "
+                "give its own tokenizer."
             )
     if blank is None:
         blank = tokenizer.pad_token_id
@@ -108,8 +125,9 @@ def load(name: str, **options: Any) -> TransformersModel:
         network = transformers.AutoModelForCTC.from_pretrained(name, **options)
         extractor = transformers.AutoFeatureExtractor.from_pretrained(name)
         tokenizer = transformers.AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    except Exception as error:  # of any class, if a file is damaged
         where = "the folder must have" if Path(name).is_dir() else "without a network connection, give a folder with"
-        raise AsrError(f"transformers:{name}: the network cannot be loaded ({reason}); {where} {_FILES}.") from error
+        raise AsrError(
+            f"transformers:{name}: the network cannot be loaded ({reason_of(error)}); {where} {_FILES}."
+        ) from error
     return TransformersModel(network, extractor, tokenizer, f"transformers:{name}")
