@@ -10,6 +10,7 @@ words outside the unigrams cost `unk_score_offset`. The differences:
 - `prune_history=True` needs an n-gram model or none, because other models forget nothing; with these, `decode` and
   `decode_batch` do not prune by history.
 - A multiprocessing pool is neither needed nor used: the utterances of a batch are decoded together.
+- A state is the words so far, and may be used at any time in any decoder.
 - `kenlm_model_path` may be ARPA text (also .gz, .xz) or our binary; KenLM's own binary needs `unigrams`.
 - `language_model` accepts any other model of words, such as a recurrent one. Only n-gram models that are loaded here
   can score sentences without `<s>` (`lm_score_boundary=False`).
@@ -65,9 +66,12 @@ OutputBeamMPSafe = tuple[str, list[WordFrames], float, float]
 
 @dataclass(frozen=True)
 class LMState:
-    """The language model's state after a text; pass it as `lm_start_state` to continue from there."""
+    """The words of a text and of those before it; pass it as `lm_start_state` to continue from there.
 
-    context_idx: int
+    The language model reads them again, so that a state may be kept and used at any time, in any decoder.
+    """
+
+    words: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -242,7 +246,8 @@ class BeamSearchDecoderCTC:
             prune_history: keep only the best of hypotheses that differ in words that an n-gram model has forgotten.
             hotwords: words to favour, known or not.
             hotword_weight: natural log, added for each hot word.
-            lm_start_state: state returned by an earlier call, to continue its text; None begins a sentence.
+            lm_start_state: state returned by an earlier call, to continue its text; None begins a sentence. A model
+                that is not an n-gram model reads all words of the state again.
 
         Returns:
             Tuples of the text, the language model's state after it, its words with begin and end frames, the network's
@@ -362,29 +367,37 @@ class BeamSearchDecoderCTC:
         hotword_weight: float,
         lm_start_state: LMState | None,
     ) -> list[list[OutputBeam]]:
+        if not isinstance(lm_start_state, (LMState, type(None))):
+            raise AsrError(
+                f"lm_start_state is of type {type(lm_start_state).__name__}; give a state that decode_beams has "
+                "returned, or None."
+            )
         chunks = [self._log_probs(logits) for logits in utterances]
         words = self._scored_words(hotwords, hotword_weight)
         history = self._history if prune_history else 0
         rules = self._rules(words, beam_width, beam_prune_logp, token_min_logp, history)
         with torch.no_grad(), self._models.lent() as lm:
-            context = 0
-            if lm_start_state is not None:
-                context = lm_start_state.context_idx
-            elif lm is not None:
-                context = self._start(lm)
+            before = () if lm_start_state is None else lm_start_state.words
+            context = 0 if lm is None else self._context_after(before, lm)
             beams = [PrefixBeam(rules, context) for _ in chunks]
             read_chunks(beams, chunks, lm)
-            return [self._outputs(beam, words, lm) for beam in beams]
+            return [self._outputs(beam, words, before, lm) for beam in beams]
 
     def _check_history(self, prune_history: bool) -> None:
         if prune_history and self._history == 0:
             raise AsrError("prune_history needs an n-gram model, or none; this language model forgets nothing.")
 
-    def _start(self, lm: LanguageModel) -> int:
+    def _context_after(self, words: tuple[str, ...], lm: LanguageModel) -> int:
+        """The language model's context after words, of which n-gram models only read those that they remember."""
         settings = self._settings
-        if settings is not None and not settings.score_boundary:
-            return 0  # the context of an empty history, without <s>
-        return int(lm.start(1))
+        has_boundary = settings is None or settings.score_boundary
+        # Context 0 is that of an empty history, without <s>.
+        context = int(lm.start(1)) if has_boundary else 0
+        for word in words[-self._history :] if self._history else words:
+            word_id = lm.vocabulary.id_of(word) if word in self._listed else UNK_ID
+            _, following = ask(lm, torch.tensor([context]), torch.tensor([word_id]))
+            context = int(following[0])
+        return context
 
     def _log_probs(self, logits: Any) -> npt.NDArray[np.float32]:
         values = logits.detach().cpu().numpy() if isinstance(logits, Tensor) else np.asarray(logits)
@@ -462,8 +475,10 @@ class BeamSearchDecoderCTC:
             history=history,
         )
 
-    def _outputs(self, beam: PrefixBeam, words: _ScoredWords, lm: LanguageModel | None) -> list[OutputBeam]:
-        """The texts of all surviving prefixes, with their last words scored as complete."""
+    def _outputs(
+        self, beam: PrefixBeam, words: _ScoredWords, before: tuple[str, ...], lm: LanguageModel | None
+    ) -> list[OutputBeam]:
+        """The texts of all surviving prefixes, with their last words scored as complete, after the words before."""
         merged: dict[str, tuple[Alive, float, list[WordFrames]]] = {}
         for alive in beam.alive():
             spelled = self._spelled(beam, alive.prefix)
@@ -494,7 +509,7 @@ class BeamSearchDecoderCTC:
             bonus += rules.lm_scale * final
         outputs: list[OutputBeam] = []
         for position, (text, (_, am_score, spelled)) in enumerate(zip(texts, entries, strict=True)):
-            state = None if lm is None else LMState(int(context[position]))
+            state = None if lm is None else LMState((*before, *(word for word, _ in spelled)))
             outputs.append((text, state, spelled, am_score, am_score + float(bonus[position])))
         outputs.sort(key=lambda output: -output[-1])
         return [output for output in outputs if output[-1] >= outputs[0][-1] - rules.beam][: rules.beam_size]

@@ -18,6 +18,8 @@ from asr.ctc.pyctcdecode import Alphabet, BeamSearchDecoderCTC, build_ctcdecoder
 from asr.errors import AsrError
 from asr.lm.combine import RemappedLM
 from asr.lm.ngram.model import NgramLM
+from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
+from asr.text.symbols import Vocabulary
 from tests.ctc.oracle import ForgetfulNgram
 
 pytestmark = pytest.mark.slow
@@ -217,6 +219,70 @@ def test_batches_and_states(word_model: NgramLM, arpa_file: Callable[[NgramLM], 
     expected = 0.5 * float(plain[len(text) :].sum()) + 1.5 * len(going_on[0].split())
     unknown = sum(word not in WORDS for word in going_on[0].split())
     assert going_on[4] - going_on[3] == pytest.approx(expected - 0.5 * 10 * math.log(10) * unknown, abs=1e-3)
+
+
+@pytest.fixture
+def network() -> RNNLanguageModel:
+    torch.manual_seed(0)
+    made = RNNLanguageModel(Vocabulary(WORDS), RNNLMConfig(hidden_size=16, embedding_size=8, output="full")).eval()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.mul_(4.0)
+    return made
+
+
+def test_states_may_be_used_later_and_elsewhere(network: RNNLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def made() -> BeamSearchDecoderCTC:
+        return build_ctcdecoder(LABELS, language_model=network, alpha=2.0, unk_score_offset=-1.0)
+
+    first, second = random_logits(16, 1), random_logits(8, 5)
+    first[np.arange(14), [column for letter in "bad cab" for column in (LABELS.index(letter), 0)]] += 9.0
+    decoder = made()
+    states = [state for _, state, *_ in decoder.decode_beams(first)[:20]]
+
+    def going_on(by: BeamSearchDecoderCTC) -> dict[tuple[int, str], float]:
+        found = [by.decode_beams(second, lm_start_state=state)[:5] for state in states]
+        return {(number, text): total for number, beams in enumerate(found) for text, *_, total in beams}
+
+    totals = going_on(decoder)
+    wanted = pytest.approx(totals, abs=0.05)
+    best = [max(total for (of, _), total in totals.items() if of == number) for number in range(len(states))]
+    assert max(best) - min(best) > 1.0
+    assert going_on(made()) == wanted
+    with decoder._models.lent():  # as another thread's search would
+        assert going_on(decoder) == wanted
+    monkeypatch.setattr("asr.ctc.language_models._CACHE_BYTES", 60_000)
+    forgetful = made()
+    forgetful.decode_beams(first)
+    for seed in range(3):
+        forgetful.decode_beams(random_logits(30, seed))
+        assert going_on(forgetful) == wanted
+
+
+@pytest.mark.parametrize("has_boundary", [True, False])
+def test_states_hold_all_that_an_n_gram_model_remembers(ngram_of: Callable[..., NgramLM], has_boundary: bool) -> None:
+    lm = ngram_of(["bad cab ace", "dead bead ace bad", "ace bad cab", "cab dead bead"], WORDS, order=3)
+    decoder = build_ctcdecoder(LABELS, language_model=lm, lm_score_boundary=has_boundary)
+    text, state = "", None
+    for spoken in ("bad cab", "ace", "abe", "dead"):
+        columns = [column for letter in spoken for column in (LABELS.index(letter), 0)]
+        logits = np.full((len(columns), len(LABELS)), -9.0)
+        logits[np.arange(len(columns)), columns] = 9.0
+        best = decoder.decode_beams(logits, lm_start_state=state)[0]
+        assert best[0] == spoken
+        history, new = text.split(), spoken.split()
+        context = int(lm.start(1)) if has_boundary else 0
+        scores = []
+        for word in (*history, *new):
+            score, following = lm.score(torch.tensor([context]), lm.vocabulary.ids_of([word]))
+            scores.append(float(score))
+            context = int(following)
+        of_words = sum(scores[len(history) :]) + (float(lm.final(torch.tensor([context]))) if has_boundary else 0.0)
+        unknown = 0.5 * 10 * math.log(10) * (spoken == "abe")
+        assert best[4] - best[3] == pytest.approx(0.5 * of_words + 1.5 * len(new) - unknown, abs=1e-3)
+        text, state = f"{text} {spoken}", best[1]
+    with pytest.raises(AsrError, match="lm_start_state is of type str; give a state that decode_beams has returned"):
+        decoder.decode(logits, lm_start_state="bad cab")  # type: ignore[arg-type]
 
 
 def test_parameters_can_be_reset(word_model: NgramLM, arpa_file: Callable[[NgramLM], Path]) -> None:
