@@ -6,12 +6,17 @@ The differences:
 
 - With a lexicon, a compiled graph of words is searched: `beam_size` is the number of partial paths that survive a
   frame, and `beam_threshold` is their maximum distance from the best one. Scores are those of the best path;
-  `log_add=True` is refused. Without a lexicon, scores are always sums over paths, whatever `log_add` is.
-- `beam_size_token` also keeps a token from lasting into frames where it is not among the most probable ones.
+  `log_add=True` is refused.
+- Without a lexicon, scores are always sums over paths, whatever `log_add` is, and n-best lists have distinct texts.
+  torchaudio merges hypotheses with and without silence at the beginning.
+- A word whose spelling does not end in silence follows the rules of CTC. In torchaudio, its last token lasts one frame
+  only, and needs no blank before it if it doubles the token before.
+- `beam_size_token` also keeps a token from lasting into frames where it is not among the most probable ones. The blank
+  may always follow; torchaudio rules it out, too, if there is no lexicon.
 - Arguments that would have no effect are refused, such as `word_score` without a lexicon. An utterance in chunks has a
   single hypothesis, so `decode_begin` refuses an `nbest` above 1.
 - With `unk_score` above -inf, out-of-vocabulary words are spelled, each with this score added; torchaudio outputs the
-  unknown word instead.
+  unknown word instead, in the place of beginnings of known words only.
 - `tokens` and `timesteps` are those of the path itself: no silence is added before the first or after the last token,
   and frames are counted from 0.
 - A word at the end needs no silence after it, even if its spelling ends in one.

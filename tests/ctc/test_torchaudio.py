@@ -16,6 +16,7 @@ pytest.importorskip("kaldifst", reason="compiling graphs needs kaldifst")
 from asr.ctc.torchaudio import ctc_decoder
 from asr.errors import AsrError
 from asr.lm.ngram.model import NgramLM
+from tests.ctc.oracle import best_of_paths, sum_of_paths
 
 pytestmark = pytest.mark.slow
 
@@ -134,6 +135,103 @@ def test_custom_language_model(files: dict[str, str]) -> None:
     liked = decoder(emissions("bad|bead|cab|", strength=12.0))[0][0].score
     disliked = decoder(emissions("cab|bead|bad|", strength=12.0))[0][0].score
     assert liked - disliked == pytest.approx(10.0, abs=1.5)
+
+
+def best_words(
+    given: torch.Tensor, spellings: dict[str, str], lm: Counting, word_score: float
+) -> dict[tuple[str, ...], float]:
+    """The best path of every sequence of words by enumeration, for emissions (T, C).
+
+    Silences may stand before the first word, and more of them wherever there is one. A word that is spelled without
+    silence may be followed by it; the last word may lack it.
+    """
+    found: dict[tuple[str, ...], float] = {}
+
+    def read(columns: tuple[int, ...], at: int, words: tuple[str, ...], state: int, score: float) -> None:
+        if at == len(columns):
+            found[words] = max(score + lm.finish(state)[1], found.get(words, -math.inf))
+            return
+        if columns[at] == 1 and (at == 0 or columns[at - 1] == 1):
+            read(columns, at + 1, words, state, score)
+        for number, (word, spelling) in enumerate(spellings.items()):
+            own = tuple(TOKENS.index(token) for token in spelling.split() if token != "|")
+            end = at + len(own)
+            if columns[at:end] != own:
+                continue
+            following, lm_score = lm.score(state, number)
+            total = score + lm_score + word_score
+            if end == len(columns) or not spelling.endswith("|"):
+                read(columns, end, (*words, word), following, total)
+            if columns[end : end + 1] == (1,):
+                read(columns, end + 1, (*words, word), following, total)
+
+    for columns, score in best_of_paths(given.numpy()).items():
+        if score > -math.inf:
+            read(columns, 0, (), 0, score)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("num_tokens", [None, 3])
+@pytest.mark.parametrize("end", ["", " |"])
+def test_against_all_paths(seed: int, num_tokens: int | None, end: str) -> None:
+    lexicon = {word: " ".join(word) + end for word in ("a", "ab", "abb", "cc", "b")}
+    generator = torch.Generator().manual_seed(seed)
+    given = (2.0 * torch.randn((1, 6, 5), generator=generator)).log_softmax(2)
+    weights = {"lm_weight": 1.0, "word_score": 1.0, "sil_score": 0.5, "beam_size_token": num_tokens}
+    beams = {"beam_size": 10**5, "beam_threshold": 1e3}
+    lists = {word: [spelling] for word, spelling in lexicon.items()}
+    (best, *_), *_ = ctc_decoder(lists, TOKENS[:5], Counting(), **weights, **beams)(given)  # type: ignore[arg-type]
+    scored = given[0].clone()
+    scored[:, 1] += 0.5
+    if num_tokens is not None:
+        is_out = scored < scored.topk(num_tokens).values[:, -1:]
+        is_out[:, 0] = False
+        scored = scored.masked_fill(is_out, -math.inf)
+    wanted = best_words(scored, lexicon, Counting(), 1.0)
+    assert best.score == pytest.approx(max(wanted.values()), abs=1e-3)
+    assert wanted[tuple(best.words)] == pytest.approx(best.score, abs=1e-3)
+
+
+@pytest.mark.parametrize("num_tokens", [None, 3])
+def test_tokens_against_all_paths(num_tokens: int | None) -> None:
+    given = (2.0 * torch.randn((1, 6, 5), generator=torch.Generator().manual_seed(0))).log_softmax(2)
+    decoder = ctc_decoder(
+        None, TOKENS[:5], nbest=40, sil_score=0.5, beam_size_token=num_tokens, beam_size=10**4, beam_threshold=1e3
+    )
+    scored = given[0].clone()
+    scored[:, 1] += 0.5
+    if num_tokens is not None:
+        # The blank counts as one of them, and stays in any case.
+        is_out = scored < scored.topk(num_tokens).values[:, -1:]
+        is_out[:, 0] = False
+        scored = scored.masked_fill(is_out, -math.inf)
+    wanted = sum_of_paths(scored.numpy())
+    (found,) = decoder(given)
+    assert found[0].score == pytest.approx(max(wanted.values()), abs=1e-3)
+    texts = [" ".join("".join(decoder.idxs_to_tokens(each.tokens)).replace("|", " ").split()) for each in found]
+    assert len(set(texts)) == len(found) == 40
+    for each in found:
+        assert wanted[tuple(each.tokens.tolist())] == pytest.approx(each.score, abs=1e-3)
+
+
+def test_the_last_token_of_a_word_without_silence_beside_torchaudio(tmp_path: Path) -> None:
+    """In torchaudio it cannot last; here it can, as CTC has it."""
+    try:
+        theirs = importlib.import_module("torchaudio.models.decoder").ctc_decoder
+    except (ImportError, OSError, RuntimeError, AttributeError):
+        pytest.skip("torchaudio has no decoder here")
+    lexicon = tmp_path / "lexicon.txt"
+    lexicon.write_text("ab a b\n")
+    for heard, lasts in [("ab-", False), ("abb", True)]:
+        given = torch.full((1, 3, 4), -9.0)
+        given[0, torch.arange(3), torch.tensor([("-", "|", "a", "b").index(token) for token in heard])] = 0.0
+        (found,), (wanted,) = (
+            make(str(lexicon), ["-", "|", "a", "b"], beam_threshold=1e3)(given)[0] for make in (ctc_decoder, theirs)
+        )
+        assert found.words == wanted.words == ["ab"]
+        assert found.score == pytest.approx(0.0, abs=1e-3)
+        assert wanted.score == pytest.approx(-9.0 if lasts else 0.0, abs=1e-3)
 
 
 def test_what_is_refused(files: dict[str, str]) -> None:
