@@ -212,7 +212,8 @@ def expand(log_prob: Any, prefixes: Prefixes, rules: Rules) -> bool:
     if is_full or num_alive * num_allowed > min(len(slot_node), len(slot_table) // 2):
         count[ROOM_WANTED] = max(wanted, num_alive * num_allowed)
         return False
-    count[NUM_ASKED], count[FIRST_NEW] = 0, count[NUM_PREFIXES]
+    first_new = count[NUM_PREFIXES]
+    count[NUM_ASKED], count[FIRST_NEW] = 0, first_new
     frame, stamp, num_slots = count[FRAME], _int64(count[FRAME] + 1) << 32, _int64(0)
     # Extensions far below this bound cannot survive, nor add noticeably to hypotheses that do.
     bound = -np.inf
@@ -251,6 +252,9 @@ def expand(log_prob: Any, prefixes: Prefixes, rules: Rules) -> bool:
                         begin_of[child], end_of[child] = frame, frame + 1
             elif not (has_words and char == BOUNDARY and length_of[node] == 0):
                 child = _int64(table[_place(node, char, table, parent, char_of)])
+                if child >= first_new:
+                    # A longer token has made it in this frame, maybe after a path of this token had got a slot.
+                    child = _int64(FREE)
             if child >= 0:
                 slot = _add(child, token, added, stamp, num_slots, slot_table, slot_node, slot_last, slot_score)
                 num_slots = max(num_slots, slot + 1)

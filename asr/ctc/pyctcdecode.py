@@ -9,6 +9,8 @@ words outside the unigrams cost `unk_score_offset`. The differences:
 - Word times are those at which letters were most probable, not those of the first merged path.
 - `prune_history=True` needs an n-gram model or none, because other models forget nothing; with these, `decode` and
   `decode_batch` do not prune by history.
+- Words that cannot be written with the labels are left out; in pyctcdecode, their beginnings count as those of known
+  words.
 - A multiprocessing pool is neither needed nor used: the utterances of a batch are decoded together.
 - A state is the words so far, and may be used at any time in any decoder.
 - `kenlm_model_path` may be ARPA text (also .gz, .xz) or our binary; KenLM's own binary needs `unigrams`.

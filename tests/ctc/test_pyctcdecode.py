@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from asr.ctc.prefix_beam import PrefixBeam, read_chunks
+from asr.ctc.prefix_kernel import NUM_ALIVE
 from asr.ctc.pyctcdecode import Alphabet, BeamSearchDecoderCTC, build_ctcdecoder
 from asr.errors import AsrError
 from asr.lm.combine import RemappedLM
@@ -191,6 +192,23 @@ def test_a_text_is_one_prefix_whatever_its_pieces(order: int) -> None:
     read_chunks([beam], [decoder._log_probs(random_logits(6, 0, len(labels)))], None)
     prefixes = [tuple(char for char, _, _ in beam.characters(each.prefix)) for each in beam.alive()]
     assert len(set(prefixes)) == len(prefixes) > 50
+
+
+def test_a_prefix_and_its_last_piece_are_one_hypothesis() -> None:
+    """Otherwise the parts of its score are pruned apart, and take two places in the beam.
+
+    In the last frame, `ab` makes the prefix `ba` between the paths `bb` + `a` and `b-` + `a`.
+    """
+    decoder = build_ctcdecoder(["", "b", "a", "ab"])
+    beam = PrefixBeam(decoder._rules(decoder._scored_words(None, 0.0), 100, -100.0, -5.0, 0))
+    probable = [[1], [0, 1], [0, 1, 2, 3]]
+    logits = np.full((3, 4), -20.0)
+    for frame, columns in enumerate(probable):
+        logits[frame, columns] = 0.0
+    read_chunks([beam], [decoder._log_probs(logits)], None)
+    num = int(beam.prefixes.count[NUM_ALIVE])
+    alive = list(zip(beam.prefixes.node[:num].tolist(), beam.prefixes.last[:num].tolist(), strict=True))
+    assert len(set(alive)) == len(alive) == 5
 
 
 def test_frames_of_words() -> None:
