@@ -249,6 +249,11 @@ class Bundle:
             rnn_lm=self.rnn_lm if rnn_lm is None else read_rnn_lm(rnn_lm),
         )
         bundle.check()
+        if large_ngram is not None and bundle.large_ngram is not None:
+            num_oov_words(bundle.large_ngram.vocabulary, bundle.graph.vocabulary, warn=True)
+        if rnn_lm is not None and bundle.rnn_lm is not None:
+            network: Any = bundle.rnn_lm.network
+            num_oov_words(network.vocabulary, bundle.graph.vocabulary, warn=True)
         return bundle
 
     def save(

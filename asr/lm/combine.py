@@ -318,13 +318,7 @@ class RemappedLM(LanguageModel):
         self._lm = lm
         self._vocabulary = vocabulary
         self._word_map = vocabulary.map_to(lm.vocabulary).to(lm.start(0).device)
-        self.num_oov_words = num_oov_words(lm.vocabulary, vocabulary)
-        if self.num_oov_words and warn:
-            _LOGGER.warning(
-                "The language model lacks %d of %d words; they share the probability of its <unk>.",
-                self.num_oov_words,
-                len(vocabulary) - len(SPECIAL_WORDS),
-            )
+        self.num_oov_words = num_oov_words(lm.vocabulary, vocabulary, warn)
         self._share: Tensor | None = None
         if self.num_oov_words / unknown_share > 1:
             self._share = self._word_map.eq(UNK_ID).float() * math.log(unknown_share / self.num_oov_words)
@@ -421,8 +415,13 @@ def look_up_remapped(context_idx: Any, word_id: Any, tables: Any, log_prob: Any,
     return could
 
 
-def num_oov_words(model: Vocabulary, words: Vocabulary) -> int:
+def num_oov_words(model: Vocabulary, words: Vocabulary, warn: bool = False) -> int:
     """How many of the words are missing from `model`, a language model's vocabulary.
+
+    Args:
+        model: the language model's vocabulary.
+        words: the words.
+        warn: whether to log a warning if some are missing.
 
     Raises:
         AsrError: all of them are.
@@ -433,5 +432,11 @@ def num_oov_words(model: Vocabulary, words: Vocabulary) -> int:
         raise AsrError(
             f"The language model ({model.words[-1]!r}, ...) has none of the {num_unlisted} words asked for "
             f"({words.words[-1]!r}, ...); check that both have the same language and letter case."
+        )
+    if num_unlisted and warn:
+        _LOGGER.warning(
+            "The language model lacks %d of %d words; they share the probability of its <unk>.",
+            num_unlisted,
+            len(ordinary),
         )
     return num_unlisted
