@@ -144,12 +144,18 @@ def decompress(tensors: Mapping[str, Tensor], types: Mapping[str, str], name: st
     """The inverse of `compress`; tensors without a type stay as they are.
 
     Raises:
-        AsrError: a tensor cannot be decompressed to values of its type.
+        AsrError: a tensor cannot be decompressed to values of its type, or all together expand to far more than graphs
+            do.
     """
     result = dict(tensors)
+    room = _MOST_EXPANSION * sum(tensor.numel() for tensor in tensors.values()) + (1 << 20)
     for field_name, type_name in types.items():
         try:
-            content = bytearray(lzma.decompress(tensors[field_name].numpy().tobytes()))
+            stream = lzma.LZMADecompressor()
+            content = bytearray(stream.decompress(tensors[field_name].numpy().tobytes(), max_length=room))
+            if not stream.eof:
+                raise lzma.LZMAError
+            room -= len(content)
             result[field_name] = torch.from_numpy(np.frombuffer(content, _TYPES[type_name]))
         except (lzma.LZMAError, KeyError, TypeError, ValueError) as error:
             raise AsrError(
@@ -157,6 +163,10 @@ def decompress(tensors: Mapping[str, Tensor], types: Mapping[str, str], name: st
                 "graph again."
             ) from error
     return result
+
+
+# Graphs expand three- to tenfold. A small file from an attacker could otherwise fill the memory.
+_MOST_EXPANSION = 100
 
 
 _TYPES = {np.dtype(each).name: each for each in (np.uint8, np.int8, np.int16, np.int32)}

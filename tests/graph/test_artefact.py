@@ -83,7 +83,7 @@ def test_compression_keeps_values_and_types(dtype: str) -> None:
     assert len(restored["empty"]) == 0 and torch.equal(restored["words"], torch.arange(3))
 
 
-@pytest.mark.parametrize("content", [b"", b"not compressed", lzma.compress(b"odd")])
+@pytest.mark.parametrize("content", [b"", b"not compressed", lzma.compress(b"odd"), lzma.compress(b"even")[:-9]])
 def test_damaged_compression_is_refused(content: bytes) -> None:
     tensors = {"label": torch.tensor(list(content), dtype=torch.uint8)}
     with pytest.raises(AsrError, match="the field 'label' of the graph cannot be decompressed"):
@@ -92,6 +92,15 @@ def test_damaged_compression_is_refused(content: bytes) -> None:
     for types in ({"label": "object"}, {"label": 3}, {"label": ["int16"]}, {"score": "int16"}):
         with pytest.raises(AsrError, match="cannot be decompressed"):
             decompress(good, types, "graph")  # type: ignore[arg-type]
+
+
+def test_a_small_file_that_fills_the_memory_is_refused() -> None:
+    stored, types = compress({"label": torch.zeros(1 << 21, dtype=torch.uint8)})
+    with pytest.raises(AsrError, match="'label' of the graph cannot be decompressed"):
+        decompress(stored, types, "graph")
+    stored, types = compress({name: torch.zeros(3 << 18, dtype=torch.uint8) for name in ("label", "score")})
+    with pytest.raises(AsrError, match="'score' of the graph cannot be decompressed"):  # too large together
+        decompress(stored, types, "graph")
 
 
 def test_src_state_lists_each_arcs_state(graph: DecodingGraph) -> None:
