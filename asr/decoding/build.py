@@ -218,9 +218,7 @@ def language_models(
         answers_on = external.start(0).device
         if answers_on.type != device.type:
             raise AsrError(f"the language model is on {answers_on} and the recognizer on {device}; move one of them.")
-        if external.vocabulary != small.vocabulary:
-            external = RemappedLM(external, small.vocabulary, LISTED_SHARE)
-        return LanguageModels(Difference(external, small), None)
+        return LanguageModels(Difference(_mapped(external, small, warn=True), small), None)
     network = bundle.rnn_lm.network if bundle.rnn_lm is not None and mode != "large_ngram" else None
     large_ngram = bundle.large_ngram if mode != "rnn" else None
     network_budget, ngram_budget = _shares(placement.device_bytes, network, large_ngram)
@@ -262,9 +260,9 @@ def _shares(
     return network_budget, device_budget - network_budget
 
 
-def _mapped(model: LanguageModel, small: NgramLM) -> LanguageModel:
-    """A bundle's model with the word ids of `small`; it may lack words that the graph has on purpose."""
-    return model if model.vocabulary == small.vocabulary else RemappedLM(model, small.vocabulary, LISTED_SHARE, False)
+def _mapped(model: LanguageModel, small: NgramLM, warn: bool = False) -> LanguageModel:
+    """The model with the word ids of `small`. A bundle's model may lack words of the graph on purpose."""
+    return model if model.vocabulary == small.vocabulary else RemappedLM(model, small.vocabulary, LISTED_SHARE, warn)
 
 
 DECODERS = {

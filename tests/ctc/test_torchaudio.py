@@ -171,6 +171,18 @@ def best_words(
     return found
 
 
+def as_scored(log_prob: torch.Tensor, num_tokens: int | None) -> torch.Tensor:
+    """Frames (T, C) as the searches below see them: sil_score 0.5 is added to token 1, and few tokens are kept."""
+    scored = log_prob.clone()
+    scored[:, 1] += 0.5
+    if num_tokens is not None:
+        # The blank counts as one of them, and stays in any case.
+        is_out = scored < scored.topk(num_tokens).values[:, -1:]
+        is_out[:, 0] = False
+        scored = scored.masked_fill(is_out, -math.inf)
+    return scored
+
+
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("num_tokens", [None, 3])
 @pytest.mark.parametrize("end", ["", " |"])
@@ -182,12 +194,7 @@ def test_against_all_paths(seed: int, num_tokens: int | None, end: str) -> None:
     beams = {"beam_size": 10**5, "beam_threshold": 1e3}
     lists = {word: [spelling] for word, spelling in lexicon.items()}
     (best, *_), *_ = ctc_decoder(lists, TOKENS[:5], Counting(), **weights, **beams)(given)  # type: ignore[arg-type]
-    scored = given[0].clone()
-    scored[:, 1] += 0.5
-    if num_tokens is not None:
-        is_out = scored < scored.topk(num_tokens).values[:, -1:]
-        is_out[:, 0] = False
-        scored = scored.masked_fill(is_out, -math.inf)
+    scored = as_scored(given[0], num_tokens)
     wanted = best_words(scored, lexicon, Counting(), 1.0)
     assert best.score == pytest.approx(max(wanted.values()), abs=1e-3)
     assert wanted[tuple(best.words)] == pytest.approx(best.score, abs=1e-3)
@@ -199,13 +206,7 @@ def test_tokens_against_all_paths(num_tokens: int | None) -> None:
     decoder = ctc_decoder(
         None, TOKENS[:5], nbest=40, sil_score=0.5, beam_size_token=num_tokens, beam_size=10**4, beam_threshold=1e3
     )
-    scored = given[0].clone()
-    scored[:, 1] += 0.5
-    if num_tokens is not None:
-        # The blank counts as one of them, and stays in any case.
-        is_out = scored < scored.topk(num_tokens).values[:, -1:]
-        is_out[:, 0] = False
-        scored = scored.masked_fill(is_out, -math.inf)
+    scored = as_scored(given[0], num_tokens)
     wanted = sum_of_paths(scored.numpy())
     (found,) = decoder(given)
     assert found[0].score == pytest.approx(max(wanted.values()), abs=1e-3)
