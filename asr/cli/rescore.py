@@ -27,7 +27,7 @@ from asr.decoding.word_lattice_io import read_k2_lattices, read_slf_lattice, rea
 from asr.errors import AsrError
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
-from asr.lm.combine import LISTED_SHARE, Interpolated, RemappedLM
+from asr.lm.combine import LISTED_SHARE, Interpolated, mapped_to
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.io import read_ngram_lm
 from asr.results import Word
@@ -204,9 +204,7 @@ def language_model(args: argparse.Namespace) -> LanguageModel:
             raise AsrError(f"bundle {bundle.name}: there is no large language model; give --rnn-lm or --ngram.")
 
     def mapped(model: LanguageModel) -> LanguageModel:
-        if vocabulary is None or model.vocabulary == vocabulary:
-            return model
-        return RemappedLM(model, vocabulary, LISTED_SHARE, warn=False)
+        return model if vocabulary is None else mapped_to(model, vocabulary, LISTED_SHARE, warn=False)
 
     if network is None:
         return mapped(ngram)

@@ -22,7 +22,7 @@ from asr.ctc.spelled_words import SpellingModel
 from asr.ctc.stream import CTCStream
 from asr.ctc.word_models import listed_words, ngram_of_spellings, read_ngram, uniform_ngram
 from asr.errors import AsrError
-from asr.lm.combine import Difference, Interpolated, RemappedLM
+from asr.lm.combine import Difference, Interpolated, mapped_to
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.model import NgramLM
 from asr.text.ctc_tokens import CTCTokens, PieceModel, TokenKind
@@ -291,17 +291,17 @@ class CTCDecoder:
             if small.vocabulary == large.vocabulary and small.num_arcs == large.num_arcs:
                 return graph, LentModels(None, False)
             on_device = large.to(self.device)
-            return graph, LentModels(lambda: Difference(_mapped(on_device, small), small), False)
+            return graph, LentModels(lambda: Difference(mapped_to(on_device, small.vocabulary), small), False)
         make, is_shared = model_maker(lm, small.vocabulary.words[4:], lm_options)
         on_device = large.to(self.device)
 
         def combined() -> LanguageModel:
-            other = _mapped(make(), small)
+            other = mapped_to(make(), small.vocabulary)
             if lm_weight == 1.0:
                 return Difference(other, small)
             if large.num_arcs == small.num_arcs:
                 return Difference(Interpolated([other, small], [lm_weight, 1.0 - lm_weight]), small)
-            mixed = Interpolated([other, _mapped(on_device, small)], [lm_weight, 1.0 - lm_weight])
+            mixed = Interpolated([other, mapped_to(on_device, small.vocabulary)], [lm_weight, 1.0 - lm_weight])
             return Difference(mixed, small)
 
         return graph, LentModels(combined, is_shared)
@@ -386,8 +386,3 @@ def _checked_inputs(inputs: str) -> FrameInput:
     if inputs not in FRAME_INPUTS:
         raise AsrError(f"inputs is {inputs!r}; it must be one of {', '.join(FRAME_INPUTS)}.")
     return inputs  # type: ignore[return-value]
-
-
-def _mapped(model: LanguageModel, small: NgramLM) -> LanguageModel:
-    """The model with the word ids of `small`, the graph's model."""
-    return model if model.vocabulary == small.vocabulary else RemappedLM(model, small.vocabulary)

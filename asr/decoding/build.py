@@ -25,7 +25,7 @@ from asr.kernels.jit import has_package
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.cached.statistics import QueryStatistics
-from asr.lm.combine import LISTED_SHARE, Difference, Interpolated, RemappedLM
+from asr.lm.combine import LISTED_SHARE, Difference, Interpolated, mapped_to
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.model import NgramLM
 from asr.lm.offload import HostNgramLM, table_bytes, with_host_tables
@@ -262,7 +262,7 @@ def _shares(
 
 def _mapped(model: LanguageModel, small: NgramLM, warn: bool = False) -> LanguageModel:
     """The model with the word ids of `small`. A bundle's model may lack words of the graph on purpose."""
-    return model if model.vocabulary == small.vocabulary else RemappedLM(model, small.vocabulary, LISTED_SHARE, warn)
+    return mapped_to(model, small.vocabulary, LISTED_SHARE, warn)
 
 
 DECODERS = {

@@ -357,6 +357,13 @@ class RemappedLM(LanguageModel):
         self._lm.retain(live)
 
 
+def mapped_to(
+    lm: LanguageModel, vocabulary: Vocabulary, unknown_share: float = 1.0, warn: bool = True
+) -> LanguageModel:
+    """The model itself if it has this vocabulary, else a `RemappedLM` with these arguments."""
+    return lm if lm.vocabulary == vocabulary else RemappedLM(lm, vocabulary, unknown_share, warn)
+
+
 class WordMapper:
     """Maps language models to the graph's word ids if the vocabularies differ, and remembers the last models mapped.
 
@@ -378,7 +385,7 @@ class WordMapper:
         # Threads that share a model must share its mapped model, too, since that has a state of its own.
         with self._lock:
             if id(lm) not in self._mapped:
-                own = lm if lm.vocabulary == self._vocabulary else RemappedLM(lm, self._vocabulary)
+                own = mapped_to(lm, self._vocabulary)
                 if len(self._mapped) >= _MAPPED_AT_MOST:
                     self._mapped = {}
                 # The model itself is kept, too, so that no other gets its id.
