@@ -180,11 +180,19 @@ def load_weights(network: nn.Module, path: Path) -> None:
         missing, unexpected = network.load_state_dict(state, strict=False)
     except RuntimeError as error:
         raise _misfit(path, str(error).strip().splitlines()[-1].strip()) from error
-    # Tied weights are stored once; loading one name has filled the other.
-    filled = {tensor.data_ptr() for name, tensor in network.state_dict().items() if name in state}
-    missing = [name for name in missing if network.state_dict()[name].data_ptr() not in filled]
+    # Tied weights are stored once; loading one name has filled the other. (`state_dict` would copy the largest ones.)
+    parts = network.named_modules(remove_duplicate=False)
+    weights = {f"{of}.{name}".lstrip("."): each for of, part in parts for name, each in _tensors(part)}
+    filled = {weights[name].data_ptr() for name in state if name in weights}
+    missing = [name for name in missing if name not in weights or weights[name].data_ptr() not in filled]
     if missing or unexpected:
         raise _misfit(path, f"missing: {missing[:3]}, unexpected: {unexpected[:3]}")
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The parameters and buffers of a module itself, without those of its parts."""
+    yield from module.named_parameters(recurse=False)
+    yield from module.named_buffers(recurse=False)
 
 
 def require_finite(state: dict[str, Tensor], path: Path) -> None:

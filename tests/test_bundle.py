@@ -32,9 +32,10 @@ def edit(folder, change):
     (folder / "bundle.json").write_text(json.dumps(manifest))
 
 
-def test_saved_and_loaded_again_is_the_same(folder, tmp_path):
+@pytest.mark.parametrize("compress_ngrams", [False, True])
+def test_saved_and_loaded_again_is_the_same(folder, tmp_path, compress_ngrams):
     bundle = Bundle.load(folder)
-    bundle.save(tmp_path / "again", half_precision=False)
+    bundle.save(tmp_path / "again", half_precision=False, compress_ngrams=compress_ngrams)
     again = Bundle.load(tmp_path / "again")
     for part in ("acoustic_model", "rnn_lm"):
         state, state_again = getattr(bundle, part).network.state_dict(), getattr(again, part).network.state_dict()
@@ -42,6 +43,10 @@ def test_saved_and_loaded_again_is_the_same(folder, tmp_path):
         assert all(torch.equal(tensor, state_again[name]) for name, tensor in state.items())
     assert torch.equal(bundle.graph.score, again.graph.score)
     assert bundle.small_ngram.vocabulary == again.small_ngram.vocabulary
+    tensors, tensors_again = bundle.small_ngram.arrays.tensors(), again.small_ngram.arrays.tensors()
+    assert all(torch.equal(tensor, tensors_again[name]) for name, tensor in tensors.items())
+    sizes = [(path / "small_ngram.bin").stat().st_size for path in (folder, tmp_path / "again")]
+    assert (sizes[1] < sizes[0]) == compress_ngrams
     assert bundle.decoding == again.decoding == json.loads((folder / "bundle.json").read_text())["decoding"]
     assert again.card == "# Tones\n"
 

@@ -99,6 +99,11 @@ def add_bundle_arguments(parser: argparse.ArgumentParser) -> None:
         "for each row, which halves their files; where the acoustic model's products are of 8-bit integers "
         "(--acoustic-precision auto), its results stay the same",
     )
+    parser.add_argument(
+        "--compress-ngrams",
+        action="store_true",
+        help="compress the n-gram models to about 40 %%; they are then decompressed into memory instead of mapped",
+    )
 
 
 def run_bundle(args: argparse.Namespace) -> int:
@@ -114,6 +119,7 @@ def run_bundle(args: argparse.Namespace) -> int:
         half_precision=not args.full_precision,
         graph_file=graph_file,
         byte_matrices=args.byte_matrices,
+        compress_ngrams=args.compress_ngrams,
     )
     print(json.dumps({"bundle": str(folder), "megabytes": round(folder_bytes(folder) / 1e6, 1)}))
     return 0

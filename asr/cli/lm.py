@@ -143,6 +143,9 @@ def add_ngram_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--binary", type=output_path, help="write the model as a binary file for look-up")
     output.add_argument("--quantize", action="store_true", help="binary: one byte per score instead of four")
     output.add_argument("--no-index", action="store_true", help="binary: no hash index; half the size, slower look-up")
+    output.add_argument(
+        "--compress", action="store_true", help="binary: about 40 %% of the size; decompressed into memory, not mapped"
+    )
     output.add_argument("--write-vocabulary", type=output_path, help="write the words of the model, one per line")
 
 
@@ -159,8 +162,9 @@ def run_ngram(args: argparse.Namespace) -> int:
         raise AsrError(f"{given[0]} has no effect with --from-arpa, whose n-grams exist; leave it out.")
     if args.map_unknown and not args.vocabulary:
         raise AsrError("--map-unknown needs --vocabulary; without it, no word of the text is unknown.")
-    if (args.quantize or args.no_index) and not args.binary:
-        raise AsrError(f"--{'quantize' if args.quantize else 'no-index'} changes the binary file; give --binary.")
+    of_binary = [option for option in ("quantize", "no-index", "compress") if getattr(args, option.replace("-", "_"))]
+    if of_binary and not args.binary:
+        raise AsrError(f"--{of_binary[0]} changes the binary file; give --binary.")
     if args.by_history and len(args.from_arpa or []) < 2:
         raise AsrError("--by-history mixes several models; give two or more after --from-arpa.")
     outputs = (path for path in (args.arpa, args.binary, args.write_vocabulary) if path is not None)
@@ -203,7 +207,7 @@ def run_ngram(args: argparse.Namespace) -> int:
     if args.binary:
         lm = NgramLM.from_trie(trie, args.binary.name)
         lm = lm.quantized() if args.quantize else lm
-        save_ngram_lm(lm if args.no_index else lm.with_index(), args.binary)
+        save_ngram_lm(lm if args.no_index else lm.with_index(), args.binary, args.compress)
         report |= {"binary_bytes": args.binary.stat().st_size, "states": lm.num_states}
     report |= {"ngrams": trie.counts, "seconds": round(time.monotonic() - begin, 2)}
     print(json.dumps(report))

@@ -8,8 +8,9 @@ Shapes: P phones, silence first; C columns of the acoustic model; S states and A
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asr.errors import AsrError
-from asr.graph.fst import GraphArrays, Words, distinct, expand, offsets
+from asr.graph.fst import GraphArrays, IntArray, Words, distinct, expand, offsets
 from asr.text.documents import parse_json
 from asr.text.normalize import read_text
 from asr.text.symbols import BLANK, TokenTable
@@ -175,41 +176,72 @@ def compose_biphones(states: TiedStates, phones: Sequence[str], graph: GraphArra
             f"the acoustic model's tied states lack the phone {missing[0]!r}; use the lexicon of its training."
         )
     graph = graph.best_first()  # the result keeps this order, for the search
-    label = np.array([states.phones.index(phone) for phone in phones], dtype=np.int64)[graph.label]
-    num_phones, num_columns, num_states = len(states.phones), states.num_columns, graph.num_states
-    src_state = graph.src_state()
-    # The phones that lead to each state; for the start, silence.
-    arrival = distinct(np.append(graph.dst_state.astype(np.int64) * num_phones + label, 0))
-    arrival_state, arrival_phone = np.divmod(arrival, num_phones)
-    num_arrivals = np.bincount(arrival_state, minlength=num_states)
-    # Each arc after each phone that may precede it.
-    position, arc = expand(offsets(num_arrivals)[src_state], num_arrivals[src_state])
-    loop_column = states.loop[arrival_phone[position], label[arc]]
-    entered = distinct(graph.dst_state[arc].astype(np.int64) * num_columns + loop_column)
+    phone_of_label = np.array([states.phones.index(phone) for phone in phones], dtype=np.int64)
+    graph = replace(graph, label=phone_of_label[graph.label].astype(np.int32))
+    entered = _entered(states, graph)
     # Node 0 is the start, with silence as its context (column 0); the others follow. Each of these has a loop, which
     # comes first as it has the score 0, the best one.
     state, column = (
-        np.append(first, rest) for first, rest in zip((0, 0), np.divmod(entered, num_columns), strict=True)
+        np.append(first, rest) for first, rest in zip((0, 0), np.divmod(entered, states.num_columns), strict=True)
     )
-    phone = states.phone_of_column()[column]
-    has_loop = np.arange(len(state)) > 0
-    begin = offsets(np.diff(graph.arc_begin)[state] + has_loop)
-    node = np.repeat(np.arange(len(state)), np.diff(begin))
-    arc = np.arange(len(node)) + (graph.arc_begin[state] - begin[:-1] - has_loop)[node]
-    loops = begin[:-1][has_loop]
-    arc[loops] = graph.num_arcs  # the arc without score and words that is appended here
-    label, score = np.append(label, 0), np.append(graph.score, np.float32(0.0))
-    words = Words(np.append(graph.word_begin, graph.word_begin[-1]), graph.word_id).take(arc)
-    before, after = phone[node], label[arc]
-    target = np.append(graph.dst_state, 0)[arc].astype(np.int64) * num_columns + states.loop[before, after]
-    dst_state, read = np.searchsorted(entered, target) + 1, states.entry[before, after]
-    dst_state[loops], read[loops] = np.flatnonzero(has_loop), column[has_loop]
+    begin = offsets(np.diff(graph.arc_begin)[state] + (np.arange(len(state)) > 0))
+    words = Words(np.append(graph.word_begin, graph.word_begin[-1]), graph.word_id)
+    dst_state, read = (np.empty(begin[-1], dtype=np.int32) for _ in range(2))
+    score = np.empty(begin[-1], dtype=np.float32)
+    word_count, word_ids = np.empty(begin[-1], dtype=np.int32), []
+    phone_of_column = states.phone_of_column()
+    for first, last in _blocks(begin):
+        node = np.repeat(np.arange(first, last), np.diff(begin[first : last + 1]))
+        place = slice(begin[first], begin[last])
+        arc = np.arange(place.start, place.stop) + (graph.arc_begin[state[node]] - begin[node] - (node > 0))
+        loop_node = np.arange(max(first, 1), last)
+        loops = begin[loop_node] - place.start
+        arc[loops] = 0  # any arc: what is taken from it is replaced below
+        before, after = phone_of_column[column[node]], graph.label[arc]
+        target = graph.dst_state[arc].astype(np.int64) * states.num_columns + states.loop[before, after]
+        dst_state[place], read[place] = np.searchsorted(entered, target) + 1, states.entry[before, after]
+        score[place] = graph.score[arc]
+        arc[loops] = graph.num_arcs  # the list without words that was appended above
+        block_words = words.take(arc)
+        word_count[place] = block_words.counts
+        word_ids.append(block_words.word_id)
+        loops += place.start
+        dst_state[loops], read[loops], score[loops] = loop_node, column[loop_node], 0.0
     return GraphArrays(
-        begin,
-        dst_state.astype(np.int32),
-        read.astype(np.int32),
-        score[arc],
-        words.begin,
-        words.word_id,
-        graph.final_score[state],
+        begin, dst_state, read, score, offsets(word_count), np.concatenate(word_ids), graph.final_score[state]
     )
+
+
+def _entered(states: TiedStates, graph: GraphArrays) -> IntArray:
+    """The pairs of state and loop column in which arcs end, as `state * num_columns + column`, distinct and sorted."""
+    num_phones = len(states.phones)
+    # The phones that lead to each state; for the start, silence.
+    arrival = distinct(np.append(graph.dst_state.astype(np.int64) * num_phones + graph.label, 0))
+    arrival_state, arrival_phone = np.divmod(arrival, num_phones)
+    begin = offsets(np.bincount(arrival_state, minlength=graph.num_states))
+    found = []
+    for first, last in _blocks(graph.arc_begin):
+        arc = np.arange(graph.arc_begin[first], graph.arc_begin[last])
+        src_state = np.repeat(np.arange(first, last), np.diff(graph.arc_begin[first : last + 1]))
+        # Each arc after each phone that may precede it.
+        position, owner = expand(begin[src_state], np.diff(begin)[src_state])
+        arc = arc[owner]
+        column = states.loop[arrival_phone[position], graph.label[arc]]
+        found.append(distinct(graph.dst_state[arc].astype(np.int64) * states.num_columns + column))
+    return distinct(np.concatenate(found))
+
+
+def _blocks(begin: IntArray) -> Iterator[tuple[int, int]]:
+    """Ranges of states with some hundred thousand arcs together, so that temporary arrays stay small.
+
+    Arrays of all arcs take longer, mostly because the system has to provide their memory.
+
+    Args:
+        begin: (S + 1,) the first arc of each state.
+    """
+    bounds = np.searchsorted(begin, np.arange(0, int(begin[-1]), _ARCS_AT_A_TIME)).tolist()
+    bounds = sorted({0, *bounds, len(begin) - 1})
+    return itertools.pairwise(bounds)
+
+
+_ARCS_AT_A_TIME = 1 << 18

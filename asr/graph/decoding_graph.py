@@ -99,29 +99,31 @@ def unpack(tensors: Mapping[str, Tensor], score_step: float, name: str) -> Graph
             raise AsrError(
                 f"{name}: the field {name_of_field!r} of the graph is not a list of integers; build the graph again."
             )
-    fields = {field: tensors[field].numpy().astype(np.int64) for field in FIELDS}
+    fields = {field: tensors[field].numpy() for field in FIELDS}
     if any(
         len(fields[field]) and fields[field].min() < 0 for field in ("arc_count", "word_arc", "word_count", "word_id")
     ):
         raise AsrError(f"{name}: the graph has counts below zero; build the graph again.")
     num_states, num_arcs = len(fields["arc_count"]), len(fields["label"])
-    word_arc, word_count = np.cumsum(fields["word_arc"]), fields["word_count"]
-    lengths_fit = num_arcs == len(fields["dst_state"]) == len(fields["score"]) == fields["arc_count"].sum()
-    words_fit = len(word_arc) == len(word_count) and word_count.sum() == len(fields["word_id"])
+    word_arc, word_count = np.cumsum(fields["word_arc"], dtype=np.int64), fields["word_count"]
+    lengths_fit = (
+        num_arcs == len(fields["dst_state"]) == len(fields["score"]) == fields["arc_count"].sum(dtype=np.int64)
+    )
+    words_fit = len(word_arc) == len(word_count) and word_count.sum(dtype=np.int64) == len(fields["word_id"])
     if not lengths_fit or not words_fit or len(fields["final_state"]) != len(fields["final_score"]):
         raise AsrError(f"{name}: the fields of the graph do not fit each other; build the graph again.")
     for index, end in ((fields["dst_state"], num_states), (word_arc, num_arcs), (fields["final_state"], num_states)):
         if len(index) and not 0 <= index.min() <= index.max() < end:
             raise AsrError(f"{name}: an index is out of range; build the graph again.")
-    counts = np.zeros(num_arcs, dtype=np.int64)
+    counts = np.zeros(num_arcs, dtype=word_count.dtype)
     counts[word_arc] = word_count
     final_score = np.full(num_states, -np.inf, dtype=np.float32)
-    final_score[fields["final_state"]] = fields["final_score"] * score_step
+    final_score[fields["final_state"]] = np.multiply(fields["final_score"], score_step, dtype=np.float64)
     return GraphArrays(
         offsets(fields["arc_count"]),
         fields["dst_state"].astype(np.int32),
         fields["label"].astype(np.int32),
-        (fields["score"] * score_step).astype(np.float32),
+        np.multiply(fields["score"], score_step, dtype=np.float64).astype(np.float32),
         offsets(counts),
         fields["word_id"].astype(np.int32),
         final_score,

@@ -1,4 +1,4 @@
-"""Returns memory to the system that libraries keep for later.
+"""The process's memory: what libraries keep is returned to the system, and Python's collector can be paused.
 
 Arrays of varying sizes leave gaps in glibc's heap. In a process that recognizes speech for hours, these grow to several
 times the memory in use, although everything has been freed. oneDNN, with which torch computes on CPUs, keeps the code
@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 _SECONDS_BETWEEN = 300.0
@@ -43,6 +46,18 @@ def release() -> None:
     trim = _malloc_trim()
     if trim is not None:
         trim(0)
+
+
+@contextmanager
+def paused_collector() -> Iterator[None]:
+    """Pauses the search for cycles of objects, which takes most of the time when very many objects are made to stay."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @functools.cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import lzma
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from asr.errors import AsrError
@@ -25,6 +25,29 @@ _STRESSED_VOWEL = re.compile(r"^(?P<phone>[A-Z]{2})[0-2]$")
 _PROBABILITY = re.compile(r"^(?:[0-9]*\.[0-9]+|[0-9]+[eE]-[0-9]+)(?:[eE][-+]?[0-9]+)?$")
 
 
+# They separate the phones of a pronunciation and the pronunciations of a word; no phone contains them.
+_PHONES, _VARIANTS = "\x1f", "\x1e"
+
+
+class _Pronunciations(Mapping[str, list[Pronunciation]]):
+    """word -> pronunciations. Each word's are one string: tuples of a large lexicon would take 100 MB more."""
+
+    def __init__(self, joined: dict[str, str]) -> None:
+        self.joined = joined
+
+    def __getitem__(self, word: str) -> list[Pronunciation]:
+        return [tuple(variant.split(_PHONES)) for variant in self.joined[word].split(_VARIANTS)]
+
+    def __contains__(self, word: object) -> bool:
+        return word in self.joined
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.joined)
+
+    def __len__(self) -> int:
+        return len(self.joined)
+
+
 class Lexicon:
     """Words and their pronunciations, in the order in which they were read.
 
@@ -32,22 +55,34 @@ class Lexicon:
         pronunciations: word -> pronunciations, the preferred one first; duplicates are removed.
         name: source of the pronunciations, for error messages.
 
+    Attributes:
+        pronunciations: word -> pronunciations.
+
     Raises:
         AsrError: there are no words, a word has no pronunciation, or a pronunciation is empty.
     """
 
     def __init__(self, pronunciations: Mapping[str, Iterable[Sequence[str]]], name: str = "lexicon") -> None:
         self.name = name
-        self.pronunciations: dict[str, list[Pronunciation]] = {}
+        joined: dict[str, str] = {}
         for word, variants in pronunciations.items():
-            distinct = [tuple(phones) for phones in variants]
-            if len(distinct) > 1:
-                distinct = list(dict.fromkeys(distinct))
-            if not distinct or not all(distinct):
+            distinct = dict.fromkeys(map(_PHONES.join, variants))
+            if not distinct or "" in distinct:
                 raise AsrError(f"{name}: the word {word!r} has no pronunciation; give its phones or remove it.")
-            self.pronunciations[word] = distinct
+            joined[word] = _VARIANTS.join(distinct)
+        self.pronunciations = _Pronunciations(joined)
+        self._require_words()
+
+    @classmethod
+    def _of(cls, joined: dict[str, str], name: str) -> Lexicon:
+        lexicon = cls.__new__(cls)
+        lexicon.name, lexicon.pronunciations = name, _Pronunciations(joined)
+        lexicon._require_words()
+        return lexicon
+
+    def _require_words(self) -> None:
         if not self.pronunciations:
-            raise AsrError(f"{name}: the lexicon is empty; it needs lines of the form `WORD PHONE PHONE ...`.")
+            raise AsrError(f"{self.name}: the lexicon is empty; it needs lines of the form `WORD PHONE PHONE ...`.")
 
     @classmethod
     def from_file(cls, path: str | Path, keep_stress: bool = False, upper_case: bool = True) -> Lexicon:
@@ -63,7 +98,7 @@ class Lexicon:
             AsrError: the file is missing, not UTF-8 or empty, or a line has no pronunciation.
         """
         path = Path(path)
-        pronunciations: dict[str, list[Pronunciation]] = {}
+        joined: dict[str, str] = {}
         for line_number, line in enumerate(read_text(path, "lexicon").split("\n"), start=1):
             if line.startswith(";;;"):
                 continue
@@ -78,7 +113,7 @@ class Lexicon:
                     f"{path}, line {line_number}: the word {word!r} has no pronunciation; "
                     "give its phones or remove the line."
                 )
-            if _PROBABILITY.match(phones[0]):
+            if phones[0][0] in ".0123456789" and _PROBABILITY.match(phones[0]):
                 raise AsrError(
                     f"{path}, line {line_number}: {phones[0]!r} is a probability, not a phone; remove that column."
                 )
@@ -88,8 +123,13 @@ class Lexicon:
                 word = word.upper()
             if not keep_stress:
                 phones = [_without_stress(phone) for phone in phones]
-            pronunciations.setdefault(word, []).append(tuple(phones))
-        return cls(pronunciations, name=str(path))
+            spelled = _PHONES.join(phones)
+            known = joined.get(word)
+            if known is None:
+                joined[word] = spelled
+            elif spelled not in known.split(_VARIANTS):
+                joined[word] = known + _VARIANTS + spelled
+        return cls._of(joined, name=str(path))
 
     @classmethod
     def from_files(cls, paths: Sequence[str | Path], keep_stress: bool = False, upper_case: bool = True) -> Lexicon:
@@ -135,13 +175,14 @@ class Lexicon:
     def restricted_to(self, words: Iterable[str]) -> tuple[Lexicon, list[str]]:
         """The lexicon of the given words, and the out-of-vocabulary words, each once and in order."""
         wanted = dict.fromkeys(words)
-        unknown = [word for word in wanted if word not in self.pronunciations]
-        known = {word: self.pronunciations[word] for word in wanted if word in self.pronunciations}
-        return Lexicon(known, name=self.name), unknown
+        joined = self.pronunciations.joined
+        unknown = [word for word in wanted if word not in joined]
+        return Lexicon._of({word: joined[word] for word in wanted if word in joined}, self.name), unknown
 
     def merged_with(self, other: Lexicon) -> Lexicon:
         """This lexicon plus the words that only `other` has."""
-        return Lexicon({**other.pronunciations, **self.pronunciations}, name=f"{self.name} and {other.name}")
+        joined = {**other.pronunciations.joined, **self.pronunciations.joined}
+        return Lexicon._of(joined, f"{self.name} and {other.name}")
 
     def save(self, path: str | Path) -> None:
         """Writes the lexicon in Kaldi's format, one pronunciation per line; compressed if the path ends in .xz."""

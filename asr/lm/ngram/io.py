@@ -1,7 +1,9 @@
-"""`NgramLM` in one binary file: memory-mapped, with a version and checksums, never written in part.
+"""`NgramLM` in one binary file: memory-mapped or compressed, with a version and checksums, never written in part.
 
 Layout: magic, version, length and CRC-32 of a JSON header, the header, then each array at a multiple of 64 bytes. The
-header gives each array's position, type, length and CRC-32, and the length of the file.
+header gives each array's position, type, length and CRC-32, and the length of the file. In version 2, the arrays are
+compressed (zlib): first the lowest byte of each value, then the second of each, and so on. The header also gives the
+number of compressed bytes, and the CRC-32 is that of these bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from asr.text.symbols import SPECIAL_WORDS, Vocabulary
 MAGIC = b"ASRNGRAM"
 
 
-VERSION = 1
+VERSIONS = MAPPED, COMPRESSED = (1, 2)
 
 
 _PREFIX = struct.Struct("<8sIII")
@@ -37,8 +39,14 @@ _ALIGNMENT = 64
 _CRC_BLOCK = 1 << 24
 
 
-def save_ngram_lm(lm: NgramLM, path: str | Path) -> None:
+def save_ngram_lm(lm: NgramLM, path: str | Path, compressed: bool = False) -> None:
     """Writes a model; the file appears under its name only when it is complete.
+
+    Args:
+        lm: the model.
+        path: the file.
+        compressed: whether to compress the arrays to about 40 %. They are then decompressed into memory when the model
+            is loaded, instead of mapped.
 
     Raises:
         AsrError: the file cannot be written, for example because the disk is full.
@@ -46,6 +54,7 @@ def save_ngram_lm(lm: NgramLM, path: str | Path) -> None:
     arrays = {name: np.ascontiguousarray(tensor.cpu().numpy()) for name, tensor in lm.arrays.tensors().items()}
     words = "\n".join(lm.vocabulary.words[len(SPECIAL_WORDS) :]).encode()
     arrays["words"] = np.frombuffer(words, dtype=np.uint8)
+    version = COMPRESSED if compressed else MAPPED
     header: dict[str, Any] = {"order": lm.order, "name": lm.name, "arrays": {}, "index": None}
     if (index := lm.arrays.index) is not None:
         arrays["slot"] = index.slot.cpu().numpy()
@@ -53,15 +62,18 @@ def save_ngram_lm(lm: NgramLM, path: str | Path) -> None:
     position = 0
     for name, array in arrays.items():
         position = -(-position // _ALIGNMENT) * _ALIGNMENT
-        header["arrays"][name] = [str(array.dtype), len(array), position, _crc(array)]
-        position += array.nbytes
+        stored = _compressed(array) if compressed else array
+        num_bytes = [stored.nbytes] if compressed else []
+        header["arrays"][name] = [str(array.dtype), len(array), position, _crc(stored), *num_bytes]
+        position += stored.nbytes
+        arrays[name] = stored
     header["num_bytes"] = position
     with open_atomic(Path(path)) as stream:
-        _write(stream, header, arrays)
+        _write(stream, version, header, arrays)
 
 
 def load_ngram_lm(path: str | Path, verify: bool = True) -> NgramLM:
-    """Maps a model into memory; pages are read when they are first used.
+    """Maps a model into memory; pages are read when they are first used. Compressed arrays are decompressed.
 
     Args:
         path: the file.
@@ -71,16 +83,16 @@ def load_ngram_lm(path: str | Path, verify: bool = True) -> NgramLM:
         AsrError: the file is missing, of another kind or version, cut short or damaged.
     """
     path = Path(path)
-    header, begin = _read_header(path)
+    version, header, begin = _read_header(path)
     try:
-        return _mapped_model(path, header, begin, verify)
+        return _mapped_model(path, version, header, begin, verify)
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, RuntimeError, AttributeError) as error:
         raise AsrError(
             f"{path}: the header does not describe an n-gram model ({error}); build the file again."
         ) from error
 
 
-def _mapped_model(path: Path, header: dict[str, Any], begin: int, verify: bool) -> NgramLM:
+def _mapped_model(path: Path, version: int, header: dict[str, Any], begin: int, verify: bool) -> NgramLM:
     mapped = np.memmap(path, dtype=np.uint8, mode="c")
     if len(mapped) != begin + header["num_bytes"]:
         raise AsrError(
@@ -88,14 +100,16 @@ def _mapped_model(path: Path, header: dict[str, Any], begin: int, verify: bool) 
             "it is cut short, build or copy it again."
         )
     arrays: dict[str, np.ndarray[Any, Any]] = {}
-    for name, (dtype, length, position, crc) in header["arrays"].items():
-        if dtype not in _DTYPES.get(name, ()) or not 0 <= length <= len(mapped) or not 0 <= position <= len(mapped):
+    room = len(mapped) * (_MOST_EXPANSION if version == COMPRESSED else 1)
+    for name, (dtype, length, position, crc, *compressed_bytes) in header["arrays"].items():
+        if dtype not in _DTYPES.get(name, ()) or not 0 <= length <= room or not 0 <= position <= len(mapped):
             raise ValueError(f"the array {name!r} is {dtype} of length {length} at {position}")
-        num_bytes = length * np.dtype(dtype).itemsize
-        array = mapped[begin + position : begin + position + num_bytes].view(dtype)
-        if verify and _crc(array) != crc:
+        num_bytes = compressed_bytes[0] if version == COMPRESSED else length * np.dtype(dtype).itemsize
+        stored = mapped[begin + position : begin + position + num_bytes]
+        if verify and _crc(stored) != crc:
             raise AsrError(f"{path}: the array {name!r} does not match its checksum; build or copy the file again.")
-        arrays[name] = array
+        arrays[name] = _decompressed(stored, dtype, length) if version == COMPRESSED else stored.view(dtype)
+        room -= arrays[name].nbytes
     vocabulary = Vocabulary(arrays.pop("words").tobytes().decode().split("\n"), name=str(path))
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     slot = tensors.pop("slot", None)
@@ -103,6 +117,34 @@ def _mapped_model(path: Path, header: dict[str, Any], begin: int, verify: bool) 
     model_arrays = NgramArrays(**tensors, index=index)
     _require_sound(model_arrays, len(vocabulary), header["order"])
     return NgramLM(vocabulary, model_arrays, header["order"], str(header["name"]))
+
+
+# Models expand two- to fourfold. A small file from an attacker could otherwise fill the memory.
+_MOST_EXPANSION = 100
+
+
+def _compressed(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The bytes of an array, compressed, (B,) uint8."""
+    planes = array.view(np.uint8).reshape(-1, array.itemsize).T
+    return np.frombuffer(zlib.compress(planes.tobytes(), 9), dtype=np.uint8)
+
+
+def _decompressed(stored: np.ndarray[Any, Any], dtype: str, length: int) -> np.ndarray[Any, Any]:
+    """The inverse of `_compressed`.
+
+    Raises:
+        ValueError: the bytes are not those of so many values.
+    """
+    num_bytes = length * np.dtype(dtype).itemsize
+    stream = zlib.decompressobj()
+    try:
+        content = stream.decompress(stored.tobytes(), num_bytes + 1)
+    except zlib.error as error:
+        raise ValueError(f"an array cannot be decompressed: {error}") from error
+    if len(content) != num_bytes or not stream.eof:
+        raise ValueError(f"an array expands to other than {num_bytes} bytes")
+    planes = np.frombuffer(content, dtype=np.uint8).reshape(np.dtype(dtype).itemsize, length)
+    return planes.T.copy(order="C").reshape(-1).view(dtype)
 
 
 _INTEGERS = ("int16", "int32", "int64")
@@ -187,17 +229,17 @@ def read_ngram_lm(path: str | Path) -> NgramLM:
     return load_ngram_lm(path) if is_binary else NgramLM.from_arpa(path)
 
 
-def _read_header(path: Path) -> tuple[dict[str, Any], int]:
-    """The header and where the arrays begin."""
+def _read_header(path: Path) -> tuple[int, dict[str, Any], int]:
+    """The version, the header and where the arrays begin."""
     try:
         with path.open("rb") as stream:
             prefix = stream.read(_PREFIX.size)
             if len(prefix) < _PREFIX.size or not prefix.startswith(MAGIC):
                 raise AsrError(f"{path}: this is not an n-gram model file; make one with 'asr lm ngram --binary'.")
             _, version, length, crc = _PREFIX.unpack(prefix)
-            if version != VERSION:
+            if version not in VERSIONS:
                 raise AsrError(
-                    f"{path}: the file has version {version}, this program reads version {VERSION}; "
+                    f"{path}: the file has version {version}, this program reads versions up to {VERSIONS[-1]}; "
                     "build it again with 'asr lm ngram --binary'."
                 )
             text = stream.read(min(length, path.stat().st_size))
@@ -211,15 +253,15 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
         raise AsrError(f"{path}: the header is not valid JSON ({error}); build the file again.") from error
     if not isinstance(header, dict) or type(header.get("num_bytes")) is not int:
         raise AsrError(f"{path}: the header does not describe arrays; build the file again.")
-    return header, _aligned(_PREFIX.size + length)
+    return version, header, _aligned(_PREFIX.size + length)
 
 
-def _write(stream: BinaryIO, header: dict[str, Any], arrays: dict[str, np.ndarray[Any, Any]]) -> None:
+def _write(stream: BinaryIO, version: int, header: dict[str, Any], arrays: dict[str, np.ndarray[Any, Any]]) -> None:
     text = json.dumps(header).encode()
-    stream.write(_PREFIX.pack(MAGIC, VERSION, len(text), zlib.crc32(text)))
+    stream.write(_PREFIX.pack(MAGIC, version, len(text), zlib.crc32(text)))
     stream.write(text)
     begin = _aligned(stream.tell())
-    for name, (_, _, position, _) in header["arrays"].items():
+    for name, (_, _, position, *_) in header["arrays"].items():
         stream.write(bytes(begin + position - stream.tell()))
         stream.write(memoryview(arrays[name]))  # type: ignore[arg-type]
 

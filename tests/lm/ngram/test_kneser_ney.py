@@ -153,6 +153,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         (["--arpa", "a", "--entropy", "-1"], "--entropy -1.0: give a number of 0 or more"),
         (["--arpa", "a", "--map-unknown"], "--map-unknown needs --vocabulary"),
         (["--arpa", "a", "--no-index"], "--no-index changes the binary file; give --binary"),
+        (["--arpa", "a", "--compress"], "--compress changes the binary file; give --binary"),
         (["--arpa", "a", "--quantize"], "--quantize changes the binary file; give --binary"),
     ],
 )

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import struct
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +17,7 @@ import torch
 from asr.errors import AsrError
 from asr.lm.corpus import read_word_stream
 from asr.lm.ngram.estimate import estimate_kneser_ney
-from asr.lm.ngram.io import load_ngram_lm, read_ngram_lm, save_ngram_lm
+from asr.lm.ngram.io import _PREFIX, _aligned, load_ngram_lm, read_ngram_lm, save_ngram_lm
 from asr.lm.ngram.lookup import look_up_ngrams
 from asr.lm.ngram.model import NgramLM
 from asr.text.symbols import Vocabulary
@@ -33,10 +36,11 @@ def _all_queries(lm: NgramLM) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.arange(lm.num_states).repeat_interleave(num_words), torch.arange(num_words).repeat(lm.num_states)
 
 
+@pytest.mark.parametrize("compressed", [False, True], ids=["mapped", "compressed"])
 @pytest.mark.parametrize("kind", ["plain", "indexed", "quantized"])
-def test_reads_back_what_was_written(lm: NgramLM, tmp_path: Path, kind: str) -> None:
+def test_reads_back_what_was_written(lm: NgramLM, tmp_path: Path, kind: str, compressed: bool) -> None:
     lm = {"plain": lm, "indexed": lm.with_index(), "quantized": lm.quantized().with_index(0.9)}[kind]
-    save_ngram_lm(lm, tmp_path / "lm.ngram")
+    save_ngram_lm(lm, tmp_path / "lm.ngram", compressed)
     again = read_ngram_lm(tmp_path / "lm.ngram")
     assert (again.vocabulary, again.order, again.name) == (lm.vocabulary, 4, "toy")
     for ours, theirs in zip(again.score(*_all_queries(again)), lm.score(*_all_queries(lm)), strict=True):
@@ -100,7 +104,7 @@ def test_damaged_files(lm: NgramLM, tmp_path: Path) -> None:
     broken = {
         "not an n-gram model file": b"\\data\\\n" + whole,
         "not an n-gram model file;": whole[:7],
-        "has version 7, this program reads version 1": whole[:8] + struct.pack("<I", 7) + whole[12:],
+        "has version 7, this program reads versions up to 2": whole[:8] + struct.pack("<I", 7) + whole[12:],
         "the header is cut short or damaged": whole[:40] + b"?" + whole[41:],
         "header is cut short": whole[:200],
         "it is cut short": whole[:-1],
@@ -115,6 +119,46 @@ def test_damaged_files(lm: NgramLM, tmp_path: Path) -> None:
         load_ngram_lm(path, verify=False)
     with pytest.raises(AsrError, match="cannot be read"):
         load_ngram_lm(tmp_path / "none")
+
+
+def test_compressed_files_are_smaller(lm: NgramLM, tmp_path: Path) -> None:
+    save_ngram_lm(lm, tmp_path / "mapped")
+    save_ngram_lm(lm, tmp_path / "compressed", compressed=True)
+    assert (tmp_path / "compressed").stat().st_size < 0.5 * (tmp_path / "mapped").stat().st_size
+
+
+def test_damaged_compressed_files(lm: NgramLM, tmp_path: Path) -> None:
+    path = tmp_path / "lm.ngram"
+    save_ngram_lm(lm, path, compressed=True)
+    path.write_bytes((whole := path.read_bytes())[:-9] + b"?" + whole[-8:])
+    with pytest.raises(AsrError, match=r"lm.ngram: the array 'words' does not match its checksum"):
+        load_ngram_lm(path)
+    with pytest.raises(AsrError, match=r"lm.ngram: .*\(an array (cannot be decompressed|expands to other)"):
+        load_ngram_lm(path, verify=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda entry: entry.__setitem__(1, entry[1] - 1), "an array expands to other than"),
+        (lambda entry: entry.__setitem__(1, entry[1] + 1), "an array expands to other than"),
+        (lambda entry: entry.__setitem__(1, 1 << 30), "'score' is float32 of length 1073741824"),
+        (lambda entry: entry.pop(), "does not describe an n-gram model"),
+    ],
+)
+def test_wrong_sizes_of_compressed_arrays(
+    lm: NgramLM, tmp_path: Path, change: Callable[[list[object]], object], sentence: str
+) -> None:
+    path = tmp_path / "lm.ngram"
+    save_ngram_lm(lm, path, compressed=True)
+    magic, version, length, _ = _PREFIX.unpack((whole := path.read_bytes())[: _PREFIX.size])
+    header = json.loads(whole[_PREFIX.size : _PREFIX.size + length])
+    change(header["arrays"]["score"])
+    text = json.dumps(header).encode()
+    start = _PREFIX.pack(magic, version, len(text), zlib.crc32(text)) + text
+    path.write_bytes(start.ljust(_aligned(len(start)), b"\0") + whole[_aligned(_PREFIX.size + length) :])
+    with pytest.raises(AsrError, match=sentence):
+        load_ngram_lm(path, verify=False)
 
 
 def test_full_disk_leaves_no_file(lm: NgramLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
