@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.graph.denominator_graph import DenominatorGraph
 from asr.hub import KNOWN_BUNDLES, Progress, cached_bundles, fetch, source_of
-from asr.kernels.heap import release
+from asr.kernels.heap import paused_collector, release
 from asr.lm.combine import num_oov_words
 from asr.lm.ngram.io import load_ngram_lm, read_ngram_lm, save_ngram_lm
 from asr.lm.ngram.model import NgramLM
@@ -262,6 +263,7 @@ class Bundle:
         half_precision: bool = True,
         graph_file: Path | None = None,
         byte_matrices: bool = False,
+        compress_ngrams: bool = False,
     ) -> None:
         """Writes the bundle to a temporary folder, which is renamed when it is complete.
 
@@ -272,6 +274,8 @@ class Bundle:
                 times smaller than the composed graph that is written otherwise.
             byte_matrices: store the acoustic model's matrices and the language model's word vectors as int8, with a
                 step for each row.
+            compress_ngrams: compress the n-gram models to about 40 %; loading decompresses them into memory instead of
+                mapping their files.
 
         Raises:
             AsrError: the parts do not match, `byte_matrices` has no effect, or the folder cannot be written. An
@@ -284,9 +288,11 @@ class Bundle:
                 "which keeps its own format; leave it out."
             )
         with atomic_folder(Path(folder)) as partial:
-            self._write(partial, half_precision, graph_file, byte_matrices)
+            self._write(partial, half_precision, graph_file, byte_matrices, compress_ngrams)
 
-    def _write(self, folder: Path, half_precision: bool, graph_file: Path | None, byte_matrices: bool) -> None:
+    def _write(
+        self, folder: Path, half_precision: bool, graph_file: Path | None, byte_matrices: bool, compress_ngrams: bool
+    ) -> None:
         manifest: dict[str, Any] = {
             "name": self.name,
             "features": {"class": self.features.class_name, "arguments": self.features.arguments},
@@ -305,7 +311,7 @@ class Bundle:
         for part, file_name in _NGRAM_FILES.items():
             model: NgramLM | None = getattr(self, part)
             if model is not None:
-                save_ngram_lm(model, folder / file_name)
+                save_ngram_lm(model, folder / file_name, compress_ngrams)
                 manifest[part] = {"file": file_name}
         if self.rnn_lm is not None:
             manifest["rnn_lm"] = _description(self.rnn_lm, file=_RNN_FILE, words=_WORDS_FILE)
@@ -322,6 +328,7 @@ class Bundle:
         write_manifest(folder, manifest)
 
     @classmethod
+    @paused_collector()
     def load(cls, folder: str | Path) -> Bundle:
         """Reads and checks a bundle.
 
@@ -330,21 +337,26 @@ class Bundle:
         """
         folder = Path(folder)
         manifest = read_manifest(folder)
-        # No verification: `read_manifest` has compared the checksums of all files.
-        graph = DecodingGraph.load(folder / manifest["graph"]["file"], verify=False)
-        # Building a graph takes several times its size; that memory is released before the other parts are loaded.
+        with ThreadPoolExecutor(1) as pool:
+            # The graph takes as long as all other parts. No verification: `read_manifest` has compared the checksums.
+            graph = pool.submit(DecodingGraph.load, folder / manifest["graph"]["file"], verify=False)
+            bundle = cls._with_graph(folder, manifest, graph.result)
+        bundle.check()
         release()
+        return bundle
+
+    @classmethod
+    def _with_graph(cls, folder: Path, manifest: dict[str, Any], graph: Callable[[], DecodingGraph]) -> Bundle:
         rnn_lm = None
         if "rnn_lm" in manifest:
             vocabulary = Vocabulary.from_file(folder / manifest["rnn_lm"]["words"])
             rnn_lm = _load_network(folder, manifest["rnn_lm"], LANGUAGE_MODEL_CLASSES, vocabulary)
         denominator = manifest.get("denominator")
         ngrams = {part: folder / manifest[part]["file"] for part in _NGRAM_FILES if part in manifest}
-        bundle = cls(
+        return cls(
             name=manifest["name"],
             features=_load_network(folder, manifest["features"], FEATURE_CLASSES),
             acoustic_model=_load_acoustic_model(folder, manifest["acoustic_model"]),
-            graph=graph,
             rnn_lm=rnn_lm,
             lexicon=_load_lexicon(folder / manifest["lexicon"]["file"]) if "lexicon" in manifest else None,
             denominator=None if denominator is None else DenominatorGraph.load(folder / denominator["file"]),
@@ -354,10 +366,8 @@ class Bundle:
             fingerprint=fingerprint_of_description(manifest),
             card=(folder / _CARD).read_text(encoding="utf-8", errors="replace") if (folder / _CARD).is_file() else "",
             **{part: load_ngram_lm(path, verify=False) for part, path in ngrams.items()},
+            graph=graph(),  # the last to be ready
         )
-        bundle.check()
-        release()
-        return bundle
 
 
 def read_rnn_lm(path: str | Path) -> ModelSpec:
