@@ -28,7 +28,7 @@ ALLOWED = {
     "metrics": "errors text",
     "nist": "errors metrics text",
     "lm": "distributed errors kernels options serialization text",
-    "graph": "errors lm serialization text torch_archive",
+    "graph": "errors kernels lm serialization text torch_archive",
     "hub": "errors serialization",
     "bundle": "errors graph hub kernels lm serialization text",
     "datasets": "audio distributed errors serialization text",

@@ -8,17 +8,17 @@ Shapes: P phones, silence first; C columns of the acoustic model; S states and A
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from asr.errors import AsrError
 from asr.graph.fst import GraphArrays, IntArray, Words, distinct, expand, offsets
+from asr.kernels.jit import jit
 from asr.text.documents import parse_json
 from asr.text.normalize import read_text
 from asr.text.symbols import BLANK, TokenTable
@@ -156,7 +156,9 @@ class TiedStates:
         return tied
 
 
-def compose_biphones(states: TiedStates, phones: Sequence[str], graph: GraphArrays) -> GraphArrays:
+def compose_biphones(
+    states: TiedStates, phones: Sequence[str], graph: GraphArrays, compiled: bool = True
+) -> GraphArrays:
     """Composes H and C with a graph of phones; the result reads one column per frame.
 
     A state of the result is a state of the graph together with the loop column of the phone that led there. The column
@@ -166,6 +168,7 @@ def compose_biphones(states: TiedStates, phones: Sequence[str], graph: GraphArra
         states: the columns.
         phones: the phones of the graph's labels 0, 1, ...
         graph: labels are phones; no input epsilons.
+        compiled: whether a compiled loop fills the arcs, if numba is installed; the result is the same.
 
     Raises:
         AsrError: the tied states lack a phone.
@@ -185,31 +188,109 @@ def compose_biphones(states: TiedStates, phones: Sequence[str], graph: GraphArra
         np.append(first, rest) for first, rest in zip((0, 0), np.divmod(entered, states.num_columns), strict=True)
     )
     begin = offsets(np.diff(graph.arc_begin)[state] + (np.arange(len(state)) > 0))
-    words = Words(np.append(graph.word_begin, graph.word_begin[-1]), graph.word_id)
-    dst_state, read = (np.empty(begin[-1], dtype=np.int32) for _ in range(2))
-    score = np.empty(begin[-1], dtype=np.float32)
-    word_count, word_ids = np.empty(begin[-1], dtype=np.int32), []
-    phone_of_column = states.phone_of_column()
-    for first, last in _blocks(begin):
-        node = np.repeat(np.arange(first, last), np.diff(begin[first : last + 1]))
-        place = slice(begin[first], begin[last])
-        arc = np.arange(place.start, place.stop) + (graph.arc_begin[state[node]] - begin[node] - (node > 0))
-        loop_node = np.arange(max(first, 1), last)
-        loops = begin[loop_node] - place.start
-        arc[loops] = 0  # any arc: what is taken from it is replaced below
-        before, after = phone_of_column[column[node]], graph.label[arc]
-        target = graph.dst_state[arc].astype(np.int64) * states.num_columns + states.loop[before, after]
-        dst_state[place], read[place] = np.searchsorted(entered, target) + 1, states.entry[before, after]
-        score[place] = graph.score[arc]
-        arc[loops] = graph.num_arcs  # the list without words that was appended above
-        block_words = words.take(arc)
-        word_count[place] = block_words.counts
-        word_ids.append(block_words.word_id)
-        loops += place.start
-        dst_state[loops], read[loops], score[loops] = loop_node, column[loop_node], 0.0
-    return GraphArrays(
-        begin, dst_state, read, score, offsets(word_count), np.concatenate(word_ids), graph.final_score[state]
+    num_words = np.diff(graph.word_begin[graph.arc_begin])[state].sum()
+    composed = GraphArrays(
+        arc_begin=begin,
+        dst_state=np.empty(begin[-1], dtype=np.int32),
+        label=np.empty(begin[-1], dtype=np.int32),
+        score=np.empty(begin[-1], dtype=np.float32),
+        word_begin=np.empty(begin[-1] + 1, dtype=np.int64),
+        word_id=np.empty(num_words, dtype=np.int32),
+        final_score=graph.final_score[state],
     )
+    nodes = _Nodes(state, column, offsets(np.bincount(state[1:], minlength=graph.num_states)) + 1)
+    fill = (jit(fill_arcs) if compiled else None) or _fill_arrays
+    fill(_arcs(graph), nodes, _Columns(states.entry, states.loop, states.phone_of_column()), _arcs(composed))
+    return composed
+
+
+class _Nodes(NamedTuple):
+    """The states of the result; the start, and then pairs of state and column, sorted.
+
+    Attributes:
+        state: (K,) int64, the state of the graph.
+        column: (K,) int64, the loop column.
+        begin: (S + 1,) int64, the first node of each state after the start.
+    """
+
+    state: IntArray
+    column: IntArray
+    begin: IntArray
+
+
+class _Arcs(NamedTuple):
+    """The arrays of `GraphArrays` that describe arcs, for compiled loops."""
+
+    arc_begin: IntArray
+    dst_state: npt.NDArray[np.int32]
+    label: npt.NDArray[np.int32]
+    score: npt.NDArray[np.float32]
+    word_begin: IntArray
+    word_id: npt.NDArray[np.int32]
+
+
+class _Columns(NamedTuple):
+    """The tables of `TiedStates`, and the phone of each column."""
+
+    entry: IntArray
+    loop: IntArray
+    phone: IntArray
+
+
+def _arcs(graph: GraphArrays) -> _Arcs:
+    return _Arcs(*(getattr(graph, name) for name in _Arcs._fields))
+
+
+def fill_arcs(graph: _Arcs, nodes: _Nodes, columns: _Columns, composed: _Arcs) -> None:
+    """Fills the arcs of all nodes, in a compiled loop."""
+    place = word = 0
+    for node in range(len(nodes.state)):
+        if node > 0:
+            composed.dst_state[place], composed.label[place] = node, nodes.column[node]
+            composed.score[place], composed.word_begin[place] = 0.0, word
+            place += 1
+        state, before = nodes.state[node], columns.phone[nodes.column[node]]
+        for arc in range(graph.arc_begin[state], graph.arc_begin[state + 1]):
+            target, after = graph.dst_state[arc], graph.label[arc]
+            wanted = columns.loop[before, after]
+            low, high = nodes.begin[target], nodes.begin[target + 1]
+            while high - low > 1:  # the node with this column, by binary search; most states have one node
+                middle = (low + high) // 2
+                if nodes.column[middle] <= wanted:
+                    low = middle
+                else:
+                    high = middle
+            composed.dst_state[place], composed.label[place] = low, columns.entry[before, after]
+            composed.score[place], composed.word_begin[place] = graph.score[arc], word
+            place += 1
+            for position in range(graph.word_begin[arc], graph.word_begin[arc + 1]):
+                composed.word_id[word] = graph.word_id[position]
+                word += 1
+    composed.word_begin[place] = word
+
+
+def _fill_arrays(graph: _Arcs, nodes: _Nodes, columns: _Columns, composed: _Arcs) -> None:
+    """The same in operations on whole arrays."""
+    counts = np.diff(composed.arc_begin)
+    node = np.repeat(np.arange(len(nodes.state)), counts)
+    has_loop = np.arange(len(counts)) > 0
+    arc = np.arange(len(node)) + (graph.arc_begin[nodes.state] - composed.arc_begin[:-1] - has_loop)[node]
+    loops = composed.arc_begin[:-1][has_loop]
+    is_loop = np.zeros(len(node), dtype=bool)
+    is_loop[loops] = True
+    composed.dst_state[loops], composed.label[loops] = np.flatnonzero(has_loop), nodes.column[has_loop]
+    composed.score[loops] = 0.0
+    arc = arc[~is_loop]
+    before, after = columns.phone[nodes.column[node[~is_loop]]], graph.label[arc]
+    num_columns = len(columns.phone)
+    wanted = graph.dst_state[arc].astype(np.int64) * num_columns + columns.loop[before, after]
+    entered = nodes.state[1:] * num_columns + nodes.column[1:]
+    composed.dst_state[~is_loop] = np.searchsorted(entered, wanted) + 1
+    composed.label[~is_loop], composed.score[~is_loop] = columns.entry[before, after], graph.score[arc]
+    words = Words(graph.word_begin, graph.word_id).take(arc)
+    num_words = np.zeros(len(node), dtype=np.int64)
+    num_words[~is_loop] = words.counts
+    composed.word_begin[:], composed.word_id[:] = offsets(num_words), words.word_id
 
 
 def _entered(states: TiedStates, graph: GraphArrays) -> IntArray:
@@ -220,28 +301,17 @@ def _entered(states: TiedStates, graph: GraphArrays) -> IntArray:
     arrival_state, arrival_phone = np.divmod(arrival, num_phones)
     begin = offsets(np.bincount(arrival_state, minlength=graph.num_states))
     found = []
-    for first, last in _blocks(graph.arc_begin):
-        arc = np.arange(graph.arc_begin[first], graph.arc_begin[last])
-        src_state = np.repeat(np.arange(first, last), np.diff(graph.arc_begin[first : last + 1]))
+    # In blocks, because the system takes longer to provide the memory for large arrays than it takes to fill them.
+    for first in range(0, graph.num_states, _STATES_AT_A_TIME):
+        block = slice(first, first + _STATES_AT_A_TIME)
+        num_arcs = np.diff(graph.arc_begin[block.start : block.stop + 1])
+        src_state = np.repeat(np.arange(len(num_arcs)), num_arcs)
         # Each arc after each phone that may precede it.
-        position, owner = expand(begin[src_state], np.diff(begin)[src_state])
-        arc = arc[owner]
+        position, arc = expand(begin[block][src_state], np.diff(begin[block.start : block.stop + 1])[src_state])
+        arc += graph.arc_begin[first]
         column = states.loop[arrival_phone[position], graph.label[arc]]
         found.append(distinct(graph.dst_state[arc].astype(np.int64) * states.num_columns + column))
     return distinct(np.concatenate(found))
 
 
-def _blocks(begin: IntArray) -> Iterator[tuple[int, int]]:
-    """Ranges of states with some hundred thousand arcs together, so that temporary arrays stay small.
-
-    Arrays of all arcs take longer, mostly because the system has to provide their memory.
-
-    Args:
-        begin: (S + 1,) the first arc of each state.
-    """
-    bounds = np.searchsorted(begin, np.arange(0, int(begin[-1]), _ARCS_AT_A_TIME)).tolist()
-    bounds = sorted({0, *bounds, len(begin) - 1})
-    return itertools.pairwise(bounds)
-
-
-_ARCS_AT_A_TIME = 1 << 18
+_STATES_AT_A_TIME = 1 << 17

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -72,6 +72,24 @@ def test_the_composition_equals_every_path_written_out(seed: int) -> None:
     score = np.random.default_rng(seed + 100).normal(size=(4, states.num_columns))
     expected = best_of_every_path(graph, phones, states, score)
     assert best_path(compose_biphones(states, phones, graph), score) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_compiled_loop_equals_operations_on_arrays(seed: int) -> None:
+    phones, graph = ["b", "SIL", "a"], random_graph(seed)
+    compiled, arrays = (compose_biphones(tied_states(), phones, graph, each) for each in (True, False))
+    for name in (field.name for field in fields(GraphArrays)):
+        ours, expected = getattr(compiled, name), getattr(arrays, name)
+        assert ours.dtype == expected.dtype
+        np.testing.assert_array_equal(ours, expected, err_msg=name)
+
+
+def test_blocks_of_states_do_not_change_the_composition(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = compose_biphones(tied_states(), PHONES, random_graph(3))
+    monkeypatch.setattr("asr.graph.context._STATES_AT_A_TIME", 2)
+    blocks = compose_biphones(tied_states(), PHONES, random_graph(3))
+    np.testing.assert_array_equal(blocks.dst_state, whole.dst_state)
+    np.testing.assert_array_equal(blocks.label, whole.label)
 
 
 def test_contexts_whose_columns_are_tied_share_a_state() -> None:
