@@ -15,6 +15,7 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from asr import old_paths
 from asr.errors import AsrError
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ _MODULES = {
     "StreamingOptions": "asr.streaming",
     "StreamingRecognizer": "asr.streaming",
 }
+
+old_paths.install()
 
 
 def load(bundle: str | Path | None = None, **arguments: Any) -> Recognizer:

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from asr.decoding.log_probs import check_numbers
+from asr.decoding.interface import check_numbers
 from asr.errors import AsrError
 from asr.text.ctc_tokens import CTCTokens
 

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asr.decoding.interface import DecodeResult, DecodingOptions
+from asr.decoding.interface import DecodeResult, DecodingOptions, LogProbCheck, skip_blanks, whole
 from asr.decoding.lattice import Lattice, LatticeParts, lattice_from_graph
-from asr.decoding.log_probs import LogProbCheck, skip_blanks, whole
 from asr.decoding.rescoring import LatticePath, rescore_lattice
 from asr.decoding.search_graph import SearchGraph
 from asr.decoding.token_passing import TokenPassingDecoder
@@ -187,7 +186,7 @@ class K2Decoder:
         options: beams and scales.
         keep_lattice: whether results have a lattice. With a language model, its states are split by word history, and
             it contains the language model's scores.
-        inputs: kind of the input of `decode`, a key of `asr.decoding.log_probs.INPUTS`.
+        inputs: kind of the input of `decode`, a key of `asr.decoding.interface.INPUTS`.
 
     Raises:
         AsrError: k2 cannot be imported, the graph has input epsilons, or `inputs` is not a key of `INPUTS`.

@@ -32,10 +32,9 @@ from torch import Tensor
 from asr.decoding.backend import Chunk, SearchSink
 from asr.decoding.backtrace import Backtrace
 from asr.decoding.frame import FrameSearch
-from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis
+from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis, LogProbCheck, check_chunks, skip_blanks
 from asr.decoding.k2 import FINAL_LABEL, WIDEST_BEAM, lattice_from_k2, require_k2, to_k2
 from asr.decoding.lattice import Lattice, best_path, prune
-from asr.decoding.log_probs import LogProbCheck, check_chunks, skip_blanks
 from asr.decoding.online import EndpointRules
 from asr.decoding.paths import SpelledPath, hypothesis_of_path
 from asr.decoding.rescoring import LatticePath, rescore_lattice, rescoring_options
@@ -237,7 +236,7 @@ class K2StreamingDecoder:
         lm: language model that rescores the growing lattice, or None.
         endpoint_rules: rules for when a speaker has finished; `longest` also limits time and memory.
         keep_lattice: whether final results have a lattice.
-        inputs: kind of the input of `advance`, a key of `asr.decoding.log_probs.INPUTS`.
+        inputs: kind of the input of `advance`, a key of `asr.decoding.interface.INPUTS`.
 
     Raises:
         AsrError: k2 cannot be imported, the graph has input epsilons, or `inputs` is not a key of `INPUTS`.

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from asr.decoding.backtrace import Backtrace, Ending, ending_of
-from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis
-from asr.decoding.log_probs import LogProbCheck, check_chunks, skip_blanks
+from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis, LogProbCheck, check_chunks, skip_blanks
 from asr.decoding.paths import SpelledPath
 from asr.decoding.search_graph import SearchGraph
 from asr.decoding.token_search import TokenSearch
@@ -88,7 +87,7 @@ class StreamingDecoder:
         commit_frames: the best path becomes final up to this many frames ago, and paths that differ there are dropped;
             None makes final only what all paths share. A recurrent language model never merges histories, so without
             this limit nothing in a long stream may ever become final. With it, results may depend on the chunks.
-        inputs: the kind of `advance`'s input, a key of `asr.decoding.log_probs.INPUTS`.
+        inputs: the kind of `advance`'s input, a key of `asr.decoding.interface.INPUTS`.
 
     Raises:
         AsrError: `inputs` is not a key of `INPUTS`.

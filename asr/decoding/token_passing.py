@@ -19,9 +19,8 @@ from torch import Tensor
 from asr.decoding.backend import Backend
 from asr.decoding.backtrace import Backtrace, Ending, best_arcs, endings_of
 from asr.decoding.chunks import ChunkedSearch
-from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis
+from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis, LogProbCheck, skip_blanks, whole
 from asr.decoding.lattice import Lattice, LatticeRecords, collects_on, pruned_lattice
-from asr.decoding.log_probs import LogProbCheck, skip_blanks, whole
 from asr.decoding.rescoring import rescore_lattice
 from asr.decoding.search_graph import SearchGraph
 from asr.decoding.selection import BackendFactory, backend_name, select_backend
@@ -108,7 +107,7 @@ class TokenPassingDecoder:
         keep_lattice: whether results include a lattice.
         backend: a name in `asr.decoding.selection.BACKENDS`, or a function that makes the backend of each search. All
             backends give the same results.
-        inputs: the kind of `decode`'s input, a key of `asr.decoding.log_probs.INPUTS`.
+        inputs: the kind of `decode`'s input, a key of `asr.decoding.interface.INPUTS`.
 
     Raises:
         AsrError: the graph has input epsilons and a lattice is needed, there is no such fusion or kind of input, or the

@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from asr.decoding.interface import DecodingOptions
-from asr.decoding.log_probs import check_log_prob
+from asr.decoding.interface import DecodingOptions, check_log_prob
 from asr.decoding.online import StreamingDecoder
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError

@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asr.decoding.cpu.nbest import SentenceLattice, best_sentences
-from asr.decoding.interface import DecodeResult, DecodingOptions
+from asr.decoding.interface import DecodeResult, DecodingOptions, skip_blanks
 from asr.decoding.lattice import Lattice, arc_posteriors, best_to_end, with_confidences
-from asr.decoding.log_probs import skip_blanks
 from asr.decoding.nbest import (
     PrefixTree,
     _one_word_an_arc,

@@ -9,8 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asr.decoding.interface import DecodingOptions
-from asr.decoding.log_probs import skip_blanks
+from asr.decoding.interface import DecodingOptions, skip_blanks
 from asr.decoding.recombination import NOT_REACHED, best_of_group, group, kth_best_score, prune_tokens, recombine
 from asr.decoding.tokens import expand
 from asr.errors import AsrError

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from asr.bundle import Bundle
+from asr.decoding.interface import check_log_prob
 from asr.decoding.lattice import arc_posteriors, join
-from asr.decoding.log_probs import check_log_prob
 from asr.decoding.nbest import PrefixTree, n_best, rescore_n_best, score_tree_by_network
 from asr.decoding.rescoring import rescore_lattice
 from asr.decoding.token_passing import TokenPassingDecoder

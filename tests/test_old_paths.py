@@ -1,0 +1,30 @@
+"""Import paths of earlier versions work, with a hint."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+
+import pytest
+
+from asr.old_paths import MOVED
+
+# A name of each old module that user code is likely to import.
+NAMES = {
+    "asr.decoding.log_probs": "skip_blanks",
+}
+
+
+@pytest.mark.parametrize("old", MOVED)
+def test_old_paths_lead_to_the_same_objects(old: str) -> None:
+    sys.modules.pop(old, None)
+    with pytest.warns(FutureWarning, match=re.escape(f"{old} is now {MOVED[old][0]}")):
+        module = importlib.import_module(old)
+    found = [getattr(importlib.import_module(new), NAMES[old], None) for new in MOVED[old]]
+    assert getattr(module, NAMES[old]) in found
+
+
+def test_unknown_modules_are_not_found() -> None:
+    with pytest.raises(ModuleNotFoundError, match="nothing"):
+        importlib.import_module("asr.decoding.nothing")
