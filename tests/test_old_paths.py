@@ -13,6 +13,8 @@ from asr.old_paths import MOVED
 # A name of each old module that user code is likely to import.
 NAMES = {
     "asr.decoding.log_probs": "skip_blanks",
+    "asr.decoding.search_graph": "Searchable",
+    "asr.decoding.tokens": "ActiveTokens",
 }
 
 

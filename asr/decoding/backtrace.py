@@ -16,10 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from asr.decoding.backend import ActiveTokens, Searchable
 from asr.decoding.interface import DecodingOptions, Hypothesis
 from asr.decoding.paths import hypothesis_of_path
-from asr.decoding.search_graph import Searchable
-from asr.decoding.tokens import ActiveTokens
 from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels.jit import gpu_module
 from asr.lm.interface import LanguageModel

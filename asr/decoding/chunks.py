@@ -19,17 +19,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asr.decoding.backend import Backend
+from asr.decoding.backend import ActiveTokens, ArcSet, ArcWords, Backend, SearchGraph
 from asr.decoding.backtrace import Backtrace
 from asr.decoding.cpu.lattice import ChunkRecords, LatticeBackpointers, LosingArcs, add_losses, connect_chunk
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import LatticeRecords
 from asr.decoding.recombination import best_score, normalize_scores
 from asr.decoding.rescoring import rescoring_options
-from asr.decoding.search_graph import ArcSet, ArcWords, SearchGraph
 from asr.decoding.selection import BackendFactory
 from asr.decoding.token_search import TokenSearch
-from asr.decoding.tokens import ActiveTokens
 from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels.jit import jit
 from asr.lm.interface import LanguageModel

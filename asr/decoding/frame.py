@@ -11,12 +11,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from asr.decoding.backend import Chunk, Frame, FrameBackend, SearchSink
+from asr.decoding.backend import (
+    ActiveTokens,
+    ArcSet,
+    Candidates,
+    Chunk,
+    Expansion,
+    Frame,
+    FrameBackend,
+    Searchable,
+    SearchSink,
+    Survivors,
+    expand,
+)
 from asr.decoding.backtrace import Backtrace
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.recombination import NOT_REACHED, best_of_group, normalize_scores, prune_tokens, recombine
-from asr.decoding.search_graph import ArcSet, Searchable
-from asr.decoding.tokens import ActiveTokens, Candidates, Expansion, Survivors, expand
 from asr.lm.interface import LanguageModel
 
 ROUNDING_SLACK = 0.01

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from asr.decoding.backend import SearchGraph
 from asr.decoding.interface import DecodeResult, DecodingOptions, LogProbCheck, skip_blanks, whole
 from asr.decoding.lattice import Lattice, LatticeParts, lattice_from_graph
 from asr.decoding.rescoring import LatticePath, rescore_lattice
-from asr.decoding.search_graph import SearchGraph
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asr.decoding.backend import Chunk, SearchSink
+from asr.decoding.backend import ActiveTokens, ArcSet, ArcWords, Chunk, SearchGraph, SearchSink
 from asr.decoding.backtrace import Backtrace
 from asr.decoding.frame import FrameSearch
 from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis, LogProbCheck, check_chunks, skip_blanks
@@ -38,10 +38,8 @@ from asr.decoding.lattice import Lattice, best_path, prune
 from asr.decoding.online import EndpointRules
 from asr.decoding.paths import SpelledPath, hypothesis_of_path
 from asr.decoding.rescoring import LatticePath, rescore_lattice, rescoring_options
-from asr.decoding.search_graph import ArcSet, ArcWords, SearchGraph
 from asr.decoding.selection import select_backend
 from asr.decoding.token_passing import TokenPassingDecoder
-from asr.decoding.tokens import ActiveTokens
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.lm.combine import WordMapper

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from asr.decoding.backend import ActiveTokens, Candidates, Survivors
 from asr.decoding.backtrace import Backtrace, Ending
 from asr.decoding.cpu.lattice import (
     LatticeBackpointers,
@@ -31,7 +32,6 @@ from asr.decoding.cpu.lattice import (
     sum_over_paths,
 )
 from asr.decoding.interface import DecodingOptions, Hypothesis
-from asr.decoding.tokens import ActiveTokens, Candidates, Survivors
 from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels.hash_table import marked_positions
 from asr.kernels.jit import jit

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from asr.decoding.backend import SearchGraph
 from asr.decoding.backtrace import Backtrace, Ending, ending_of
 from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis, LogProbCheck, check_chunks, skip_blanks
 from asr.decoding.paths import SpelledPath
-from asr.decoding.search_graph import SearchGraph
 from asr.decoding.token_search import TokenSearch
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from asr.decoding.backend import expand
 from asr.decoding.interface import DecodingOptions, Hypothesis
-from asr.decoding.tokens import expand
 from asr.errors import AsrError
 from asr.graph.context import BIPHONE_TOPOLOGY, TIED_STATES, TiedStates
 from asr.graph.decoding_graph import DecodingGraph

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import torch
 
-from asr.decoding.backend import Backend, ChunkBackend, FrameBackend
+from asr.decoding.backend import Backend, ChunkBackend, FrameBackend, Searchable
 from asr.decoding.cpu.chunk import NumbaChunkSearch
 from asr.decoding.cpu.chunk_lm import NumbaChunkSearchWithLM
 from asr.decoding.cpu.frame import NumbaFrameBackend
@@ -21,7 +21,6 @@ from asr.decoding.cpu.lattice_search import NumbaLatticeSearch
 from asr.decoding.frame import SplitFrameBackend, TorchFrameBackend
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import lattice_margin
-from asr.decoding.search_graph import Searchable
 from asr.errors import AsrError
 from asr.kernels.jit import has_package, triton_available
 from asr.lm.interface import LanguageModel

@@ -16,13 +16,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from asr.decoding.backend import Backend
+from asr.decoding.backend import Backend, SearchGraph
 from asr.decoding.backtrace import Backtrace, Ending, best_arcs, endings_of
 from asr.decoding.chunks import ChunkedSearch
 from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis, LogProbCheck, skip_blanks, whole
 from asr.decoding.lattice import Lattice, LatticeRecords, collects_on, pruned_lattice
 from asr.decoding.rescoring import rescore_lattice
-from asr.decoding.search_graph import SearchGraph
 from asr.decoding.selection import BackendFactory, backend_name, select_backend
 from asr.decoding.token_search import TokenSearch
 from asr.errors import AsrError

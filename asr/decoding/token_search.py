@@ -10,14 +10,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from asr.decoding.backend import Backend, Chunk, SearchSink
+from asr.decoding.backend import ActiveTokens, Backend, Chunk, Searchable, SearchSink
 from asr.decoding.backtrace import Backtrace
 from asr.decoding.frame import FrameSearch
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import LatticeRecords
-from asr.decoding.search_graph import Searchable
 from asr.decoding.selection import select_backend
-from asr.decoding.tokens import ActiveTokens
 from asr.lm.interface import LanguageModel
 
 

@@ -28,12 +28,12 @@ from torch import Tensor
 from asr.bundle import Bundle
 from asr.ctc.language_models import LentModels
 from asr.decoding import k2
+from asr.decoding.backend import SearchGraph
 from asr.decoding.build import default_decoder
 from asr.decoding.gpu import kernels
 from asr.decoding.gpu.cuda_graph import BufferSizes, FrameBuffers, FrameReplay
 from asr.decoding.gpu.frame import FrameLimits
 from asr.decoding.interface import DecodingOptions
-from asr.decoding.search_graph import SearchGraph
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.kernels.hash_table import HashTable
 from asr.pipeline import StreamPool, pipelined

@@ -22,7 +22,7 @@ import torch
 import triton
 from torch import Tensor
 
-from asr.decoding.backend import Backend
+from asr.decoding.backend import ArcSet, ArcWords, Backend, Candidates, Searchable
 from asr.decoding.frame import TorchFrameBackend
 from asr.decoding.gpu import cut_off, losing_arcs
 from asr.decoding.gpu import kernels as search_kernels
@@ -30,9 +30,7 @@ from asr.decoding.gpu.cuda_graph import CudaGraphSearch
 from asr.decoding.gpu.frame import FrameLimits, Recombination, TritonFrameBackend
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import LatticeRecords
-from asr.decoding.search_graph import ArcSet, ArcWords, Searchable
 from asr.decoding.token_passing import TokenPassingDecoder
-from asr.decoding.tokens import Candidates
 from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels import hash_table_triton
 from asr.kernels.hash_table import marked_positions

@@ -22,15 +22,13 @@ from unittest import mock
 
 import torch
 
-from asr.decoding.backend import Frame
+from asr.decoding.backend import ActiveTokens, Candidates, Frame, SearchGraph
 from asr.decoding.gpu import cut_off, kernels, losing_arcs, traceback
 from asr.decoding.gpu.cuda_graph import BufferSizes, FrameBuffers
 from asr.decoding.gpu.frame import FrameLimits, TritonFrameBackend
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.rescoring import LatticeGraph
-from asr.decoding.search_graph import SearchGraph
 from asr.decoding.token_passing import TokenPassingDecoder
-from asr.decoding.tokens import ActiveTokens, Candidates
 from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels import hash_table_triton
 from asr.lm.ngram import lookup_triton

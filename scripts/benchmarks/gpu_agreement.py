@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from asr.bundle import Bundle
-from asr.decoding.backend import Backend
+from asr.decoding.backend import Backend, Searchable
 from asr.decoding.build import decoding_options
 from asr.decoding.interface import DecodeResult, DecodingOptions
-from asr.decoding.search_graph import Searchable
 from asr.decoding.selection import BackendFactory, select_backend
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError

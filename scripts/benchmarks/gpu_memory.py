@@ -28,11 +28,11 @@ os.environ["TRITON_INTERPRET"] = "1"  # before anything imports triton
 import torch
 
 from asr.bundle import Bundle, bundle_folder
+from asr.decoding.backend import SearchGraph
 from asr.decoding.build import decoding_options
 from asr.decoding.gpu import cuda_graph, frame
 from asr.decoding.gpu.frame import FrameLimits
 from asr.decoding.lattice import lattice_margin
-from asr.decoding.search_graph import SearchGraph
 from asr.recognizer import Recognizer, ResourceOptions
 from asr.testing.simulated_gpu import simulated_gpu
 from scripts.benchmarks.gpu_expected import clips

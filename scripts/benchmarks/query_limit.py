@@ -19,12 +19,10 @@ from torch import Tensor
 from asr.audio.io import read_audio
 from asr.cli.options import add_recognizer_arguments, recognizer_from
 from asr.cli.recordings import audio_files
-from asr.decoding.backend import Backend, Frame
+from asr.decoding.backend import ActiveTokens, Backend, Candidates, Expansion, Frame, Searchable, Survivors
 from asr.decoding.frame import TorchFrameBackend
 from asr.decoding.interface import DecodingOptions
-from asr.decoding.search_graph import Searchable
 from asr.decoding.token_passing import TokenPassingDecoder
-from asr.decoding.tokens import ActiveTokens, Candidates, Expansion, Survivors
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.combine import CombinedLM, Difference, RemappedLM
 from asr.lm.interface import LanguageModel

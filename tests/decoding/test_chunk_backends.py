@@ -13,16 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from asr.decoding.backend import Backend
+from asr.decoding.backend import ActiveTokens, Backend, Searchable, SearchGraph
 from asr.decoding.backtrace import Backtrace
 from asr.decoding.cpu.arrays import arc_arrays, largest_excess
 from asr.decoding.frame import TorchFrameBackend
 from asr.decoding.interface import DecodingOptions
-from asr.decoding.search_graph import Searchable, SearchGraph
 from asr.decoding.selection import BackendFactory, select_backend
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.decoding.token_search import TokenSearch
-from asr.decoding.tokens import ActiveTokens
 from asr.graph.decoding_graph import DecodingGraph
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM

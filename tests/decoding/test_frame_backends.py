@@ -14,14 +14,12 @@ import torch
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from asr.decoding.backend import Backend, Frame, FrameBackend, SearchSink
+from asr.decoding.backend import ActiveTokens, Backend, Frame, FrameBackend, Searchable, SearchGraph, SearchSink
 from asr.decoding.backtrace import Backtrace
 from asr.decoding.frame import FrameSearch, SplitFrameBackend, TorchFrameBackend
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import LatticeRecords
-from asr.decoding.search_graph import Searchable, SearchGraph
 from asr.decoding.selection import BackendFactory, select_backend
-from asr.decoding.tokens import ActiveTokens
 from asr.lm.interface import LanguageModel
 from tests.decoding.random_graphs import random_graph, random_log_prob
 from tests.reference.table_lm import TableLM

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asr.decoding import lattice
-from asr.decoding.backend import Backend, ChunkBackend
+from asr.decoding.backend import Backend, ChunkBackend, Searchable, SearchGraph
 from asr.decoding.backtrace import Backtrace, best_arcs, endings_of
 from asr.decoding.cpu.chunk import NumbaChunkSearch
 from asr.decoding.cpu.chunk_lm import NumbaChunkSearchWithLM
@@ -24,7 +24,6 @@ from asr.decoding.frame import TorchFrameBackend
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import Lattice, LatticeRecords
 from asr.decoding.rescoring import rescore_lattice
-from asr.decoding.search_graph import Searchable, SearchGraph
 from asr.decoding.selection import BackendFactory, select_backend
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.decoding.token_search import TokenSearch

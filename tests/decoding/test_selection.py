@@ -13,14 +13,12 @@ import pytest
 import torch
 
 from asr.cli import doctor
-from asr.decoding.backend import Backend, Chunk, ChunkBackend, SearchSink
+from asr.decoding.backend import ActiveTokens, Backend, Chunk, ChunkBackend, Searchable, SearchGraph, SearchSink
 from asr.decoding.frame import FrameSearch, SplitFrameBackend, TorchFrameBackend
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.rescoring import LatticeGraph
-from asr.decoding.search_graph import Searchable, SearchGraph
 from asr.decoding.selection import select_backend
 from asr.decoding.token_passing import TokenPassingDecoder
-from asr.decoding.tokens import ActiveTokens
 from asr.errors import AsrError
 from asr.kernels.jit import triton_available
 from asr.lm.combine import Difference, RemappedLM

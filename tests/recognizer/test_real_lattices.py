@@ -11,13 +11,12 @@ import torch
 
 from asr.audio.io import read_audio
 from asr.bundle import Bundle
-from asr.decoding.backend import Backend
+from asr.decoding.backend import Backend, Searchable
 from asr.decoding.confidence import word_posteriors
 from asr.decoding.cpu.frame import NumbaFrameBackend
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import Lattice
 from asr.decoding.rescoring import rescore_lattice
-from asr.decoding.search_graph import Searchable
 from asr.decoding.selection import select_backend
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.lm.interface import LanguageModel

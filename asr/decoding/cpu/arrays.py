@@ -11,10 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from asr.decoding.backend import SearchSink
+from asr.decoding.backend import ActiveTokens, ArcSet, SearchSink
 from asr.decoding.interface import DecodingOptions
-from asr.decoding.search_graph import ArcSet
-from asr.decoding.tokens import ActiveTokens
 from asr.kernels.jit import jit_required, kernel
 
 _NONE = -1
@@ -228,7 +226,7 @@ def add_frame(made: Any, tokens: Any, candidates: Any, extended: Any, survivors:
         tokens: tokens before the frame.
         candidates: their extensions over arcs.
         extended: the candidates as `TokenArrays` (A,), each with the backpointer of the token that it extends.
-        survivors: winner (A,) and kept (K',), see `asr.decoding.tokens.Survivors`.
+        survivors: winner (A,) and kept (K',), see `asr.decoding.backend.Survivors`.
         beam: the search beam, float32.
         num_read: (N,) number of frames that each stream has read, this one included.
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from asr.decoding.backend import Chunk, SearchSink
+from asr.decoding.backend import ActiveTokens, Chunk, Searchable, SearchSink
 from asr.decoding.cpu.arrays import (
     CandidateArrays,
     Frames,
@@ -33,8 +33,6 @@ from asr.decoding.cpu.arrays import (
 )
 from asr.decoding.cpu.frame import count_arcs, expand_stream, keep_frame, keep_stream, normalize_scores
 from asr.decoding.interface import DecodingOptions
-from asr.decoding.search_graph import Searchable
-from asr.decoding.tokens import ActiveTokens
 from asr.kernels.jit import jit_required, kernel
 from asr.kernels.lookup import look_up
 from asr.lm.interface import LanguageModel

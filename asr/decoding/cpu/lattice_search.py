@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from asr.decoding.backend import Chunk, SearchSink
+from asr.decoding.backend import ActiveTokens, Chunk, Searchable, SearchSink
 from asr.decoding.cpu.arrays import (
     CandidateArrays,
     TokenArrays,
@@ -29,8 +29,6 @@ from asr.decoding.cpu.arrays import (
 )
 from asr.decoding.cpu.frame import context_slot, count_arcs, normalize_scores, prune_winners, resolve_winners
 from asr.decoding.interface import DecodingOptions
-from asr.decoding.search_graph import Searchable
-from asr.decoding.tokens import ActiveTokens
 from asr.kernels.jit import jit_required, kernel
 from asr.kernels.lookup import look_up
 from asr.lm.interface import LanguageModel

@@ -16,13 +16,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from asr.decoding.backend import Chunk, Frame, SearchSink
+from asr.decoding.backend import ActiveTokens, Candidates, Chunk, Frame, Searchable, SearchSink
 from asr.decoding.frame import FRAMES_BETWEEN_COLLECTIONS, extended, score_words
 from asr.decoding.gpu.frame import CountedSurvivors, TritonFrameBackend, counted_positions
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import LatticeRecords
-from asr.decoding.search_graph import Searchable
-from asr.decoding.tokens import ActiveTokens, Candidates
 from asr.kernels.hash_table import marked_positions
 from asr.lm.interface import LanguageModel
 

@@ -18,14 +18,12 @@ import torch
 import triton
 from torch import Tensor
 
-from asr.decoding.backend import Chunk, SearchSink
+from asr.decoding.backend import ActiveTokens, ArcSet, Chunk, Searchable, SearchSink
 from asr.decoding.backtrace import Backtrace
 from asr.decoding.gpu import frame, kernels
 from asr.decoding.gpu.frame import ArcExpansion, FrameLimits, Recombination
 from asr.decoding.gpu.losing_arcs import LosingArcBuffers
 from asr.decoding.lattice import LatticeRecords
-from asr.decoding.search_graph import ArcSet, Searchable
-from asr.decoding.tokens import ActiveTokens
 from asr.kernels.hash_table import marked_positions
 
 

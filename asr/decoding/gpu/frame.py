@@ -11,14 +11,12 @@ import torch
 import triton
 from torch import Tensor
 
-from asr.decoding.backend import Frame
+from asr.decoding.backend import ActiveTokens, ArcSet, Candidates, Expansion, Frame, Searchable, Survivors
 from asr.decoding.frame import ROUNDING_SLACK
 from asr.decoding.gpu import kernels
 from asr.decoding.gpu.cut_off import CutOff
 from asr.decoding.gpu.kernels import LOWEST
 from asr.decoding.interface import DecodingOptions
-from asr.decoding.search_graph import ArcSet, Searchable
-from asr.decoding.tokens import ActiveTokens, Candidates, Expansion, Survivors
 from asr.kernels.hash_table import marked_positions
 
 NO_LIMIT = 0x7FFFFFFF

@@ -11,13 +11,12 @@ import torch
 pytest.importorskip("triton", reason="the kernels need triton; its interpreter runs them without a GPU")
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
-from asr.decoding.backend import Backend
+from asr.decoding.backend import Backend, SearchGraph
 from asr.decoding.backtrace import Backtrace
 from asr.decoding.frame import TorchFrameBackend
 from asr.decoding.gpu.chunk_lm import TritonChunkSearchWithLM
 from asr.decoding.gpu.frame import FrameLimits, TritonFrameBackend
 from asr.decoding.interface import DecodingOptions
-from asr.decoding.search_graph import SearchGraph
 from asr.decoding.token_search import TokenSearch
 from tests.decoding.random_graphs import random_graph, random_log_prob
 from tests.reference.table_lm import TableLM

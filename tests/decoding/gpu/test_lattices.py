@@ -13,7 +13,7 @@ from torch import Tensor
 pytest.importorskip("triton", reason="the kernels need triton; its interpreter runs them without a GPU")
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
-from asr.decoding.backend import Backend
+from asr.decoding.backend import Backend, Searchable, SearchGraph
 from asr.decoding.backtrace import Backtrace, endings_of
 from asr.decoding.frame import TorchFrameBackend
 from asr.decoding.gpu.chunk_lm import TritonChunkSearchWithLM
@@ -21,7 +21,6 @@ from asr.decoding.gpu.cuda_graph import CudaGraphSearch
 from asr.decoding.gpu.frame import FrameLimits, TritonFrameBackend
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import Lattice, LatticeRecords, lattice_margin
-from asr.decoding.search_graph import Searchable, SearchGraph
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.decoding.token_search import TokenSearch
 from asr.lm.interface import LanguageModel
