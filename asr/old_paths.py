@@ -14,6 +14,7 @@ from types import ModuleType
 MOVED = {
     "asr.decoding.log_probs": ("asr.decoding.interface",),
     "asr.decoding.search_graph": ("asr.decoding.backend",),
+    "asr.decoding.token_search": ("asr.decoding.frame",),
     "asr.decoding.tokens": ("asr.decoding.backend",),
 }
 """Old module -> the modules that its names are in now."""

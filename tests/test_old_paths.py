@@ -14,6 +14,7 @@ from asr.old_paths import MOVED
 NAMES = {
     "asr.decoding.log_probs": "skip_blanks",
     "asr.decoding.search_graph": "Searchable",
+    "asr.decoding.token_search": "TokenSearch",
     "asr.decoding.tokens": "ActiveTokens",
 }
 

@@ -22,12 +22,12 @@ from torch import Tensor
 from asr.decoding.backend import ActiveTokens, ArcSet, ArcWords, Backend, SearchGraph
 from asr.decoding.backtrace import Backtrace
 from asr.decoding.cpu.lattice import ChunkRecords, LatticeBackpointers, LosingArcs, add_losses, connect_chunk
+from asr.decoding.frame import TokenSearch
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import LatticeRecords
 from asr.decoding.recombination import best_score, normalize_scores
 from asr.decoding.rescoring import rescoring_options
 from asr.decoding.selection import BackendFactory
-from asr.decoding.token_search import TokenSearch
 from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels.jit import jit
 from asr.lm.interface import LanguageModel
@@ -196,7 +196,7 @@ class ChunkedSearch:
         backpointer = backtrace.add(nothing - 1, nothing)
         records.add_frames(front.stream, nothing, (nothing[:0], nothing[:0], nothing[:0], front.score[:0]))
         tokens = ActiveTokens(front.stream, front.state, nothing, front.score, nothing.double(), backpointer)
-        search = TokenSearch(self._graph, self._options, None, backtrace, records, backend=self._first)
+        search = TokenSearch(self._graph, self._options, None, self._first, backtrace, records)
         stream = search.resume(tokens, num_utts)
         search.advance(stream, log_prob, span.num_searched, is_end=span.is_end)
         after, _ = search.alive_in_all()
@@ -231,7 +231,7 @@ class ChunkedSearch:
         if self.records is not None:
             self.records.begin_chunk(span.first)
         backend = self._make_backend(graph, self._bounds, self._lm, self._keep_lattice)
-        search = TokenSearch(graph, self._bounds, self._lm, self.backtrace, self.records, backend=backend, held=held)
+        search = TokenSearch(graph, self._bounds, self._lm, backend, self.backtrace, self.records, held=held)
         stream = search.resume(tokens, num_utts)
         search.advance(stream, torch.zeros(num_utts, int(span.num_rescored.max()), 1), span.num_rescored)
         tokens, offset = search.alive_in_all()

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from asr.decoding.backend import SearchGraph
 from asr.decoding.backtrace import Backtrace, Ending, ending_of
+from asr.decoding.frame import TokenSearch
 from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis, LogProbCheck, check_chunks, skip_blanks
 from asr.decoding.paths import SpelledPath
-from asr.decoding.token_search import TokenSearch
+from asr.decoding.selection import select_backend
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.lm.combine import WordMapper
@@ -111,7 +112,8 @@ class StreamingDecoder:
         self._search_graph = SearchGraph(graph, self.options)
         self._lm = WordMapper(graph.vocabulary).mapped(lm)
         self._backtrace = Backtrace(graph.device)
-        self._search = TokenSearch(self._search_graph, self.options, self._lm, self._backtrace)
+        backend = select_backend(self._search_graph, self.options, self._lm)
+        self._search = TokenSearch(self._search_graph, self.options, self._lm, backend, self._backtrace)
         self._progress: dict[int, _Progress] = {}
 
     def start(self, num_streams: int = 1) -> list[int]:

@@ -21,13 +21,13 @@ from torch import Tensor
 
 from asr.decoding.backend import ArcSet, ArcWords
 from asr.decoding.backtrace import Backtrace, best_arcs, endings_of
+from asr.decoding.frame import TokenSearch
 from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis
 from asr.decoding.lattice import Lattice, LatticeRecords, best_to_end, collects_on, join, lattice_from_lattice, prune
 from asr.decoding.nbest import n_best, rescore_n_best
 from asr.decoding.paths import hypothesis_of_path
 from asr.decoding.selection import BackendFactory, select_backend
 from asr.decoding.settings import LanguageModelOptions
-from asr.decoding.token_search import TokenSearch
 from asr.graph.decoding_graph import DecodingGraph
 from asr.lm.combine import ADD, CombinedLM, Step, WordMapper
 from asr.lm.interface import LanguageModel
@@ -125,7 +125,7 @@ def rescore_lattice(
     backtrace = Backtrace(device, collects=collects_on(device, keep_lattice))
     records = LatticeRecords(num_utts, bounds) if keep_lattice else None
     backend = make_backend(graph, bounds, lm, keep_lattice)
-    search = TokenSearch(graph, bounds, lm, backtrace, records, backend=backend, held=held)
+    search = TokenSearch(graph, bounds, lm, backend, backtrace, records, held=held)
     stream = search.start(lattice.start_state)
     # The acoustic scores are on the arcs of the lattice.
     search.advance(stream, torch.zeros(num_utts, lattice.num_frames, 1, device=device), lattice.frames_of_utts())

@@ -19,11 +19,11 @@ from torch import Tensor
 from asr.decoding.backend import Backend, SearchGraph
 from asr.decoding.backtrace import Backtrace, Ending, best_arcs, endings_of
 from asr.decoding.chunks import ChunkedSearch
+from asr.decoding.frame import TokenSearch
 from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis, LogProbCheck, skip_blanks, whole
 from asr.decoding.lattice import Lattice, LatticeRecords, collects_on, pruned_lattice
 from asr.decoding.rescoring import rescore_lattice
 from asr.decoding.selection import BackendFactory, backend_name, select_backend
-from asr.decoding.token_search import TokenSearch
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.lm.combine import WordMapper
@@ -236,7 +236,7 @@ class TokenPassingDecoder:
         else:
             backtrace = Backtrace(self.graph.device, collects=collects_on(self.graph.device, keep_lattice))
             records = LatticeRecords(num_utts, self.options) if keeps_losing else None
-            search = TokenSearch(self._search_graph, self.options, lm, backtrace, records, backend=backend, held=held)
+            search = TokenSearch(self._search_graph, self.options, lm, backend, backtrace, records, held=held)
             search.advance(search.start(torch.zeros_like(num_frames)), log_prob, num_frames)
             found = search.alive_in_all()
         endings = endings_of(self._search_graph, self.options, lm, *found)

@@ -46,7 +46,7 @@ _FRAMES_PER_CALL = 32
 _PARTS = (
     ("back-pointers", ("decoding/backtrace",)),
     ("lattices", ("decoding/lattice", "gpu/lattice", "gpu/losing_arcs")),
-    ("graph", ("asr/graph/", "decoding/search_graph")),
+    ("graph", ("asr/graph/",)),
     ("tokens of a frame", ("asr/decoding/",)),
     ("samples to log-probabilities", ("asr/audio/", "asr/models/", "asr/pipeline", "asr/kernels/linear", "recognizer")),
 )

@@ -64,8 +64,8 @@ TESTS = {
     "asr/decoding/frame.py": (
         *_SEARCH, "tests/decoding/test_recombination.py", "tests/decoding/test_selection.py",
         "tests/decoding/test_frame_backends.py", "tests/decoding/test_chunk_backends.py",
+        "tests/decoding/test_rescoring.py",
     ),
-    "asr/decoding/token_search.py": (*_SEARCH, "tests/decoding/test_rescoring.py"),
     "asr/decoding/backtrace.py": (*_SEARCH, *_LATTICES),
     "asr/decoding/paths.py": ("tests/decoding/test_nbest.py", "tests/decoding/test_word_alignment.py", *_SEARCH),
     "asr/decoding/lattice.py": (*_LATTICES, "tests/decoding/test_nbest.py", "tests/decoding/test_rescoring.py"),

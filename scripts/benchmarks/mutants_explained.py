@@ -46,6 +46,7 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
             "def expand(self, tokens: ActiveTokens, frame: Frame, *, prune: bool = True) -> Expansion:",
             "True -> False",
         ): "the reference has no fast way that the argument could turn off",
+        ("row_of = torch.full_like(self._score_offset, -1, dtype=torch.int64)", "1 -> 2"): _ANY_NEGATIVE,
     },
     "asr/decoding/lattice.py": {
         (
@@ -69,9 +70,6 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
             "lattice.frames_of_utts())",
             "1 -> 2",
         ): "no arc of a lattice reads another token than the first",
-    },
-    "asr/decoding/token_search.py": {
-        ("row_of = torch.full_like(self._score_offset, -1, dtype=torch.int64)", "1 -> 2"): _ANY_NEGATIVE,
     },
     "asr/lm/combine.py": {
         (

@@ -21,7 +21,7 @@ pytestmark = [
 def test_parts_of_the_program() -> None:
     assert part_of("here/asr/decoding/backtrace.py") == "back-pointers"
     assert part_of("here/asr/decoding/lattice.py") == part_of("here/asr/decoding/gpu/lattice.py") == "lattices"
-    assert part_of("here/asr/decoding/token_search.py") == "tokens of a frame"
+    assert part_of("here/asr/decoding/frame.py") == "tokens of a frame"
     assert part_of("here/asr/lm/cached/trie.py") == "others"
 
 

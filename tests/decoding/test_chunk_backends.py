@@ -16,11 +16,10 @@ from torch import Tensor
 from asr.decoding.backend import ActiveTokens, Backend, Searchable, SearchGraph
 from asr.decoding.backtrace import Backtrace
 from asr.decoding.cpu.arrays import arc_arrays, largest_excess
-from asr.decoding.frame import TorchFrameBackend
+from asr.decoding.frame import TokenSearch, TorchFrameBackend
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.selection import BackendFactory, select_backend
 from asr.decoding.token_passing import TokenPassingDecoder
-from asr.decoding.token_search import TokenSearch
 from asr.graph.decoding_graph import DecodingGraph
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
@@ -254,7 +253,7 @@ def test_streams_ask_together() -> None:
     lm = TableLM(graph.vocabulary)
     searched = SearchGraph(graph, options)
     backend = select_backend(searched, options, lm, name="numba")
-    search = TokenSearch(searched, options, lm, Backtrace(graph.device), backend=backend)
+    search = TokenSearch(searched, options, lm, backend, Backtrace(graph.device))
     search.advance(search.start(torch.zeros(3, dtype=torch.int64)), log_prob, torch.tensor([6, 6, 5]))
     histories = [lm.history_of(int(search.alive(utt)[0].context_idx[0])) for utt in range(3)]
     assert [len(history) - 1 for history in histories] == [1, 0, 2]
@@ -275,7 +274,7 @@ def test_arcs_are_named_as_in_the_graph(name: str) -> None:
     for own_name in ("torch", name):
         backtrace = Backtrace(GRAPH.device)
         backend = select_backend(searched, options, None, name=own_name)
-        search = TokenSearch(searched, options, None, backtrace, backend=backend)
+        search = TokenSearch(searched, options, None, backend, backtrace)
         search.advance(search.start(torch.zeros(1, dtype=torch.int64)), log_prob, torch.tensor([6]))
         paths.append([backtrace.path(own).tolist() for own in search.alive(0)[0].backpointer.tolist()])
     assert paths[0] == paths[1] and min(map(min, paths[0])) >= 1000
@@ -306,7 +305,7 @@ def _check_same_paths(
     runs = [(reference, [11]), (make_backend, [11]), (make_backend, [2, 9])]
     for make, cuts in reversed(runs) if loops_first else runs:
         backtrace = Backtrace(graph.device)
-        search = TokenSearch(searched, options, lm, backtrace, backend=make(searched, options, lm, False))
+        search = TokenSearch(searched, options, lm, make(searched, options, lm, False), backtrace)
         stream = search.start(torch.zeros(5, dtype=torch.int64))
         begin = 0
         with contextlib.nullcontext([]) if lm is None else _queries_of(lm) as queries:

@@ -20,13 +20,12 @@ from asr.decoding.cpu.chunk_lm import NumbaChunkSearchWithLM
 from asr.decoding.cpu.frame import NumbaFrameBackend
 from asr.decoding.cpu.lattice import LatticeBackpointers, LosingArcs, add_losses, kept_within, order_by_source
 from asr.decoding.cpu.lattice_search import NumbaLatticeSearch
-from asr.decoding.frame import TorchFrameBackend
+from asr.decoding.frame import TokenSearch, TorchFrameBackend
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import Lattice, LatticeRecords
 from asr.decoding.rescoring import rescore_lattice
 from asr.decoding.selection import BackendFactory, select_backend
 from asr.decoding.token_passing import TokenPassingDecoder
-from asr.decoding.token_search import TokenSearch
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.combine import Difference, RemappedLM
 from asr.lm.corpus import read_word_stream
@@ -294,7 +293,7 @@ def test_collecting_while_it_searches_costs_a_lattice_nothing(with_lm: bool, mon
         lm = TableLM(graph.vocabulary, 1, num_history_words=1) if with_lm else None
         backend = Backend(TorchFrameBackend(searched, options, with_lm))
         backtrace, records = Backtrace(torch.device("cpu"), collects), LatticeRecords(4, options)
-        search = TokenSearch(searched, options, lm, backtrace, records, backend=backend)
+        search = TokenSearch(searched, options, lm, backend, backtrace, records)
         search.advance(search.start(torch.zeros(4, dtype=torch.int64)), log_prob, num_frames)
         endings = endings_of(searched, options, lm, *search.alive_in_all())
         pruned = lattice.pruned_lattice(records.collected(backtrace, endings), graph, log_prob, options)

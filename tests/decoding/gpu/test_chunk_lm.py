@@ -13,11 +13,10 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from asr.decoding.backend import Backend, SearchGraph
 from asr.decoding.backtrace import Backtrace
-from asr.decoding.frame import TorchFrameBackend
+from asr.decoding.frame import TokenSearch, TorchFrameBackend
 from asr.decoding.gpu.chunk_lm import TritonChunkSearchWithLM
 from asr.decoding.gpu.frame import FrameLimits, TritonFrameBackend
 from asr.decoding.interface import DecodingOptions
-from asr.decoding.token_search import TokenSearch
 from tests.decoding.random_graphs import random_graph, random_log_prob
 from tests.reference.table_lm import TableLM
 
@@ -44,7 +43,7 @@ def test_chunks_find_the_same(
             frames = TritonFrameBackend(searched, FrameLimits(options, True, torch.device("cpu"), block=64), 16)
             backend = Backend(frames, TritonChunkSearchWithLM(searched, options, lm, frames))
         backtrace = Backtrace(graph.device, collects)
-        search = TokenSearch(searched, options, lm, backtrace, backend=backend)
+        search = TokenSearch(searched, options, lm, backend, backtrace)
         stream = search.start(torch.zeros(4, dtype=torch.int64))
         search.advance(stream, log_prob[:, :2], num_frames.clamp(max=2))
         search.advance(stream, log_prob[:, 2:], (num_frames - 2).clamp(min=0))

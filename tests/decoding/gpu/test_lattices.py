@@ -15,14 +15,13 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from asr.decoding.backend import Backend, Searchable, SearchGraph
 from asr.decoding.backtrace import Backtrace, endings_of
-from asr.decoding.frame import TorchFrameBackend
+from asr.decoding.frame import TokenSearch, TorchFrameBackend
 from asr.decoding.gpu.chunk_lm import TritonChunkSearchWithLM
 from asr.decoding.gpu.cuda_graph import CudaGraphSearch
 from asr.decoding.gpu.frame import FrameLimits, TritonFrameBackend
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import Lattice, LatticeRecords, lattice_margin
 from asr.decoding.token_passing import TokenPassingDecoder
-from asr.decoding.token_search import TokenSearch
 from asr.lm.interface import LanguageModel
 from tests.decoding.random_graphs import random_graph, random_log_prob
 from tests.reference.table_lm import TableLM
@@ -72,7 +71,7 @@ def test_the_records_are_the_same(
         if with_kernels:
             backend = made_search(searched, options, lm, capacity, frames_per_call)
         backtrace, records = Backtrace(CPU, collects=False), LatticeRecords(4, options)
-        search = TokenSearch(searched, options, lm, backtrace, records, backend=backend)
+        search = TokenSearch(searched, options, lm, backend, backtrace, records)
         search.advance(search.start(torch.zeros(4, dtype=torch.int64)), log_prob, num_frames)
         parts = records.collected(backtrace, endings_of(searched, options, lm, *search.alive_in_all()))
         own = [getattr(parts, field.name) for field in fields(parts)]
