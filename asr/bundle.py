@@ -164,7 +164,7 @@ class Bundle:
         denominator: the denominator graph of training by lattice-free MMI, for adaptation to speakers, or None.
         decoding: mode (`ngram`, `rnn`, ...) -> its tuned decoding options.
         default_mode: the mode for users who choose none; None for the best that the parts allow.
-        confidence: mode -> the calibration of its confidences, as `asr.decoding.confidence.Calibration` reads it.
+        confidence: mode -> the calibration of its confidences, as `asr.decoding.words.Calibration` reads it.
         fingerprint: checksum of the files that the bundle was loaded from; empty if it was assembled in memory.
         card: training data and accuracy, in Markdown.
     """

@@ -12,7 +12,9 @@ from importlib.util import spec_from_loader
 from types import ModuleType
 
 MOVED = {
+    "asr.decoding.confidence": ("asr.decoding.words",),
     "asr.decoding.log_probs": ("asr.decoding.interface",),
+    "asr.decoding.paths": ("asr.decoding.backtrace", "asr.decoding.nbest", "asr.decoding.words"),
     "asr.decoding.search_graph": ("asr.decoding.backend",),
     "asr.decoding.token_search": ("asr.decoding.frame",),
     "asr.decoding.tokens": ("asr.decoding.backend",),

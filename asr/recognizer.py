@@ -35,10 +35,10 @@ from asr.decoding.build import (
 )
 from asr.decoding.interface import Decoder, DecodeResult, DecodingOptions, Hypothesis
 from asr.decoding.nbest import n_best
-from asr.decoding.paths import WordAligner, can_align
 from asr.decoding.rescoring import SecondPass
 from asr.decoding.settings import Pass, refuse_unused, setting_options
 from asr.decoding.warmup import made_up_log_prob, needs_warm_up
+from asr.decoding.words import WordAligner, can_align
 from asr.errors import AsrError
 from asr.graph.context import TIED_STATES, TiedStates
 from asr.graph.decoding_graph import GraphModule

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from asr.decoding.confidence import calibrated, only_words, spoken
 from asr.decoding.lattice import with_confidences
+from asr.decoding.words import calibrated, only_words, spoken
 
 if TYPE_CHECKING:
-    from asr.decoding.confidence import Calibration
     from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis
     from asr.decoding.lattice import Lattice
-    from asr.decoding.paths import WordAligner
+    from asr.decoding.words import Calibration, WordAligner
 
 
 @dataclass

@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from asr.audio.resample import FeatureStream, ResampleStream, checked_rate
 from asr.audio.segments import as_samples
 from asr.decoding.build import LanguageModels
-from asr.decoding.confidence import calibrated, only_words, spoken
 from asr.decoding.interface import DecodeResult, Hypothesis
 from asr.decoding.online import EndpointRules, StreamingDecoder
 from asr.decoding.settings import Pass
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.decoding.warmup import made_up_log_prob, needs_warm_up
+from asr.decoding.words import calibrated, only_words, spoken
 from asr.errors import AsrError
 from asr.kernels.heap import release_now_and_then
 from asr.lm.interface import LanguageModel

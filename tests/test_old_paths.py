@@ -12,7 +12,9 @@ from asr.old_paths import MOVED
 
 # A name of each old module that user code is likely to import.
 NAMES = {
+    "asr.decoding.confidence": "Calibration",
     "asr.decoding.log_probs": "skip_blanks",
+    "asr.decoding.paths": "WordAligner",
     "asr.decoding.search_graph": "Searchable",
     "asr.decoding.token_search": "TokenSearch",
     "asr.decoding.tokens": "ActiveTokens",

@@ -1,9 +1,9 @@
-"""The backpointers of all partial paths, and the endings of streams.
+"""From backpointers to hypotheses: the table that a search fills, where streams end, and the words along a path.
 
 Backpointers that no active token can be traced back to are garbage-collected, so that memory does not grow with the
 length of a stream.
 
-Shapes: K tokens, N streams, R backpointers, L arcs of a path.
+Shapes: K tokens, N streams, R backpointers, L arcs of a path, T frames.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asr.decoding.backend import ActiveTokens, Searchable
+from asr.decoding.backend import ActiveTokens, Searchable, expand
 from asr.decoding.interface import DecodingOptions, Hypothesis
-from asr.decoding.paths import hypothesis_of_path
 from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels.jit import gpu_module
 from asr.lm.interface import LanguageModel
+
+_Runs = tuple[tuple[int, int, int], ...]
 
 _FIRST_COLLECTION = 1 << 20
 
@@ -229,7 +230,18 @@ def ending_of(
     lm_score = torch.zeros_like(graph_score)
     if lm is not None and len(final) and not unfinished:
         lm_score = lm.final(final.context_idx)
-    return _ending(graph, options, tokens, score_offset, final, graph_score, lm_score, unfinished)
+    total = _total(graph, options, final, lm_score)
+    ends = (final, graph_score, lm_score, total)
+    if not len(tokens):
+        return Ending(None, -torch.inf, 0.0, 0.0, False, *ends)
+    if len(final) and not unfinished:
+        best = int(total.argmax())
+        best_total = score_offset + float(total[best])
+        own_lm_score = float(final.lm_score[best]) + float(lm_score[best])
+        return Ending(int(final.backpointer[best]), best_total, float(graph_score[best]), own_lm_score, True, *ends)
+    best = int(tokens.score.argmax())
+    best_total, own_lm_score = score_offset + float(tokens.score[best]), float(tokens.lm_score[best])
+    return Ending(int(tokens.backpointer[best]), best_total, 0.0, own_lm_score, False, *ends)
 
 
 def endings_of(
@@ -308,27 +320,152 @@ def _total(graph: Searchable, options: DecodingOptions, final: ActiveTokens, lm_
     return final.score + graph.final_score.index_select(0, final.state) + options.lm_scale * lm_score
 
 
-def _ending(
-    graph: Searchable,
-    options: DecodingOptions,
-    tokens: ActiveTokens,
-    score_offset: float,
-    final: ActiveTokens,
-    graph_score: Tensor,
-    lm_score: Tensor,
-    unfinished: bool,
-) -> Ending:
-    total = _total(graph, options, final, lm_score)
-    ends = (final, graph_score, lm_score, total)
-    if not len(tokens):
-        return Ending(None, -torch.inf, 0.0, 0.0, False, *ends)
-    if len(final) and not unfinished:
-        best = int(total.argmax())
-        best_total, own_lm_score = (
-            score_offset + float(total[best]),
-            float(final.lm_score[best]) + float(lm_score[best]),
+@dataclass(frozen=True)
+class SpelledPath:
+    """The words, phones and times of a path from the start, complete or not; more arcs can be appended.
+
+    A word begins where the graph outputs it and ends after the last non-blank frame before the next word.
+
+    Args:
+        word_ids: in order.
+        start_frames: the original frame at which each word begins.
+        end_frames: the frame after the last one so far of each word.
+        phones: runs of equal tokens without blanks, each as (token, first frame, frame after the last).
+        last_token: the last token read, blank or not; -1 before the first frame.
+        last_frame: the original frame that was read last, if frames were skipped.
+        spoken_end: the frame after the last non-blank one.
+        num_frames: frames read.
+        graph_score: sum of the arcs' graph scores.
+    """
+
+    word_ids: tuple[int, ...] = ()
+    start_frames: tuple[int, ...] = ()
+    end_frames: tuple[int, ...] = ()
+    phones: _Runs = ()
+    last_token: int = -1
+    last_frame: int = 0
+    spoken_end: int = 0
+    num_frames: int = 0
+    graph_score: float = 0.0
+
+    def followed_by(self, graph: DecodingGraph, arc: Tensor, frame_of: Tensor | None = None) -> SpelledPath:
+        """The path extended by more arcs.
+
+        Args:
+            graph: the graph of the arcs.
+            arc: (L,) int64.
+            frame_of: original numbers of the frames that these arcs read; None if no frames were skipped.
+        """
+        arc = arc.to(graph.device)
+        token_id = graph.token_id.index_select(0, arc)
+        reads = (token_id >= 0).to(torch.int64)
+        owner, word = expand(graph.word_begin, arc)
+        word_ids = graph.word_id.index_select(0, word).tolist()
+        frame = reads.cumsum(0) - reads
+        read = token_id[token_id >= 0]
+        first_frame = self.num_frames
+        if frame_of is None:
+            frame += self.num_frames
+        elif len(frame_of):
+            frame = frame_of.index_select(0, frame.clamp(max=len(frame_of) - 1))
+        else:
+            frame += self.last_frame
+        position = torch.arange(len(token_id), device=token_id.device)
+        # For each arc, the last arc up to it that reads a token other than blank; -1 if there is none.
+        spoken = torch.where(token_id > 0, position, torch.full_like(position, -1))
+        spoken = spoken.cummax(0).values if len(spoken) else spoken
+        start_frames, end_frames, spoken_end = self._frames(frame.tolist(), spoken.tolist(), owner.tolist())
+        return SpelledPath(
+            word_ids=(*self.word_ids, *word_ids),
+            start_frames=start_frames,
+            end_frames=end_frames,
+            phones=self._with_runs(_runs(read, first_frame, frame_of), int(read[0]) if len(read) else -1),
+            last_token=int(read[-1]) if len(read) else self.last_token,
+            last_frame=int(frame_of[len(read) - 1]) if frame_of is not None and len(read) else self.last_frame,
+            spoken_end=spoken_end,
+            num_frames=self.num_frames + len(read),
+            graph_score=self.graph_score + float(graph.score.index_select(0, arc).sum(dtype=torch.float64)),
         )
-        return Ending(int(final.backpointer[best]), best_total, float(graph_score[best]), own_lm_score, True, *ends)
-    best = int(tokens.score.argmax())
-    best_total, own_lm_score = score_offset + float(tokens.score[best]), float(tokens.lm_score[best])
-    return Ending(int(tokens.backpointer[best]), best_total, 0.0, own_lm_score, False, *ends)
+
+    def _with_runs(self, runs: _Runs, first_token: int) -> _Runs:
+        """Appends runs; the first one may continue the last run of this path."""
+        if self.phones and first_token == self.last_token > 0:
+            (_, begin, _), (token, _, end) = self.phones[-1], runs[0]
+            return (*self.phones[:-1], (token, begin, end), *runs[1:])
+        return self.phones + runs
+
+    def _frames(
+        self, frame: list[int], spoken: list[int], arcs: list[int]
+    ) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+        """Start and end frames of all words, and the end of speech; the last known word may become longer.
+
+        Args:
+            frame: the frame at which each arc begins.
+            spoken: for each arc, the last arc up to it with a token other than blank, or -1.
+            arcs: the arc of each new word.
+        """
+        start_frames, end_frames = list(self.start_frames), list(self.end_frames)
+        bounds = [*arcs, len(frame)]
+        if end_frames and bounds[0] > 0 and spoken[bounds[0] - 1] >= 0:
+            end_frames[-1] = frame[spoken[bounds[0] - 1]] + 1
+        for begin, bound in zip(arcs, bounds[1:], strict=True):
+            last = max(begin, spoken[bound - 1]) if bound > 0 else begin
+            start_frames.append(frame[begin])
+            end_frames.append(frame[last] + 1)
+        spoken_end = frame[spoken[-1]] + 1 if spoken and spoken[-1] >= 0 else self.spoken_end
+        return tuple(start_frames), tuple(end_frames), spoken_end
+
+    def hypothesis(
+        self, graph: DecodingGraph, options: DecodingOptions, total: float, final_score: float, lm_score: float
+    ) -> Hypothesis:
+        """The hypothesis of the path with these scores; arguments as for `hypothesis_of_path`."""
+        graph_score = self.graph_score + final_score
+        rest = options.graph_scale * graph_score + options.lm_scale * lm_score
+        am_score = (total - rest - options.word_insertion_penalty * len(self.word_ids)) / options.am_scale
+        return Hypothesis(
+            word_ids=self.word_ids,
+            words=tuple(graph.vocabulary.words[word_id] for word_id in self.word_ids),
+            am_score=am_score,
+            graph_score=graph_score,
+            lm_score=lm_score,
+            total=total,
+            start_frames=self.start_frames,
+            end_frames=self.end_frames,
+            phones=self.phones,
+        )
+
+
+def hypothesis_of_path(
+    graph: DecodingGraph,
+    options: DecodingOptions,
+    arc: Tensor,
+    total: float,
+    final_score: float,
+    lm_score: float,
+    frame_of: Tensor | None = None,
+) -> Hypothesis:
+    """Converts a path through the graph to a hypothesis.
+
+    Args:
+        graph: the graph.
+        options: the scales of `total`.
+        arc: (L,) int64, graph arcs.
+        total: the path's scaled score.
+        final_score: the graph's final score, unscaled; 0 for an unfinished path.
+        lm_score: the language model score, unscaled.
+        frame_of: (T,) the original frame of each decoded one; None if no frames were skipped.
+    """
+    return SpelledPath().followed_by(graph, arc, frame_of).hypothesis(graph, options, total, final_score, lm_score)
+
+
+def _runs(token_id: Tensor, first_frame: int, frame_of: Tensor | None) -> _Runs:
+    """Runs of equal tokens of frames (T,), without blanks, each as (token, first frame, frame after the last)."""
+    token, length = torch.unique_consecutive(token_id, return_counts=True)
+    end = length.cumsum(0)
+    spoken = token > 0
+    token, begin, last = token[spoken], (end - length)[spoken], (end - 1)[spoken]
+    if frame_of is None:
+        begin, last = begin + first_frame, last + first_frame
+    else:
+        begin, last = frame_of[begin], frame_of[last]
+    return tuple(zip(token.tolist(), begin.tolist(), (last + 1).tolist(), strict=True))

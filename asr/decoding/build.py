@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 from asr.bundle import Bundle
-from asr.decoding.confidence import Calibration
 from asr.decoding.interface import Decoder, DecodingOptions
 from asr.decoding.settings import EXTERNAL_MODE, MODES, OLD_NAMES, Settings
 from asr.decoding.token_passing import LM_FUSIONS, TokenPassingDecoder
+from asr.decoding.words import Calibration
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels.jit import has_package

@@ -127,7 +127,7 @@ class DecodingOptions:
         chunk_frames: with `lm_fusion="chunks"`, number of frames by which the lattice grows between two rescorings.
         lookahead_frames: with `lm_fusion="chunks"`, number of frames that the search is ahead of the language model.
         max_token_seconds: words whose tokens last longer than this on average count as noise and are left out of a
-            recognizer's results; see `asr.decoding.confidence`. None leaves nothing out.
+            recognizer's results; see `asr.decoding.words`. None leaves nothing out.
         word_beam: the old name of `skip_beam`.
 
     Raises:

@@ -30,13 +30,12 @@ import torch
 from torch import Tensor
 
 from asr.decoding.backend import ActiveTokens, ArcSet, ArcWords, Chunk, SearchGraph, SearchSink
-from asr.decoding.backtrace import Backtrace
+from asr.decoding.backtrace import Backtrace, SpelledPath, hypothesis_of_path
 from asr.decoding.frame import FrameSearch
 from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis, LogProbCheck, check_chunks, skip_blanks
 from asr.decoding.k2 import FINAL_LABEL, WIDEST_BEAM, lattice_from_k2, require_k2, to_k2
 from asr.decoding.lattice import Lattice, best_path, prune
 from asr.decoding.online import EndpointRules
-from asr.decoding.paths import SpelledPath, hypothesis_of_path
 from asr.decoding.rescoring import LatticePath, rescore_lattice, rescoring_options
 from asr.decoding.selection import select_backend
 from asr.decoding.token_passing import TokenPassingDecoder

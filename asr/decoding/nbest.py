@@ -12,15 +12,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from asr.decoding.backend import expand
 from asr.decoding.cpu.nbest import SentenceLattice, best_sentences
 from asr.decoding.interface import DecodingOptions, Hypothesis
 from asr.decoding.lattice import Lattice, best_to_end
-from asr.decoding.paths import PathScores, hypotheses_of_paths
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels.jit import jit
@@ -81,6 +82,105 @@ def n_best(
         ),
         original_frame,
     )
+
+
+class PathScores(NamedTuple):
+    """Scores of K paths, float64.
+
+    Attributes:
+        total: (K,) scaled.
+        final_score: (K,) the graph's final score, unscaled.
+        lm_score: (K,) the language model score, unscaled.
+    """
+
+    total: Tensor
+    final_score: Tensor
+    lm_score: Tensor
+
+
+def hypotheses_of_paths(
+    graph: DecodingGraph,
+    options: DecodingOptions,
+    arc: Tensor,
+    num_arcs: Tensor,
+    scores: PathScores,
+    frame_of: Tensor | None = None,
+) -> tuple[Hypothesis, ...]:
+    """Like `hypothesis_of_path` for many paths at once; each arc must read one frame.
+
+    Args:
+        graph: the graph, on the CPU like all arguments.
+        options: the scales of the totals.
+        arc: (L,) int64, the concatenated graph arcs of all paths.
+        num_arcs: (K,) int64, the number of arcs of each path.
+        scores: scores of the paths.
+        frame_of: (T,) the original frame of each decoded one; None if no frames were skipped.
+    """
+    begin = num_arcs.cumsum(0) - num_arcs
+    path = torch.repeat_interleave(num_arcs)
+    position = torch.arange(len(arc))
+
+    def frame(place: Tensor) -> Tensor:
+        own = place - begin.index_select(0, path.index_select(0, place))
+        if frame_of is None or not len(frame_of):
+            return own
+        return frame_of.index_select(0, own.clamp(max=len(frame_of) - 1))
+
+    token_id = graph.token_id.index_select(0, arc).to(torch.int64)
+    owner, word = expand(graph.word_begin, arc)
+    # A word ends with the last token that is not blank before the next word or the end of the path.
+    next_owner = torch.cat([owner[1:], owner.new_full((1,), len(arc))])[: len(owner)]
+    next_owner = torch.minimum(next_owner, (begin + num_arcs)[path[owner]])
+    last_spoken = torch.where(token_id > 0, position, torch.full_like(position, -1))
+    last_spoken = last_spoken.cummax(0).values if len(arc) else last_spoken
+    end = torch.where(next_owner > owner, last_spoken[next_owner - 1], owner)
+    start_frames, end_frames = frame(owner).tolist(), (frame(torch.maximum(owner, end)) + 1).tolist()
+    num_words = torch.bincount(path[owner], minlength=len(num_arcs)).tolist()
+    # The path is part of the key, so that no run extends over two paths.
+    _, run_length = torch.unique_consecutive(path * (len(graph.tokens) + 1) + token_id, return_counts=True)
+    run_last = run_length.cumsum(0) - 1
+    spoken = (token_id.index_select(0, run_last) > 0).nonzero().squeeze(1)
+    run_last, run_length = run_last.index_select(0, spoken), run_length.index_select(0, spoken)
+    runs = _shared_runs(token_id.index_select(0, run_last), frame(run_last - run_length + 1), frame(run_last) + 1)
+    num_runs = torch.bincount(path.index_select(0, run_last), minlength=len(num_arcs)).tolist()
+    graph_score = scores.final_score.index_add(0, path, graph.score.index_select(0, arc).double())
+    rest = options.graph_scale * graph_score + options.lm_scale * scores.lm_score
+    rest = rest + options.word_insertion_penalty * torch.tensor(num_words, dtype=torch.float64)
+    am_score = (scores.total - rest) / options.am_scale
+    word_ids = graph.word_id[word].tolist()
+    words = [graph.vocabulary.words[word_id] for word_id in word_ids]
+    columns = (am_score, graph_score, scores.lm_score, scores.total)
+    hypotheses: list[Hypothesis] = []
+    first, first_run = 0, 0
+    for am, of_graph, lm, total, own_words, own_runs in zip(
+        *(column.tolist() for column in columns), num_words, num_runs, strict=True
+    ):
+        own = slice(first, first + own_words)
+        hypotheses.append(
+            Hypothesis(
+                word_ids=tuple(word_ids[own]),
+                words=tuple(words[own]),
+                am_score=am,
+                graph_score=of_graph,
+                lm_score=lm,
+                total=total,
+                start_frames=tuple(start_frames[own]),
+                end_frames=tuple(end_frames[own]),
+                phones=tuple(runs[first_run : first_run + own_runs]),
+            )
+        )
+        first, first_run = first + own_words, first_run + own_runs
+    return tuple(hypotheses)
+
+
+def _shared_runs(token: Tensor, begin: Tensor, end: Tensor) -> list[tuple[int, int, int]]:
+    """Runs (R,) as tuples. Equal runs are one object, as few differ, and making objects takes most of the time."""
+    base = int(end.max()) + 1 if len(end) else 1
+    distinct, number = torch.unique((token * base + begin) * base + end, return_inverse=True)
+    objects = np.empty(len(distinct), dtype=object)
+    objects[:] = [(key // base // base, key // base % base, key % base) for key in distinct.tolist()]
+    runs: list[tuple[int, int, int]] = objects[number.numpy()].tolist()
+    return runs
 
 
 def _one_word_an_arc(lattice: Lattice, arc_total: Tensor, final_total: Tensor, ahead: Tensor) -> SentenceLattice:

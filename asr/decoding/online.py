@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from asr.decoding.backend import SearchGraph
-from asr.decoding.backtrace import Backtrace, Ending, ending_of
+from asr.decoding.backtrace import Backtrace, Ending, SpelledPath, ending_of
 from asr.decoding.frame import TokenSearch
 from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis, LogProbCheck, check_chunks, skip_blanks
-from asr.decoding.paths import SpelledPath
 from asr.decoding.selection import select_backend
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph

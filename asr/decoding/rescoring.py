@@ -20,12 +20,11 @@ import torch
 from torch import Tensor
 
 from asr.decoding.backend import ArcSet, ArcWords
-from asr.decoding.backtrace import Backtrace, best_arcs, endings_of
+from asr.decoding.backtrace import Backtrace, best_arcs, endings_of, hypothesis_of_path
 from asr.decoding.frame import TokenSearch
 from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis
 from asr.decoding.lattice import Lattice, LatticeRecords, best_to_end, collects_on, join, lattice_from_lattice, prune
 from asr.decoding.nbest import n_best, rescore_n_best
-from asr.decoding.paths import hypothesis_of_path
 from asr.decoding.selection import BackendFactory, select_backend
 from asr.decoding.settings import LanguageModelOptions
 from asr.graph.decoding_graph import DecodingGraph

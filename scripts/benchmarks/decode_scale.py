@@ -20,10 +20,10 @@ from typing import Any
 import torch
 
 from asr.bundle import Bundle
+from asr.decoding.backtrace import hypothesis_of_path
 from asr.decoding.build import decoding_options
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.k2 import K2Decoder
-from asr.decoding.paths import hypothesis_of_path
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph

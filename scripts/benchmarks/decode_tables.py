@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from asr.bundle import Bundle
+from asr.decoding.backtrace import hypothesis_of_path
 from asr.decoding.build import decoding_options
-from asr.decoding.paths import hypothesis_of_path
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from asr.metrics import NO_ERRORS, count_errors

@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 
 from asr.bundle import Bundle
-from asr.decoding.confidence import Calibration
 from asr.decoding.frame import TokenSearch
 from asr.decoding.gpu import frame as gpu_frame
+from asr.decoding.words import Calibration
 from asr.recognizer import Recognizer
 from asr.testing.host_checks import HOST_MUTANTS, stream_hazards
 from asr.testing.kernel_checks import MUTANTS, interleavings, is_caught

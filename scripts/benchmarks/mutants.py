@@ -66,10 +66,11 @@ TESTS = {
         "tests/decoding/test_frame_backends.py", "tests/decoding/test_chunk_backends.py",
         "tests/decoding/test_rescoring.py",
     ),
-    "asr/decoding/backtrace.py": (*_SEARCH, *_LATTICES),
-    "asr/decoding/paths.py": ("tests/decoding/test_nbest.py", "tests/decoding/test_word_alignment.py", *_SEARCH),
+    "asr/decoding/backtrace.py": (*_SEARCH, *_LATTICES, "tests/decoding/test_word_alignment.py"),
     "asr/decoding/lattice.py": (*_LATTICES, "tests/decoding/test_nbest.py", "tests/decoding/test_rescoring.py"),
-    "asr/decoding/confidence.py": ("tests/decoding/test_confidence.py", "tests/decoding/test_nbest.py"),
+    "asr/decoding/words.py": (
+        "tests/decoding/test_confidence.py", "tests/decoding/test_nbest.py", "tests/decoding/test_word_alignment.py",
+    ),
     "asr/decoding/chunks.py": ("tests/decoding/test_chunks.py",),
     "asr/decoding/nbest.py": (
         "tests/decoding/test_nbest.py", "tests/decoding/test_second_pass.py", "tests/lm/rnn/test_few_words.py",

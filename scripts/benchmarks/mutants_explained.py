@@ -31,7 +31,7 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
             "-math.inf -> +math.inf",
         ): "utterances without a complete path are searched again in another way",
     },
-    "asr/decoding/confidence.py": {
+    "asr/decoding/words.py": {
         (
             'name: {"knots": list(self.knots[name]), "values": [round(value, 4) for value in self.values[name]]}',
             "4 -> 5",

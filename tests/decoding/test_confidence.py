@@ -11,7 +11,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from asr.decoding.confidence import (
+from asr.decoding.interface import Hypothesis
+from asr.decoding.words import (
     FEATURES,
     SCALES,
     Calibration,
@@ -21,7 +22,6 @@ from asr.decoding.confidence import (
     only_words,
     spoken,
 )
-from asr.decoding.interface import Hypothesis
 from asr.errors import AsrError
 from asr.metrics import normalized_cross_entropy
 

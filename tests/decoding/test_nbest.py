@@ -12,18 +12,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asr.decoding.backtrace import hypothesis_of_path
 from asr.decoding.cpu.nbest import SentenceLattice, best_sentences
 from asr.decoding.interface import DecodeResult, DecodingOptions, skip_blanks
 from asr.decoding.lattice import Lattice, arc_posteriors, best_to_end, with_confidences
 from asr.decoding.nbest import (
+    PathScores,
     PrefixTree,
     _one_word_an_arc,
+    hypotheses_of_paths,
     n_best,
     rescore_n_best,
     score_tree,
     score_tree_by_network,
 )
-from asr.decoding.paths import PathScores, hypotheses_of_paths, hypothesis_of_path
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph

@@ -10,8 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asr.decoding.backtrace import hypothesis_of_path
 from asr.decoding.interface import DecodingOptions, Hypothesis
-from asr.decoding.paths import WordAligner, hypothesis_of_path
+from asr.decoding.words import WordAligner
 from asr.errors import AsrError
 from asr.recognizer import Recognizer
 from asr.testing.tones import PRONUNCIATIONS, tones

@@ -12,13 +12,13 @@ import torch
 from asr.audio.io import read_audio
 from asr.bundle import Bundle
 from asr.decoding.backend import Backend, Searchable
-from asr.decoding.confidence import word_posteriors
 from asr.decoding.cpu.frame import NumbaFrameBackend
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import Lattice
 from asr.decoding.rescoring import rescore_lattice
 from asr.decoding.selection import select_backend
 from asr.decoding.token_passing import TokenPassingDecoder
+from asr.decoding.words import word_posteriors
 from asr.lm.interface import LanguageModel
 from asr.recognizer import Recognizer
 from asr.results import StageTimes

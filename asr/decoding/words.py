@@ -1,4 +1,9 @@
-"""How far the words of a hypothesis can be trusted: calibrated confidences, and the rejection of words found in noise.
+"""The words of a hypothesis: when they were said, and how far they can be trusted.
+
+Determinization moves a word's label after the phones that it shares with other words, so the graph outputs words some
+phones late. The lexicon tells which phones belong to which word, because the path's phones are the concatenated
+pronunciations of its words (`WordAligner`). Times remain inexact within phones: CTC spikes lie inside a phone, not at
+its edges.
 
 The posterior probability of a word in the lattice ranks words well, but is not the probability that the word is right:
 acoustic scores of neighbouring frames are not independent, and pruned paths are missing. A calibration maps posteriors
@@ -10,7 +15,7 @@ best path stays in a few tokens for seconds, with words around them. In speech, 
 than a second of noise, tokens cannot last long, but then there are only a few words with low confidences. `spoken`
 finds both.
 
-Shapes: W words of a lattice, K words of a hypothesis, S scales, E features, B knots.
+Shapes: P phones, W words of a lattice, K words of a hypothesis, S scales, E features, B knots.
 """
 
 from __future__ import annotations
@@ -26,6 +31,78 @@ from torch import Tensor
 from asr.decoding.interface import DecodingOptions, Hypothesis
 from asr.decoding.lattice import Lattice, arc_posteriors
 from asr.errors import AsrError
+from asr.graph.context import BIPHONE_TOPOLOGY, TIED_STATES, TiedStates
+from asr.graph.decoding_graph import DecodingGraph
+from asr.text.lexicon import Lexicon, word_ends
+from asr.text.symbols import UNK_ID
+
+_TOPOLOGY = "ctc"
+
+
+def can_align(graph: DecodingGraph) -> bool:
+    """Whether the runs of tokens along a path of the graph are its phones."""
+    return graph.meta.get("topology", _TOPOLOGY) in (_TOPOLOGY, BIPHONE_TOPOLOGY)
+
+
+class WordAligner:
+    """Gives the words of hypotheses the times of their phones. `<unk>` may have any phones if the lexicon has none.
+
+    Args:
+        lexicon: the lexicon that the graph was built from, or a larger one.
+        graph: the decoding graph; its topology must be `ctc`, where each phone is a run of equal tokens, or
+            `chain-biphone`, whose tied states determine the phones.
+
+    Raises:
+        AsrError: the graph has another topology.
+    """
+
+    def __init__(self, lexicon: Lexicon, graph: DecodingGraph) -> None:
+        if not can_align(graph):
+            topology = graph.meta["topology"]
+            raise AsrError(f"word times from the lexicon need a graph of the topology {_TOPOLOGY}, not {topology}.")
+        is_biphone = graph.meta.get("topology", _TOPOLOGY) == BIPHONE_TOPOLOGY
+        self._states = TiedStates.from_json(graph.meta[TIED_STATES]) if is_biphone else None
+        names = graph.tokens.tokens if self._states is None else self._states.phones
+        token_id = {token: position for position, token in enumerate(names)}
+        silence = graph.meta.get("silence")
+        self._silence = token_id.get(silence) if silence is not None else None
+        self._variants: dict[str, list[tuple[int, ...]]] = {}
+        self._lexicon = lexicon
+        self._token_id = token_id
+
+    def aligned(self, hypothesis: Hypothesis) -> Hypothesis:
+        """The hypothesis with the times of its words' phones; unchanged if the phones do not match the lexicon."""
+        runs = hypothesis.phones if self._states is None else self._states.phones_of_runs(hypothesis.phones)
+        phones = [run for run in runs if run[0] != self._silence]
+        variants: list[list[tuple[int, ...]] | int] = []
+        for word_id, word, start_frame in zip(
+            hypothesis.word_ids, hypothesis.words, hypothesis.start_frames, strict=True
+        ):
+            ways = self._variants_of(word)
+            is_open = word_id == UNK_ID and not ways
+            # The graph outputs <unk> where its first phone is read.
+            variants.append(sum(end <= start_frame for _, _, end in phones) if is_open else ways)
+        ends = word_ends([token for token, _, _ in phones], variants)
+        if ends is None:
+            return hypothesis
+        begins = [0, *ends[:-1]]
+        return replace(
+            hypothesis,
+            start_frames=tuple(phones[begin][1] for begin in begins[: len(ends)]),
+            end_frames=tuple(phones[end - 1][2] for end in ends),
+        )
+
+    def _variants_of(self, word: str) -> list[tuple[int, ...]]:
+        if word not in self._variants:
+            known = self._token_id
+            spelled = self._lexicon.pronunciations.get(word, [])
+            self._variants[word] = [
+                tuple(known[phone] for phone in phones if known[phone] != self._silence)
+                for phones in spelled
+                if all(phone in known for phone in phones)
+            ]
+        return self._variants[word]
+
 
 Floats = NDArray[np.float64]
 
