@@ -162,8 +162,7 @@ def at_rate(waveform: Tensor, old_rate: int, new_rate: int) -> Tensor:
     Raises:
         AsrError: as `checked_rate`.
     """
-    old_rate = checked_rate(old_rate)
-    return waveform if old_rate == new_rate else resample(waveform, old_rate, new_rate)
+    return waveform if old_rate == new_rate else resample(waveform, checked_rate(old_rate), new_rate)
 
 
 def split_at_pauses(waveform: Tensor, sampling_rate: int, max_seconds: float) -> list[tuple[int, int]]:

@@ -12,6 +12,7 @@ Shapes: N utterances, L arcs of a path.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -143,6 +144,7 @@ def rescore_lattice(
     ]
 
 
+@functools.lru_cache(maxsize=32)  # options are checked when they are made, which takes time
 def rescoring_options(options: DecodingOptions) -> DecodingOptions:
     """The options of a search over a lattice: `context_beam` takes the place of the search beam."""
     return replace(
