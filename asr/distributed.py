@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asr.errors import AsrError
@@ -186,6 +187,16 @@ def draw_rows(draw: Callable[[int], Tensor], num_rows: int, dim: int = 0) -> Ten
     assert num_rows == len(rows.place), "a batch of other rows"
     drawn = draw(rows.num_all)
     return drawn.index_select(dim, rows.place.to(drawn.device))
+
+
+class BatchDropout(nn.Dropout):
+    """Dropout whose masks are drawn for the whole batch; (N, ...) -> (N, ...)."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training or self.p == 0.0 or current_share().num == 1:
+            return super().forward(input)
+        shape = input.shape[1:]
+        return input * draw_rows(lambda num: F.dropout(input.new_ones(num, *shape), self.p), len(input))
 
 
 def epoch_to_draw(trainer: Any) -> int:

@@ -18,6 +18,9 @@ MOVED = {
     "asr.decoding.search_graph": ("asr.decoding.backend",),
     "asr.decoding.token_search": ("asr.decoding.frame",),
     "asr.decoding.tokens": ("asr.decoding.backend",),
+    "asr.kernels.threads": ("asr.kernels.jit", "asr.lm.evaluate"),
+    "asr.models.ensemble": ("asr.models.tdnnf",),
+    "asr.models.layers": ("asr.models.interface", "asr.models.tdnnf", "asr.kernels.linear", "asr.distributed"),
 }
 """Old module -> the modules that its names are in now."""
 

@@ -39,7 +39,7 @@ from asr.torch_archive import load_tensors
 FEATURE_CLASSES = {"Fbank": ("asr.audio.fbank", "Fbank"), "Samples": ("asr.models.external.network", "Samples")}
 ACOUSTIC_MODEL_CLASSES = {
     "Conformer": ("asr.models.conformer", "Conformer"),
-    "Ensemble": ("asr.models.ensemble", "Ensemble"),
+    "Ensemble": ("asr.models.tdnnf", "Ensemble"),
     "External": ("asr.models.external.network", "ExternalNetwork"),
     "SplicedDnn": ("asr.models.feedforward", "FeedForwardNetwork"),
     "Tdnnf": ("asr.models.tdnnf", "Tdnnf"),

@@ -18,6 +18,9 @@ NAMES = {
     "asr.decoding.search_graph": "Searchable",
     "asr.decoding.token_search": "TokenSearch",
     "asr.decoding.tokens": "ActiveTokens",
+    "asr.kernels.threads": "in_threads",
+    "asr.models.ensemble": "Ensemble",
+    "asr.models.layers": "FrameNorm",
 }
 
 

@@ -24,8 +24,8 @@ from asr.graph.decoding_graph import DecodingGraph
 from asr.graph.denominator_graph import DenominatorGraph
 from asr.lm.ngram.io import read_ngram_lm
 from asr.lm.ngram.model import NgramLM
-from asr.models.ensemble import Ensemble
 from asr.models.external.base import KINDS
+from asr.models.tdnnf import Ensemble
 from asr.serialization import ModelSpec, atomic_folder, fingerprint_of_description, output_path
 from asr.text.documents import parse_yaml
 from asr.text.lexicon import Lexicon

@@ -1,4 +1,4 @@
-"""Compiles loops over arrays with numba, and says whether numba and Triton run here.
+"""Compiles loops over arrays with numba, runs them in threads, and says whether numba and Triton run here.
 
 A compiled loop makes one pass where tensor operations make several. For each loop there is a version in tensor
 operations with the same results, up to rounding where sums are reordered (`fastmath`). numba is optional.
@@ -11,9 +11,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -274,3 +278,40 @@ def built_for() -> list[str]:
     from llvmlite import binding
 
     return [numba.__version__, binding.get_host_cpu_name(), sys.version.split()[0]]
+
+
+_num_of_loops: ContextVar[int | None] = ContextVar("_num_of_loops", default=None)
+
+
+@contextmanager
+def torch_on_one_thread() -> Iterator[None]:
+    """Within the block, torch's own operations use one thread, and `in_threads` uses as many as torch had before.
+
+    Between operations torch's threads busy-wait, and take processor time from the threads that loops run on.
+    """
+    num_threads = torch.get_num_threads()
+    token = _num_of_loops.set(_num_of_loops.get() or num_threads)
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
+        _num_of_loops.reset(token)
+
+
+def in_threads(work: Callable[[int, int], None], num_rows: int, rows_at_least: int) -> None:
+    """Runs work(begin, end) on parts of num_rows rows in threads; `work` must not call this function itself."""
+    num_parts = max(1, min(_num_of_loops.get() or torch.get_num_threads(), num_rows // rows_at_least))
+    bounds = [num_rows * part // num_parts for part in range(num_parts + 1)]
+    others = [_pool(num_parts - 1).submit(work, *part) for part in itertools.pairwise(bounds[1:])]
+    work(0, bounds[1])
+    for other in others:
+        other.result()
+
+
+@functools.cache
+def _pool(num_threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(num_threads)
+
+
+os.register_at_fork(after_in_child=_pool.cache_clear)  # a child has none of the pool's threads

@@ -26,7 +26,7 @@ from asr.errors import AsrError
 from asr.graph.context import ENTRY, LOOP, TIED_STATES, TiedStates
 from asr.graph.denominator_graph import DenominatorGraph
 from asr.models.chain_corpus import FRAME_SECONDS, SILENCE, Alignment, PreparedCorpus
-from asr.models.layers import UtteranceCmvn
+from asr.models.interface import UtteranceCmvn
 from asr.models.state_tying import ContextStatistics, grow_trees
 from asr.text.documents import parse_json
 from asr.text.lexicon import Lexicon, word_ends

@@ -11,7 +11,7 @@ from torch import Tensor
 from asr.bundle import Bundle
 from asr.errors import AsrError
 from asr.graph.context import TIED_STATES
-from asr.models.ensemble import Ensemble
+from asr.models.tdnnf import Ensemble
 from asr.serialization import ACOUSTIC_MODEL_CLASSES, ModelSpec, build_network, read_checkpoint, registered_name
 from asr.text.documents import parse_yaml
 from asr.text.symbols import TokenTable

@@ -18,7 +18,7 @@ from asr.datasets.augment import SpecAugment, VocalTractPerturbation
 from asr.distributed import WHOLE, Share, batch_rows, draw_from
 from asr.errors import AsrError
 from asr.models.chain_corpus import FRAME_SECONDS, PreparedCorpus
-from asr.models.layers import UtteranceCmvn
+from asr.models.interface import UtteranceCmvn
 
 
 class Chunk(NamedTuple):

@@ -9,10 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asr.distributed import draw_rows
-from asr.kernels.linear import PackedLinear
+from asr.distributed import BatchDropout, draw_rows
+from asr.kernels.linear import ChannelsLastConv2d, PackedLinear
 from asr.models.interface import NormalizingNetwork, valid_frames
-from asr.models.layers import BatchDropout, ChannelsLastConv2d
 
 
 def rotary_angles(num_frames: int, head_dim: int, device: torch.device) -> tuple[Tensor, Tensor]:

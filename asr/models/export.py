@@ -28,8 +28,8 @@ from asr.errors import AsrError
 from asr.models.export_streaming import STATES, StreamChunks, StreamingNetwork
 from asr.models.external import onnx, torchscript
 from asr.models.external.network import ExternalNetwork
-from asr.models.interface import BoundedNetwork
-from asr.models.layers import FrameNorm, UtteranceCmvn
+from asr.models.interface import BoundedNetwork, UtteranceCmvn
+from asr.models.tdnnf import FrameNorm
 from asr.serialization import atomic_path
 from asr.text.ctc_tokens import CTCTokens
 

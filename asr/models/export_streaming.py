@@ -13,8 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from asr.models.interface import LOG_PROB_IN_NOISE, BoundedNetwork
-from asr.models.layers import STD_FLOOR
+from asr.models.interface import LOG_PROB_IN_NOISE, STD_FLOOR, BoundedNetwork
 
 STATES = ("left_features", "num_left", "feature_sums", "feature_count", "has_begun", "in_pause")
 """Names of the states, which all begin as zeros. Those after a chunk have the prefix `new_`."""

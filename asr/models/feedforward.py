@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asr.audio.fbank import Splice
+from asr.distributed import BatchDropout
 from asr.kernels.linear import PackedLinear
 from asr.models.interface import NormalizingNetwork
-from asr.models.layers import BatchDropout
 
 
 class FeedForwardNetwork(NormalizingNetwork):

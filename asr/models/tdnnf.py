@@ -1,22 +1,77 @@
-"""Factorized time-delay network (TDNN-F): the acoustic model of lattice-free MMI (Povey et al. 2018).
+"""Factorized time-delay networks (TDNN-F), the acoustic models of lattice-free MMI (Povey et al. 2018), and ensembles.
 
-Shapes: N utterances, T frames, F features, T' output frames, D channels, B channels of a bottleneck, C tokens.
+Networks that were trained alike, but from other initial weights, err in different places. The mean of their
+log-probabilities, normalized again, is that of a product of experts (Hinton 2002), with equal exponents that sum to 1
+(`Ensemble`).
+
+Shapes: N utterances, T frames, F features, T' output frames, D channels, B channels of a bottleneck, C tokens, R frames
+of all utterances.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asr.distributed import draw_rows
-from asr.kernels.linear import PackedLinear
+from asr.distributed import current_share, draw_rows, total
+from asr.kernels.linear import ChannelsLastConv2d, PackedLinear
 from asr.models.interface import BoundedNetwork
-from asr.models.layers import ChannelsLastConv2d, FrameNorm
+from asr.serialization import ACOUSTIC_MODEL_CLASSES, ModelSpec, build_network
 
 _BYPASS_SCALE = 0.66
+
+
+class FrameNorm(nn.BatchNorm1d):
+    """Batch normalization over utterances and frames, without scale and shift; (N, T, D) -> (N, T, D).
+
+    Mean and variance are those of all processes' frames. Torch's own synchronized layer needs a GPU.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim, affine=False, eps=1e-3)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalizes each channel."""
+        rows = input.reshape(-1, input.shape[-1])
+        if not self.training or current_share().num == 1:
+            return super().forward(rows).view_as(input)
+        assert self.momentum is not None and self.running_mean is not None and self.running_var is not None
+        normal, mean, variance, count = _SharedNorm.apply(rows, self.eps)  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            self.running_mean.lerp_(mean, self.momentum)
+            self.running_var.lerp_(variance * (count / (count - 1).clamp(min=1)), self.momentum)
+            if self.num_batches_tracked is not None:
+                self.num_batches_tracked += 1
+        return normal.view_as(input).to(input.dtype)
+
+
+class _SharedNorm(torch.autograd.Function):
+    """x (R, D) -> (x - mean) / sqrt(variance + eps) (R, D); mean, variance (D,) and count () of all rows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, eps: float) -> tuple[Tensor, ...]:
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
+        sums = total(torch.cat((x.sum(0), x.new_tensor([len(x)]))))
+        count = sums[-1]
+        mean = sums[:-1] / count
+        centered = x - mean
+        variance = total(centered.square().sum(0)) / count
+        inverse_std = (variance + eps).rsqrt()
+        normal = centered * inverse_std
+        ctx.save_for_backward(normal, inverse_std, count)
+        ctx.mark_non_differentiable(mean, variance, count)
+        return normal, mean, variance, count
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor, None]:  # type: ignore[override]
+        normal, inverse_std, count = ctx.saved_tensors
+        grad = grad.to(normal.dtype)
+        sums = total(torch.stack((grad.sum(0), (grad * normal).sum(0)))) / count
+        return inverse_std * (grad - sums[0] - normal * sums[1]), None
 
 
 class SharedDropout(nn.Module):
@@ -231,3 +286,82 @@ class Tdnnf(BoundedNetwork):
     def forward_in_context(self, features: Tensor) -> Tensor:
         """See `BoundedNetwork`."""
         return F.log_softmax(self.branch(self.encode(self.as_weights(features))).float(), dim=-1)
+
+
+class Ensemble(BoundedNetwork):
+    """Networks of bounded context with the same features, outputs and frame rate, whose scores are averaged.
+
+    Args:
+        members: the networks, at least one, each as `class`, its name in the registry, and `arguments`, those of its
+            constructor.
+
+    Raises:
+        AsrError: a member cannot be built.
+        ValueError: there is no member, a member's context is not bounded, or members differ in features, outputs or
+            frame rate.
+    """
+
+    def __init__(self, members: Sequence[dict[str, Any]]) -> None:
+        networks = [
+            build_network(member["class"], member["arguments"], ACOUSTIC_MODEL_CLASSES, "Ensemble").network
+            for member in members
+        ]
+        bounded = [network for network in networks if isinstance(network, BoundedNetwork)]
+        if not networks or len(bounded) != len(networks):
+            raise ValueError("an ensemble needs members, all of bounded context (TDNN-F)")
+        kinds = {(each.num_features, each.num_tokens, each.subsampling_factor) for each in bounded}
+        if len(kinds) > 1:
+            raise ValueError(f"members differ in (features, outputs, frames per output): {sorted(kinds)}")
+        super().__init__(*kinds.pop())
+        self.members = nn.ModuleList(bounded)
+
+    @classmethod
+    def of(cls, specs: Sequence[ModelSpec]) -> ModelSpec:
+        """An ensemble of trained networks, with copies of their weights.
+
+        Ensembles among them are replaced by their members, so that all networks have the same weight.
+
+        Raises:
+            ValueError: as for the constructor.
+        """
+        single = [member for spec in specs for member in _members_of(spec)]
+        arguments = {"members": [{"class": spec.class_name, "arguments": spec.arguments} for spec in single]}
+        ensemble = cls(**arguments)
+        for member, spec in zip(ensemble.members, single, strict=True):
+            member.load_state_dict(spec.network.state_dict())
+        return ModelSpec("Ensemble", arguments, ensemble.eval())
+
+    @property
+    def left_context(self) -> int:
+        """See `BoundedNetwork`; the largest of the members."""
+        return max(member.left_context for member in self._bounded())
+
+    @property
+    def right_context(self) -> int:
+        """See `BoundedNetwork`; the largest of the members."""
+        return max(member.right_context for member in self._bounded())
+
+    @property
+    def draft(self) -> BoundedNetwork:
+        """See `BoundedNetwork`; the first member alone."""
+        return self._bounded()[0]
+
+    def forward_in_context(self, features: Tensor) -> Tensor:
+        """See `BoundedNetwork`."""
+        left, right = self.receptive_field
+        total = torch.zeros((), device=features.device)
+        for member in self._bounded():
+            # A member that reads less context would give outputs for the rest of it.
+            begin, end = left - member.left_context, features.shape[1] - (right - member.right_context)
+            total = total + member.forward_in_context(features[:, begin:end])
+        return F.log_softmax(total / len(self.members), dim=-1)
+
+    def _bounded(self) -> list[BoundedNetwork]:
+        return [member for member in self.members if isinstance(member, BoundedNetwork)]
+
+
+def _members_of(spec: ModelSpec) -> list[ModelSpec]:
+    if not isinstance(spec.network, Ensemble):
+        return [spec]
+    listed = zip(spec.arguments["members"], spec.network.members, strict=True)
+    return [ModelSpec(each["class"], each["arguments"], network) for each, network in listed]

@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asr.errors import AsrError
-from asr.models.interface import LOG_PROB_IN_NOISE, AcousticNetwork, BoundedNetwork, in_parts
-from asr.models.layers import STD_FLOOR
+from asr.models.interface import LOG_PROB_IN_NOISE, STD_FLOOR, AcousticNetwork, BoundedNetwork, in_parts
 
 
 class RunningNorm:

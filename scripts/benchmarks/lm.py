@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from asr.bundle import read_rnn_lm
-from asr.kernels.threads import torch_on_one_thread
+from asr.kernels.jit import torch_on_one_thread
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.evaluate import language_model_word_scores, perplexity

@@ -119,7 +119,6 @@ TESTS = {
     "asr/models/chain_preparation.py": (*_CHAIN, "tests/models/test_denominator.py"),
     "asr/models/chain_training.py": _CHAIN,
     "asr/models/chunks.py": _CHAIN,
-    "asr/models/ensemble.py": _STREAMS,
     "asr/models/hybrid_alignment.py": ("tests/models/test_hybrid_alignment.py",),
     "asr/models/lfmmi.py": (*_LFMMI, "tests/models/test_adaptation.py"),
     "asr/models/losses.py": ("tests/models/test_objectives.py", "tests/models/test_networks.py"),

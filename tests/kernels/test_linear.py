@@ -1,4 +1,4 @@
-"""Packed linear layers against plain ones: float32, weights in float16, and products of bytes."""
+"""Packed linear layers against plain ones: float32, weights in float16, and products of bytes; and the convolution."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from asr.kernels import linear
 from asr.kernels.jit import has_package
 from asr.kernels.linear import (
+    ChannelsLastConv2d,
     Int8Weights,
     PackedLinear,
     PackedWeights,
@@ -209,3 +210,22 @@ def test_rectified(num_rows: int) -> None:
         torch.testing.assert_close(layer.rectified(inputs), expected)
         with torch.no_grad():
             torch.testing.assert_close(layer.rectified(inputs), expected)
+
+
+@pytest.mark.parametrize("channels", [1, 5])
+def test_the_convolution_equals_torch(channels: int) -> None:
+    torch.manual_seed(0)
+    reference = nn.Conv2d(channels, 8, kernel_size=3, stride=(1, 2), padding=(0, 1))
+    network = ChannelsLastConv2d(channels, 8, kernel_size=3, stride=(1, 2), padding=(0, 1))
+    network.load_state_dict(reference.state_dict())
+    inputs = torch.randn(2, channels, 9, 12)
+    expected = reference(inputs)
+    with torch.no_grad():
+        torch.testing.assert_close(network(inputs), expected)
+    expected.square().sum().backward()
+    network(inputs).square().sum().backward()
+    for own, other in zip(network.parameters(), reference.parameters(), strict=True):
+        assert own.grad is not None and other.grad is not None
+        torch.testing.assert_close(own.grad, other.grad)
+        # Training by several processes views gradients in the order of the weights.
+        assert own.grad.stride() == own.stride()

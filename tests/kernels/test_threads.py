@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from asr.kernels.threads import each_in_threads, in_threads, torch_on_one_thread
+from asr.kernels.jit import in_threads, torch_on_one_thread
 
 
 @pytest.fixture(params=[1, 3])
@@ -38,24 +38,3 @@ def test_an_error_of_any_part_comes_out(threads: int) -> None:
     for wrong in range(3):
         with pytest.raises(ZeroDivisionError):
             in_threads(lambda begin, end, wrong=wrong: 1 // (begin - wrong), 3, 1)  # type: ignore[misc]
-
-
-def test_each_item_once_and_torch_has_its_threads_again(threads: int) -> None:
-    seen: list[tuple[int, int, bool]] = []
-    each_in_threads(lambda item: seen.append((item, torch.get_num_threads(), torch.is_grad_enabled())), iter(range(50)))
-    assert sorted(seen) == [(item, 1, False) for item in range(50)]
-    assert torch.get_num_threads() == threads
-
-
-def test_an_error_ends_the_work(threads: int) -> None:
-    seen: list[int] = []
-
-    def work(item: int) -> None:
-        seen.append(item)
-        if item == 5:
-            raise ValueError("five")
-
-    with pytest.raises(ValueError, match="five"):
-        each_in_threads(work, iter(range(10_000)))
-    assert len(seen) < 10_000
-    assert torch.get_num_threads() == threads

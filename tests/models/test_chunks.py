@@ -14,7 +14,7 @@ from asr.datasets.corpora.base import Utterance
 from asr.errors import AsrError
 from asr.models.chain_corpus import Alignment, PreparedCorpus, write_corpus
 from asr.models.chunks import Chunk, ChunkLoader
-from asr.models.layers import UtteranceCmvn
+from asr.models.interface import UtteranceCmvn
 from asr.text.lexicon import Lexicon
 
 SECONDS = (2.0, 5.0, 0.5)

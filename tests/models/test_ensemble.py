@@ -13,8 +13,7 @@ from torch import Tensor
 from asr.bundle import Bundle
 from asr.cli.main import main
 from asr.models.checkpoint import trained_network
-from asr.models.ensemble import Ensemble
-from asr.models.tdnnf import Tdnnf
+from asr.models.tdnnf import Ensemble, Tdnnf
 from asr.models.windows import ChunkedEncoder, WindowSizes, WindowStream
 from asr.serialization import ModelSpec
 

@@ -19,7 +19,7 @@ from asr.cli.main import main
 from asr.errors import AsrError
 from asr.models.export import FORMATS, TraceableCmvn, can_export_onnx, export_acoustic_model
 from asr.models.external import CallableModel, load_acoustic_model, onnx
-from asr.models.layers import UtteranceCmvn
+from asr.models.interface import UtteranceCmvn
 from asr.recognizer import Recognizer, ResourceOptions
 
 CLIPS = Path(__file__).resolve().parents[2] / "scripts" / "demo_clips"

@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 from asr.bundle import Bundle
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
-from asr.models.ensemble import Ensemble
 from asr.models.feedforward import FeedForwardNetwork
 from asr.models.interface import LOG_PROB_IN_NOISE
-from asr.models.tdnnf import Tdnnf
+from asr.models.tdnnf import Ensemble, Tdnnf
 from asr.models.windows import ChunkedEncoder, RunningNorm, WindowSizes
 from asr.recognizer import Recognizer
 from asr.serialization import ModelSpec

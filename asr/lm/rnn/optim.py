@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asr.kernels.jit import Intrinsic, arrays_of, jit_for
-from asr.kernels.threads import in_threads
+from asr.kernels.jit import Intrinsic, arrays_of, in_threads, jit_for
 
 _AHEAD = 16  # entries that are prefetched
 

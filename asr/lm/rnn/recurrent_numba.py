@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from asr.kernels.hash_table import distinct_values
-from asr.kernels.jit import arrays_of, jit_for, jit_required
+from asr.kernels.jit import arrays_of, in_threads, jit_for, jit_required
 from asr.kernels.linear import fill_products
 from asr.kernels.simd import (
     COLUMNS,
@@ -32,7 +32,6 @@ from asr.kernels.simd import (
     padded,
     padded_room,
 )
-from asr.kernels.threads import in_threads
 
 _MAX_UNITS = 128  # a tile of a wide layer's weights should not fill the L2 cache
 

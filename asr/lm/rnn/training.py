@@ -14,7 +14,7 @@ from torch import Tensor
 
 from asr.distributed import average_gradient, broadcast, current_share, gather_rows, prepare_wrapping, total
 from asr.errors import AsrError
-from asr.kernels.threads import torch_on_one_thread
+from asr.kernels.jit import torch_on_one_thread
 from asr.lm.rnn.data import TokenBatch
 from asr.lm.rnn.export import load_network
 from asr.lm.rnn.maxent import HashedMaxEnt

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from asr.kernels.jit import Intrinsic, arrays_of, jit_for, jit_required
-from asr.kernels.threads import in_threads
+from asr.kernels.jit import Intrinsic, arrays_of, in_threads, jit_for, jit_required
 from asr.lm.interface import CacheableTerms
 from asr.lm.rnn.maxent import HashedMaxEnt, places_and_weight
 from asr.lm.rnn.output_numba import add_path_log_prob, ask_for_path

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from asr.kernels.jit import Intrinsic, jit_for
+from asr.kernels.jit import Intrinsic, in_threads, jit_for
 from asr.kernels.linear import has_byte_products, quads, rounded_rows
 from asr.kernels.simd import (
     COLUMNS,
@@ -33,7 +33,6 @@ from asr.kernels.simd import (
     in_tiles,
     tiled,
 )
-from asr.kernels.threads import in_threads
 from asr.lm.rnn.maxent import HashedMaxEnt, add_score_range
 from asr.text.symbols import BOS_ID, EPSILON_ID
 

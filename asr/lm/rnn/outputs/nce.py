@@ -21,9 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from asr.kernels.jit import Intrinsic, arrays_of, jit_for, jit_required
+from asr.kernels.jit import Intrinsic, arrays_of, in_threads, jit_for, jit_required
 from asr.kernels.simd import NARROW, ROWS, add_products_by_column, add_products_by_row, exponential, padded, padded_room
-from asr.kernels.threads import in_threads
 from asr.lm.interface import CacheableTerms
 from asr.lm.rnn.maxent import HASH_MULTIPLIERS, HashedMaxEnt, places_and_weight
 from asr.lm.rnn.output_numba import add_word_scores

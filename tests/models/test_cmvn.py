@@ -1,4 +1,4 @@
-"""Layers of acoustic models: normalization against explicit loops, and the convolution against torch's."""
+"""Normalization of features by mean and variance, against explicit loops."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
-from asr.models.layers import ChannelsLastConv2d, UtteranceCmvn
+from asr.models.interface import UtteranceCmvn
 
 LENGTHS = torch.tensor([7, 3, 1, 0])
 
@@ -61,22 +61,3 @@ def test_an_utterance_without_pause_counts_whole() -> None:
     torch.testing.assert_close(normal, UtteranceCmvn(pause_margin=300)(features, num_frames))
     silence = torch.zeros(1, 300, 5)
     assert not UtteranceCmvn()(silence, torch.tensor([300])).any()
-
-
-@pytest.mark.parametrize("channels", [1, 5])
-def test_the_convolution_equals_torch(channels: int) -> None:
-    torch.manual_seed(0)
-    reference = nn.Conv2d(channels, 8, kernel_size=3, stride=(1, 2), padding=(0, 1))
-    network = ChannelsLastConv2d(channels, 8, kernel_size=3, stride=(1, 2), padding=(0, 1))
-    network.load_state_dict(reference.state_dict())
-    inputs = torch.randn(2, channels, 9, 12)
-    expected = reference(inputs)
-    with torch.no_grad():
-        torch.testing.assert_close(network(inputs), expected)
-    expected.square().sum().backward()
-    network(inputs).square().sum().backward()
-    for own, other in zip(network.parameters(), reference.parameters(), strict=True):
-        assert own.grad is not None and other.grad is not None
-        torch.testing.assert_close(own.grad, other.grad)
-        # Training by several processes views gradients in the order of the weights.
-        assert own.grad.stride() == own.stride()
