@@ -21,8 +21,9 @@ from asr.errors import AsrError
 if TYPE_CHECKING:
     from asr.bundle import Bundle
     from asr.decoding.interface import DecodingOptions
+    from asr.decoding.settings import ResourceOptions
     from asr.lm.interface import LanguageModel
-    from asr.recognizer import Recognizer, ResourceOptions
+    from asr.recognizer import Recognizer
     from asr.streaming import StreamingOptions, StreamingRecognizer
 
 __version__ = "0.1.0"
@@ -44,7 +45,7 @@ _MODULES = {
     "DecodingOptions": "asr.decoding.interface",
     "LanguageModel": "asr.lm.interface",
     "Recognizer": "asr.recognizer",
-    "ResourceOptions": "asr.recognizer",
+    "ResourceOptions": "asr.decoding.settings",
     "StreamingOptions": "asr.streaming",
     "StreamingRecognizer": "asr.streaming",
 }

@@ -1,16 +1,22 @@
-"""Two overlapping pipeline stages, in threads and, on a GPU, in CUDA streams."""
+"""Runs the two stages of recognition beside each other, in threads and, on a GPU, in CUDA streams.
+
+Each worker of the second stage has language models of its own, which are lent to one call at a time (`EnginePool`).
+"""
 
 from __future__ import annotations
 
 import contextlib
 import queue
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+
+from asr.decoding.build import LanguageModels
 
 
 class StreamPool:
@@ -55,6 +61,55 @@ class StreamPool:
         """Blocks until all work in the thread's stream is done."""
         if self._streams:
             self._streams[thread].synchronize()
+
+
+class Engines(NamedTuple):
+    """The resources that the workers of one call use exclusively.
+
+    Attributes:
+        models: the language models of each worker, created in its stream.
+        streams: one for each worker, and one for the acoustic model.
+    """
+
+    models: list[LanguageModels]
+    streams: StreamPool
+
+
+class EnginePool:
+    """A pool of `Engines`, each lent to one call at a time.
+
+    A language model's caches change with every query, so two calls must never share one. A call takes an idle set, or a
+    new one if there is none, and returns it with warm caches. A set whose call failed is dropped, because its caches
+    may be half written. Copies of a pool are empty.
+
+    Args:
+        is_exclusive: whether calls take turns, because all sets would hold the same language model.
+    """
+
+    def __init__(self, is_exclusive: bool = False) -> None:
+        self.lock = threading.RLock()
+        self._is_exclusive = is_exclusive
+        self._turn = threading.RLock()
+        self._idle: list[Engines] = []
+
+    def fill(self, make: Callable[[], Engines]) -> None:
+        """Makes a set unless one is idle."""
+        with self.lock:
+            if not self._idle:
+                self._idle.append(make())
+
+    @contextlib.contextmanager
+    def lend(self, make: Callable[[], Engines]) -> Iterator[Engines]:
+        """Lends a set to the caller alone until the block ends."""
+        with self._turn if self._is_exclusive else contextlib.nullcontext():
+            with self.lock:
+                engines = self._idle.pop() if self._idle else make()
+            yield engines
+            with self.lock:
+                self._idle.append(engines)
+
+    def __reduce__(self) -> tuple[type[EnginePool], tuple[bool]]:
+        return EnginePool, (self._is_exclusive,)
 
 
 def to_device(host: Tensor, device: torch.device) -> Tensor:

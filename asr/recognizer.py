@@ -9,11 +9,9 @@ Shapes: N recordings or segments, C channels or tokens, L samples, T frames.
 from __future__ import annotations
 
 import contextlib
-import math
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -36,7 +34,7 @@ from asr.decoding.build import (
 from asr.decoding.interface import Decoder, DecodeResult, DecodingOptions, Hypothesis
 from asr.decoding.nbest import n_best
 from asr.decoding.rescoring import SecondPass
-from asr.decoding.settings import Pass, refuse_unused, setting_options
+from asr.decoding.settings import Pass, ResourceOptions, refuse_unused, setting_options
 from asr.decoding.warmup import made_up_log_prob, needs_warm_up
 from asr.decoding.words import WordAligner, can_align
 from asr.errors import AsrError
@@ -46,146 +44,20 @@ from asr.kernels.heap import limit_compiled_shapes, release_now_and_then
 from asr.kernels.linear import byte_products
 from asr.lm.interface import LanguageModel
 from asr.models.adaptation import RecognizedSpeech, SpeakerTransform, adapt, score_of_speaker
-from asr.models.interface import ACOUSTIC_PRECISIONS, ACOUSTIC_SECONDS, NormalizingNetwork, in_parts, moves_only
-from asr.options import check_options, device_named, option, options_of
-from asr.pipeline import StreamPool, pipelined, to_device
+from asr.models.interface import ACOUSTIC_SECONDS, NormalizingNetwork, in_parts, moves_only
+from asr.options import device_named, options_of
+from asr.pipeline import EnginePool, Engines, StreamPool, pipelined, to_device
 from asr.results import RecognitionResult, StageTimes, as_result, joined
 from asr.text.lexicon import Lexicon
 
 if TYPE_CHECKING:
     from asr.models.external import ExternalModel
 
-_MAX_WORKERS = 64
-
 # A GPU needs many streams at a time; with fewer, kernel launches on the host are the bottleneck.
 _BATCH_SECONDS = {"cpu": 50.0, "cuda": 3000.0}
 
 # Cache of the language model that a warm-up queries; it is dropped afterwards.
 _WARM_UP_BYTES = 1 << 26
-
-
-class Engines(NamedTuple):
-    """The resources that the workers of one call use exclusively.
-
-    Attributes:
-        models: the language models of each worker, created in its stream.
-        streams: one for each worker, and one for the acoustic model.
-    """
-
-    models: list[LanguageModels]
-    streams: StreamPool
-
-
-class EnginePool:
-    """A pool of `Engines`, each lent to one call at a time.
-
-    A language model's caches change with every query, so two calls must never share one. A call takes an idle set, or a
-    new one if there is none, and returns it with warm caches. A set whose call failed is dropped, because its caches
-    may be half written. Copies of a pool are empty.
-
-    Args:
-        is_exclusive: whether calls take turns, because all sets would hold the same language model.
-    """
-
-    def __init__(self, is_exclusive: bool = False) -> None:
-        self.lock = threading.RLock()
-        self._is_exclusive = is_exclusive
-        self._turn = threading.RLock()
-        self._idle: list[Engines] = []
-
-    def fill(self, make: Callable[[], Engines]) -> None:
-        """Makes a set unless one is idle."""
-        with self.lock:
-            if not self._idle:
-                self._idle.append(make())
-
-    @contextlib.contextmanager
-    def lend(self, make: Callable[[], Engines]) -> Iterator[Engines]:
-        """Lends a set to the caller alone until the block ends."""
-        with self._turn if self._is_exclusive else contextlib.nullcontext():
-            with self.lock:
-                engines = self._idle.pop() if self._idle else make()
-            yield engines
-            with self.lock:
-                self._idle.append(engines)
-
-    def __reduce__(self) -> tuple[type[EnginePool], tuple[bool]]:
-        return EnginePool, (self._is_exclusive,)
-
-
-@dataclass(frozen=True)
-class ResourceOptions:
-    """How much audio a recognizer processes at a time, and how much memory its language models may take.
-
-    Only `max_segment_seconds` and `acoustic_precision`, which rounds scores, can change the recognized words.
-
-    Args:
-        max_segment_seconds: longer recordings are cut at pauses into segments of at most this length.
-        batch_seconds: maximum audio in a batch of segments, padding included. None means 50 seconds on a CPU and 3,000
-            on a GPU.
-        num_workers: number of batches that are decoded at the same time, each with its own language model and share of
-            `cache_bytes`, while the next batch goes through the acoustic model. 0 runs all stages in turn. More workers
-            than free cores do not help.
-        cache_bytes: memory for the recurrent language model's caches; the least frequently used histories are evicted.
-        lm_device_bytes: device memory for the tables of the large language models; the rest of the tables stays in
-            host memory. None puts everything on the device.
-        acoustic_precision: precision of the acoustic model's matrix products on a CPU; see `asr.kernels.linear` for
-            `auto`.
-        lm_hidden_device, lm_output_device: where the recurrent language model runs its hidden and its output layer,
-            such as `cuda` and `cpu`; histories are kept where the output layer is. None is the recognizer's device.
-
-    Raises:
-        AsrError: a value is out of range, or this machine has no such device.
-    """
-
-    max_segment_seconds: float = option(25.0, "cut longer recordings at pauses", needs="whole recordings")
-    batch_seconds: float | None = option(
-        None,
-        "audio that is recognized together, in seconds (50 on a CPU, 3,000 on a GPU)",
-        kind=float,
-        needs="whole recordings",
-    )
-    num_workers: int = option(
-        0,
-        "number of batches that are decoded at the same time, while the next one goes through the acoustic model; set "
-        "OMP_NUM_THREADS=1 with it; 0: one after the other",
-        flag="--workers",
-        needs="whole recordings",
-    )
-    cache_bytes: int = option(
-        1 << 30,
-        "memory for the recurrent language model's caches; less is slower",
-        flag="--cache-mb",
-        unit="MB",
-        needs="recurrent model",
-    )
-    lm_device_bytes: int | None = option(
-        None,
-        "device memory for the tables of the large language models; the rest stays in host memory",
-        kind=int,
-        flag="--lm-device-mb",
-        unit="MB",
-        needs="large model",
-    )
-    acoustic_precision: str = option("auto", "what the acoustic model multiplies", choices=ACOUSTIC_PRECISIONS)
-    lm_hidden_device: str | None = option(
-        None, "where the recurrent language model's hidden layer runs", kind=str, needs="recurrent model"
-    )
-    lm_output_device: str | None = option(
-        None, "where its output layer runs, and its caches are", kind=str, needs="recurrent model"
-    )
-
-    def __post_init__(self) -> None:
-        check_options(self, "resources")
-        for name in ("lm_hidden_device", "lm_output_device"):
-            if getattr(self, name) is not None:
-                device_named(getattr(self, name), name)
-        if not 0 <= self.num_workers <= _MAX_WORKERS:
-            raise AsrError(f"num_workers is {self.num_workers}; it must be between 0 and {_MAX_WORKERS}.")
-        if not 1.0 <= self.max_segment_seconds < math.inf:
-            raise AsrError(f"max_segment_seconds is {self.max_segment_seconds}; give 1 second or more.")
-        if self.batch_seconds is not None and not 0.0 < self.batch_seconds < math.inf:
-            raise AsrError(f"batch_seconds is {self.batch_seconds}; it must be above 0, and finite.")
 
 
 def _with_acoustic_model(acoustic_model: str | ExternalModel, *parts: Any) -> Bundle:
@@ -236,6 +108,7 @@ class Recognizer(nn.Module):
         resources: segments, batches, workers, memory and the language model's devices.
 
     Attributes:
+        sampling_rate: the rate that recordings are resampled to, in Hz.
         settings: the options in force.
         final_mode, final_options: mode and decoding options of the last pass, which results report; without a second
             pass, those of `mode` and `settings`.
@@ -270,6 +143,7 @@ class Recognizer(nn.Module):
         if acoustic_model is not None:
             bundle = _with_acoustic_model(acoustic_model, bundle)
         self.bundle = bundle
+        self.sampling_rate = bundle.sampling_rate
         self.features = bundle.features.network
         self.acoustic_model = bundle.acoustic_model.network
         self.graph = GraphModule(bundle.graph)
@@ -357,11 +231,6 @@ class Recognizer(nn.Module):
             WordAligner(lexicon, bundle.graph)  # refuses a graph whose words cannot be aligned
             bundle = replace(bundle, lexicon=lexicon)
         return cls(bundle, **arguments)
-
-    @property
-    def sampling_rate(self) -> int:
-        """The rate that recordings are resampled to, in Hz."""
-        return self.bundle.sampling_rate
 
     @property
     def device(self) -> torch.device:

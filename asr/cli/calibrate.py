@@ -16,10 +16,11 @@ from torch import Tensor
 
 from asr.bundle import Bundle, bundle_folder, read_manifest, write_manifest
 from asr.decoding.build import available_modes
+from asr.decoding.settings import ResourceOptions
 from asr.decoding.words import FEATURES, Calibration, fit_calibration
 from asr.errors import AsrError
 from asr.metrics import GAP, align, normalized_cross_entropy
-from asr.recognizer import Recognizer, ResourceOptions
+from asr.recognizer import Recognizer
 
 HELP = """Fits the confidences of a bundle's words and writes them into its bundle.json.
 

@@ -21,12 +21,12 @@ from asr import hub
 from asr.bundle import MODES_WITH, Bundle, bundle_folder, local_bundle_folder, read_manifest
 from asr.ctc.bundles import bundle_with_acoustic_model, graph_cache
 from asr.decoding.build import DECODERS, OLD_FIRST_PASSES, OLD_MODES
-from asr.decoding.settings import MODES, OLD_NAMES, Pass, setting_options
+from asr.decoding.settings import MODES, OLD_NAMES, Pass, ResourceOptions, setting_options
 from asr.decoding.token_passing import LM_FUSIONS
 from asr.errors import AsrError
 from asr.models.external.base import KINDS
 from asr.options import Option, device_named, options_of
-from asr.recognizer import Recognizer, ResourceOptions
+from asr.recognizer import Recognizer
 
 
 def hint(text: str) -> None:

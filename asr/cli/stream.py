@@ -13,10 +13,10 @@ from asr.audio.io import RAW_FORMATS, PcmFormat, byte_pieces, file_pieces
 from asr.cli.compile import compiling_notice
 from asr.cli.options import given_options, refuse_without, renamed
 from asr.cli.output import ResultsFile, print_line, print_record
-from asr.decoding.settings import WHOLE_RECORDINGS
+from asr.decoding.settings import WHOLE_RECORDINGS, ResourceOptions
 from asr.errors import AsrError
 from asr.options import options_of
-from asr.recognizer import Recognizer, ResourceOptions
+from asr.recognizer import Recognizer
 from asr.results import StreamResult
 from asr.streaming import PARTIAL_POLICIES, StreamingOptions, StreamingRecognizer
 

@@ -5,14 +5,16 @@ An option that would have no effect is refused, so that nobody measures a settin
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from asr.decoding.interface import DecodingOptions
 from asr.errors import AsrError
+from asr.kernels.linear import ACOUSTIC_PRECISIONS
 from asr.lm.cached.approximations import CacheOptions
-from asr.options import Option, check_options, option, options_of
+from asr.options import Option, check_options, device_named, option, options_of
 
 # Interpolating a well-trained recurrent model with a small n-gram saves too few errors for its time, so that mode is
 # not a default; see `asr.decoding.build.available_modes`.
@@ -77,6 +79,84 @@ class LanguageModelOptions:
             raise AsrError(
                 f"language model options: second_pass_sentences is {self.second_pass_sentences}; give 1 or more."
             )
+
+
+_MAX_WORKERS = 64
+
+
+@dataclass(frozen=True)
+class ResourceOptions:
+    """How much audio a recognizer processes at a time, and how much memory its language models may take.
+
+    Only `max_segment_seconds` and `acoustic_precision`, which rounds scores, can change the recognized words.
+
+    Args:
+        max_segment_seconds: longer recordings are cut at pauses into segments of at most this length.
+        batch_seconds: maximum audio in a batch of segments, padding included. None means 50 seconds on a CPU and 3,000
+            on a GPU.
+        num_workers: number of batches that are decoded at the same time, each with its own language model and share of
+            `cache_bytes`, while the next batch goes through the acoustic model. 0 runs all stages in turn. More workers
+            than free cores do not help.
+        cache_bytes: memory for the recurrent language model's caches; the least frequently used histories are evicted.
+        lm_device_bytes: device memory for the tables of the large language models; the rest of the tables stays in
+            host memory. None puts everything on the device.
+        acoustic_precision: precision of the acoustic model's matrix products on a CPU; see `asr.kernels.linear` for
+            `auto`.
+        lm_hidden_device, lm_output_device: where the recurrent language model runs its hidden and its output layer,
+            such as `cuda` and `cpu`; histories are kept where the output layer is. None is the recognizer's device.
+
+    Raises:
+        AsrError: a value is out of range, or this machine has no such device.
+    """
+
+    max_segment_seconds: float = option(25.0, "cut longer recordings at pauses", needs="whole recordings")
+    batch_seconds: float | None = option(
+        None,
+        "audio that is recognized together, in seconds (50 on a CPU, 3,000 on a GPU)",
+        kind=float,
+        needs="whole recordings",
+    )
+    num_workers: int = option(
+        0,
+        "number of batches that are decoded at the same time, while the next one goes through the acoustic model; set "
+        "OMP_NUM_THREADS=1 with it; 0: one after the other",
+        flag="--workers",
+        needs="whole recordings",
+    )
+    cache_bytes: int = option(
+        1 << 30,
+        "memory for the recurrent language model's caches; less is slower",
+        flag="--cache-mb",
+        unit="MB",
+        needs="recurrent model",
+    )
+    lm_device_bytes: int | None = option(
+        None,
+        "device memory for the tables of the large language models; the rest stays in host memory",
+        kind=int,
+        flag="--lm-device-mb",
+        unit="MB",
+        needs="large model",
+    )
+    acoustic_precision: str = option("auto", "what the acoustic model multiplies", choices=ACOUSTIC_PRECISIONS)
+    lm_hidden_device: str | None = option(
+        None, "where the recurrent language model's hidden layer runs", kind=str, needs="recurrent model"
+    )
+    lm_output_device: str | None = option(
+        None, "where its output layer runs, and its caches are", kind=str, needs="recurrent model"
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self, "resources")
+        for name in ("lm_hidden_device", "lm_output_device"):
+            if getattr(self, name) is not None:
+                device_named(getattr(self, name), name)
+        if not 0 <= self.num_workers <= _MAX_WORKERS:
+            raise AsrError(f"num_workers is {self.num_workers}; it must be between 0 and {_MAX_WORKERS}.")
+        if not 1.0 <= self.max_segment_seconds < math.inf:
+            raise AsrError(f"max_segment_seconds is {self.max_segment_seconds}; give 1 second or more.")
+        if self.batch_seconds is not None and not 0.0 < self.batch_seconds < math.inf:
+            raise AsrError(f"batch_seconds is {self.batch_seconds}; it must be above 0, and finite.")
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,9 @@ from torch.nn import functional as F
 from asr.kernels.jit import Intrinsic, has_package, in_threads, jit
 from asr.kernels.simd import COLUMNS, ROWS, add_block, as_float32, tiled
 
+ACOUSTIC_PRECISIONS = {"auto": "8-bit integers where the processor multiplies them fast", "float32": "float32"}
+"""`acoustic_precision` of a recognizer -> what it multiplies, see `byte_products`."""
+
 _LARGEST = 127
 _NUM_STEPS = 255
 _ROWS_AT_ONCE = 8 * ROWS  # their bytes stay in the nearest caches during the loop over all tiles

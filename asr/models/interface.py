@@ -17,7 +17,6 @@ from asr.audio.segments import batches_of_similar_length
 LOG_PROB_IN_NOISE = -20.0
 """Log-probability of all tokens except the blank as long as a stream has had only noise."""
 
-ACOUSTIC_PRECISIONS = {"auto": "8-bit integers where the processor multiplies them fast", "float32": "float32"}
 
 ACOUSTIC_SECONDS = 30.0
 """Audio that an acoustic model reads at a time on a CPU, see `in_parts`."""

@@ -34,10 +34,11 @@ from asr.decoding.gpu import kernels
 from asr.decoding.gpu.cuda_graph import BufferSizes, FrameBuffers, FrameReplay
 from asr.decoding.gpu.frame import FrameLimits
 from asr.decoding.interface import DecodingOptions
+from asr.decoding.settings import ResourceOptions
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.kernels.hash_table import HashTable
-from asr.pipeline import StreamPool, pipelined
-from asr.recognizer import EnginePool, Recognizer, ResourceOptions
+from asr.pipeline import EnginePool, StreamPool, pipelined
+from asr.recognizer import Recognizer
 from asr.testing.kernel_checks import Difference
 from asr.testing.simulated_gpu import simulated_gpu
 

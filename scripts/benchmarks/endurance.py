@@ -28,8 +28,9 @@ from asr.audio.io import read_audio
 from asr.audio.resample import change_speed
 from asr.bundle import bundle_folder
 from asr.cli.recordings import audio_files
+from asr.decoding.settings import ResourceOptions
 from asr.errors import AsrError
-from asr.recognizer import Recognizer, ResourceOptions
+from asr.recognizer import Recognizer
 from asr.streaming import StreamingRecognizer
 from scripts.benchmarks.inputs import argument_parser, default_corpora, required_corpora
 from scripts.benchmarks.speech import evenly

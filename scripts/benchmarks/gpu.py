@@ -21,9 +21,10 @@ from torch import Tensor
 
 from asr.bundle import Bundle, bundle_folder
 from asr.decoding.build import OLD_FIRST_PASSES, available_modes, default_decoder
+from asr.decoding.settings import ResourceOptions
 from asr.errors import AsrError
 from asr.lm.cached.engine import CachedRNNLM
-from asr.recognizer import Recognizer, ResourceOptions
+from asr.recognizer import Recognizer
 from asr.results import StageTimes
 from scripts.benchmarks.gpu_agreement import NotHere, search_checks
 from scripts.benchmarks.gpu_expected import IN_FLOAT32

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from asr.bundle import Bundle
 from asr.decoding.build import OLD_FIRST_PASSES, available_modes
-from asr.recognizer import Recognizer, ResourceOptions
+from asr.decoding.settings import ResourceOptions
+from asr.recognizer import Recognizer
 from scripts.benchmarks.inputs import AN4_BUNDLE, ROOT
 
 PATH = ROOT / "tests" / "assets" / "gpu_expected.npz"

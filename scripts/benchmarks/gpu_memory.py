@@ -33,7 +33,8 @@ from asr.decoding.build import decoding_options
 from asr.decoding.gpu import cuda_graph, frame
 from asr.decoding.gpu.frame import FrameLimits
 from asr.decoding.lattice import lattice_margin
-from asr.recognizer import Recognizer, ResourceOptions
+from asr.decoding.settings import ResourceOptions
+from asr.recognizer import Recognizer
 from asr.testing.simulated_gpu import simulated_gpu
 from scripts.benchmarks.gpu_expected import clips
 from scripts.benchmarks.gpu_tasks import distinct

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from asr.bundle import Bundle
+from asr.decoding.settings import ResourceOptions
 from asr.lm.cached.statistics import StageClock
 from asr.lm.rnn.data import TokenStreams
 from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.lm.rnn.optim import AdamWithSparseRows
-from asr.recognizer import Recognizer, ResourceOptions
+from asr.recognizer import Recognizer
 from asr.results import StageTimes
 from asr.text.symbols import Vocabulary
 from scripts.benchmarks.inputs import ROOT

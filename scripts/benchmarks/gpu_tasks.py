@@ -206,7 +206,8 @@ def speed(mode: str, lm_fusion: str, hidden_size: int | None = None) -> Callable
     def measured(bench: Bench) -> dict[str, Any]:
         import torch
 
-        from asr.recognizer import Recognizer, ResourceOptions
+        from asr.decoding.settings import ResourceOptions
+        from asr.recognizer import Recognizer
 
         found: dict[str, Any] = {}
         bundle = _bundle_with_gru(bench.folder, 16 if bench.is_simulated and hidden_size else hidden_size)
@@ -320,7 +321,8 @@ def profile(bench: Bench) -> dict[str, Any]:
     import torch
     from torch.profiler import ProfilerActivity
 
-    from asr.recognizer import Recognizer, ResourceOptions
+    from asr.decoding.settings import ResourceOptions
+    from asr.recognizer import Recognizer
 
     num, own = (1, "cpu") if bench.is_simulated else (64, "device")
     asked: dict[str, Any] = {"mode": "ngram"} if bench.is_simulated else {}

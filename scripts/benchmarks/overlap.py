@@ -19,7 +19,8 @@ from asr.audio.io import read_audio
 from asr.bundle import bundle_folder
 from asr.cli.recordings import audio_files
 from asr.decoding.build import OLD_FIRST_PASSES
-from asr.recognizer import Recognizer, ResourceOptions
+from asr.decoding.settings import ResourceOptions
+from asr.recognizer import Recognizer
 from scripts.benchmarks.inputs import argument_parser
 
 

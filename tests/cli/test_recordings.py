@@ -17,8 +17,9 @@ from asr.cli.main import main
 from asr.cli.output import ResultsFile, TranscriptFolder, maker_of
 from asr.cli.recordings import Shard, recordings
 from asr.datasets.kaldi import read_wav_scp
+from asr.decoding.settings import ResourceOptions
 from asr.errors import AsrError
-from asr.recognizer import Recognizer, ResourceOptions
+from asr.recognizer import Recognizer
 from asr.testing.tones import RATE, tones
 from asr.transcripts import Transcript
 

@@ -16,11 +16,12 @@ from torch import Tensor
 from asr.audio.io import read_audio
 from asr.bundle import Bundle, all_bundle_folders
 from asr.cli.main import main
+from asr.decoding.settings import ResourceOptions
 from asr.errors import AsrError
 from asr.models.export import FORMATS, TraceableCmvn, can_export_onnx, export_acoustic_model
 from asr.models.external import CallableModel, load_acoustic_model, onnx
 from asr.models.interface import UtteranceCmvn
-from asr.recognizer import Recognizer, ResourceOptions
+from asr.recognizer import Recognizer
 
 CLIPS = Path(__file__).resolve().parents[2] / "scripts" / "demo_clips"
 

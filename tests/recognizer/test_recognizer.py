@@ -13,10 +13,10 @@ import torch
 
 from asr.bundle import Bundle
 from asr.decoding.build import available_modes
-from asr.decoding.settings import MODES
+from asr.decoding.settings import MODES, ResourceOptions
 from asr.errors import AsrError
 from asr.lm import offload
-from asr.recognizer import Recognizer, ResourceOptions
+from asr.recognizer import Recognizer
 from asr.results import Alternative, RecognitionResult, StageTimes, Word, joined
 from asr.streaming import StreamingOptions, StreamingRecognizer, recognize_stream
 from asr.testing.tones import RATE, TEXT, tones

@@ -13,8 +13,8 @@ import torch
 from asr.audio.io import AudioFile, file_pieces, find_audio_names, open_audio, read_audio
 from asr.audio.resample import resample
 from asr.cli.transcribe import transcribe
+from asr.decoding.settings import ResourceOptions
 from asr.errors import AsrError
-from asr.recognizer import ResourceOptions
 
 TONE = (0.3 * np.sin(np.arange(16000) / 10)).astype(np.float32)
 

@@ -18,6 +18,7 @@ from asr.decoding.interface import check_log_prob
 from asr.decoding.lattice import arc_posteriors, join
 from asr.decoding.nbest import PrefixTree, n_best, rescore_n_best, score_tree_by_network
 from asr.decoding.rescoring import rescore_lattice
+from asr.decoding.settings import ResourceOptions
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from asr.lm.cached.engine import CachedRNNLM
@@ -26,7 +27,7 @@ from asr.lm.interface import LanguageModel
 from asr.lm.ngram.estimate import estimate_kneser_ney
 from asr.lm.ngram.model import NgramLM
 from asr.lm.offload import HostNgramLM
-from asr.recognizer import Recognizer, ResourceOptions
+from asr.recognizer import Recognizer
 from asr.results import RecognitionResult, StageTimes
 from asr.streaming import StreamingOptions, recognize_stream
 from asr.testing.simulated_gpu import SimulatedDevice, SimulatedGraph, simulated_gpu
