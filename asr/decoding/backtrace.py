@@ -135,7 +135,7 @@ class Backtrace:
         table = torch.stack(arcs[::-1]).cpu()
         return [column[column >= 0] for column in table.unbind(1)]
 
-    def settle(self, living: Tensor) -> Tensor:
+    def cut_shared_prefix(self, living: Tensor) -> Tensor:
         """Cuts off the prefix that all active paths of a stream share; it is final.
 
         Later paths start after it, so that a stream without an end holds only what may still change.

@@ -199,7 +199,7 @@ class ChunkedSearch:
         search = TokenSearch(self._graph, self._options, None, self._first, backtrace, records)
         stream = search.resume(tokens, num_utts)
         search.advance(stream, log_prob, span.num_searched, is_end=span.is_end)
-        after, _ = search.alive_in_all()
+        after, _ = search.all_active()
         previous, arc = (part.numpy() for part in backtrace.records())
         (utt_idx, frame), (src, dst, losing_arc, score_gap) = records.arrays()
         loss = self._losses(after, span, len(arc))
@@ -234,6 +234,6 @@ class ChunkedSearch:
         search = TokenSearch(graph, self._bounds, self._lm, backend, self.backtrace, self.records, held=held)
         stream = search.resume(tokens, num_utts)
         search.advance(stream, torch.zeros(num_utts, int(span.num_rescored.max()), 1), span.num_rescored)
-        tokens, offset = search.alive_in_all()
+        tokens, offset = search.all_active()
         order = torch.sort(tokens.stream, stable=True).indices
         return tokens.select(order), before + offset

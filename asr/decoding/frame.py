@@ -133,17 +133,17 @@ class TokenSearch:
         self._score_offset[stream] = chunk.score_offset
         self._tokens = ActiveTokens.join([waiting, tokens])
 
-    def alive(self, stream: int) -> tuple[ActiveTokens, float]:
+    def active(self, stream: int) -> tuple[ActiveTokens, float]:
         """A stream's active tokens, and the offset that makes their scores absolute."""
         tokens = self._tokens.select((self._tokens.stream == stream).nonzero().squeeze(1))
         return tokens, float(self._score_offset[stream])
 
-    def alive_in_all(self) -> tuple[ActiveTokens, Tensor]:
+    def all_active(self) -> tuple[ActiveTokens, Tensor]:
         """The active tokens of all streams, and the score offset of each stream, (N,) float64."""
         return self._tokens, self._score_offset
 
     def keep(self, stream: int, kept: Tensor) -> None:
-        """Drops a stream's tokens that are not kept; (K,) bool in the order of `alive`."""
+        """Drops a stream's tokens that are not kept; (K,) bool in the order of `active`."""
         others = (self._tokens.stream != stream).nonzero().squeeze(1)
         own = (self._tokens.stream == stream).nonzero().squeeze(1)
         self._tokens = self._tokens.select(torch.cat([others, own[kept]]))

@@ -241,7 +241,7 @@ def check_chunks(streams: Sequence[int], num_frames: Tensor) -> None:
         raise AsrError(f"streams {list(streams)} with {len(num_frames)} chunks: give each stream one chunk.")
 
 
-def whole(log_prob: Tensor, num_frames: Tensor | None) -> tuple[Tensor, Tensor]:
+def with_num_frames(log_prob: Tensor, num_frames: Tensor | None) -> tuple[Tensor, Tensor]:
     """Detaches log-probabilities (N, T, C), and fills in the numbers of their frames (N,), T each, if None.
 
     Raises:
@@ -274,7 +274,7 @@ class LogProbCheck:
         if inputs not in INPUTS:
             raise AsrError(f"there are no inputs {inputs!r}; give one of {', '.join(INPUTS)}.")
         self._num_tokens = num_tokens
-        self._has_looked = inputs == "scores"
+        self._has_checked_values = inputs == "scores"
 
     def __call__(self, log_prob: Tensor, num_frames: Tensor) -> None:
         """Checks log_prob (N, T, C) with num_frames (N,).
@@ -282,20 +282,20 @@ class LogProbCheck:
         Raises:
             AsrError: as for `check_log_prob`.
         """
-        is_first = not self._has_looked and bool(log_prob.numel())
-        check_log_prob(log_prob, num_frames, self._num_tokens, looks=is_first)
-        self._has_looked |= is_first
+        is_first = not self._has_checked_values and bool(log_prob.numel())
+        check_log_prob(log_prob, num_frames, self._num_tokens, checks_values=is_first)
+        self._has_checked_values |= is_first
 
 
-def check_log_prob(log_prob: Tensor, num_frames: Tensor, num_tokens: int, *, looks: bool = False) -> None:
+def check_log_prob(log_prob: Tensor, num_frames: Tensor, num_tokens: int, *, checks_values: bool = False) -> None:
     """Checks that log-probabilities can be searched.
 
     Args:
         log_prob: (N, T, C).
         num_frames: (N,).
         num_tokens: the graph's C.
-        looks: whether to look at one frame of each utterance too, and warn if its probabilities do not sum to 1. This
-            is not an error, because log-likelihoods (posteriors over priors) do not either.
+        checks_values: whether to warn if the probabilities of a frame do not sum to 1; one frame of each utterance is
+            checked. This is not an error, because log-likelihoods (posteriors over priors) do not either.
 
     Raises:
         AsrError: the shape or a frame count is wrong, a valid frame has NaN or +inf, or values are probabilities.
@@ -313,11 +313,11 @@ def check_log_prob(log_prob: Tensor, num_frames: Tensor, num_tokens: int, *, loo
     if not len(num_frames):
         return
     # One transfer for all values, so that the host waits for a GPU once; counts are exact in float64.
-    looks = looks and log_prob.numel() > 0
-    facts = [_are_finite(log_prob), *(_facts_of_frames(log_prob, num_frames) if looks else ())]
+    checks_values = checks_values and log_prob.numel() > 0
+    facts = [_are_finite(log_prob), *(_summary_of_frames(log_prob, num_frames) if checks_values else ())]
     bounds = torch.stack([num_frames.min(), num_frames.max()]).to(torch.float64)
-    told = torch.stack([fact.to(torch.float64) for fact in facts])
-    are_finite, *looked_at, low, high = torch.cat([told.to(bounds.device), bounds]).tolist()
+    numbers = torch.stack([fact.to(torch.float64) for fact in facts])
+    are_finite, *summary, low, high = torch.cat([numbers.to(bounds.device), bounds]).tolist()
     if low < 0 or high > log_prob.shape[1]:
         raise AsrError(
             f"frame counts range from {low:.0f} to {high:.0f}, but the log-probabilities have {log_prob.shape[1]} "
@@ -325,11 +325,11 @@ def check_log_prob(log_prob: Tensor, num_frames: Tensor, num_tokens: int, *, loo
         )
     if not are_finite:
         _refuse_numbers(log_prob, num_frames)
-    if looked_at:
-        _judge_frames(*looked_at)
+    if summary:
+        _require_log_probs(*summary)
 
 
-def _facts_of_frames(log_prob: Tensor, num_frames: Tensor) -> tuple[Tensor, ...]:
+def _summary_of_frames(log_prob: Tensor, num_frames: Tensor) -> tuple[Tensor, ...]:
     """Summarizes the middle frames of all utterances that have frames.
 
     Returns:
@@ -345,8 +345,8 @@ def _facts_of_frames(log_prob: Tensor, num_frames: Tensor) -> tuple[Tensor, ...]
     return furthest, torch.where(is_used.unsqueeze(1), row, torch.zeros_like(row)).min(), from_one
 
 
-def _judge_frames(log_sum: float, lowest: float, from_one: float) -> None:
-    """Raises or warns if values are not log-probabilities; arguments as `_facts_of_frames` returns them."""
+def _require_log_probs(log_sum: float, lowest: float, from_one: float) -> None:
+    """Raises or warns if values are not log-probabilities; arguments as `_summary_of_frames` returns them."""
     if not abs(log_sum) > TOLERANCE:
         return
     if lowest >= 0.0 and from_one <= TOLERANCE:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from asr.decoding.backend import SearchGraph
-from asr.decoding.interface import DecodeResult, DecodingOptions, LogProbCheck, skip_blanks, whole
+from asr.decoding.interface import DecodeResult, DecodingOptions, LogProbCheck, skip_blanks, with_num_frames
 from asr.decoding.lattice import Lattice, LatticeParts, lattice_from_graph
 from asr.decoding.rescoring import LatticePath, rescore_lattice
 from asr.decoding.token_passing import TokenPassingDecoder
@@ -224,7 +224,7 @@ class K2Decoder:
         Raises:
             AsrError: the log-probabilities contain NaN or +inf, or their width is not the graph's number of tokens.
         """
-        log_prob, num_frames = whole(log_prob, num_frames)
+        log_prob, num_frames = with_num_frames(log_prob, num_frames)
         lm = self._mapper.mapped(lm)
         self._check(log_prob, num_frames)
         log_prob = log_prob.to(self.graph.device, torch.float32)

@@ -190,21 +190,21 @@ class StreamingDecoder:
     def _settle(self, stream: int, progress: _Progress) -> None:
         """Moves the prefix that all partial paths share from the backpointers to the final words."""
         progress.num_unsettled = 0
-        tokens, _ = self._search.alive(stream)
+        tokens, _ = self._search.active(stream)
         if not len(tokens):
             return
         if self._commit_frames is not None:
             best = int(tokens.backpointer[tokens.score.argmax()])
             self._search.keep(stream, self._backtrace.descends(tokens.backpointer, best, self._commit_frames))
-            tokens, _ = self._search.alive(stream)
+            tokens, _ = self._search.active(stream)
         before = progress.settled.num_frames
-        arc = self._backtrace.settle(tokens.backpointer)
+        arc = self._backtrace.cut_shared_prefix(tokens.backpointer)
         progress.settled = progress.settled.followed_by(self.graph, arc, progress.unsettled_frames)
         if progress.unsettled_frames is not None:
             progress.unsettled_frames = progress.unsettled_frames[progress.settled.num_frames - before :]
 
     def _ending(self, stream: int, unfinished: bool) -> Ending:
-        return ending_of(self._search_graph, self.options, self._lm, *self._search.alive(stream), unfinished)
+        return ending_of(self._search_graph, self.options, self._lm, *self._search.active(stream), unfinished)
 
     def _path(self, stream: int, ending: Ending) -> SpelledPath | None:
         """The best path from the stream's start; None if no token is active."""

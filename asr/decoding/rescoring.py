@@ -129,7 +129,7 @@ def rescore_lattice(
     stream = search.start(lattice.start_state)
     # The acoustic scores are on the arcs of the lattice.
     search.advance(stream, torch.zeros(num_utts, lattice.num_frames, 1, device=device), lattice.frames_of_utts())
-    endings = endings_of(graph, bounds, lm, *search.alive_in_all())
+    endings = endings_of(graph, bounds, lm, *search.all_active())
     rescored: list[Lattice | None] = [None] * num_utts
     if records is not None:
         parts = records.collected(backtrace, endings)

@@ -287,13 +287,12 @@ NEEDS: dict[str, tuple[str, Callable[[Pass], bool]]] = {
 """Need of an option -> its description, and a predicate that says whether a pass meets it."""
 
 
-def refuse_unused(options: Iterable[Option], run: Pass, where: str = "this recognizer") -> None:
+def refuse_unused(options: Iterable[Option], run: Pass) -> None:
     """Refuses options that would have no effect.
 
     Args:
         options: the options that the user gave.
         run: the pass.
-        where: what runs the pass, for error messages.
 
     Raises:
         AsrError: an option has a need that the pass does not meet.
@@ -304,6 +303,6 @@ def refuse_unused(options: Iterable[Option], run: Pass, where: str = "this recog
         text, has = NEEDS[one.needs]
         if not has(run):
             raise AsrError(
-                f"{one.name} has no effect here: it needs {text}, and {where} has the mode {run.mode}, lm_fusion "
-                f"{run.lm_fusion} and second_pass {run.language_models.second_pass}; leave it out."
+                f"{one.name} has no effect here: it needs {text}, and this recognizer has the mode {run.mode}, "
+                f"lm_fusion {run.lm_fusion} and second_pass {run.language_models.second_pass}; leave it out."
             )

@@ -20,7 +20,7 @@ from asr.decoding.backend import Backend, SearchGraph
 from asr.decoding.backtrace import Backtrace, Ending, best_arcs, endings_of
 from asr.decoding.chunks import ChunkedSearch
 from asr.decoding.frame import TokenSearch
-from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis, LogProbCheck, skip_blanks, whole
+from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis, LogProbCheck, skip_blanks, with_num_frames
 from asr.decoding.lattice import Lattice, LatticeRecords, collects_on, pruned_lattice
 from asr.decoding.rescoring import rescore_lattice
 from asr.decoding.selection import BackendFactory, backend_name, select_backend
@@ -163,7 +163,7 @@ class TokenPassingDecoder:
         Raises:
             AsrError: the log-probabilities contain NaN or +inf, or their width is not the graph's number of tokens.
         """
-        log_prob, num_frames = whole(log_prob, num_frames)
+        log_prob, num_frames = with_num_frames(log_prob, num_frames)
         lm = self._mapper.mapped(lm)
         if lm is not None and self._rescores:
             results = self._decode_by_rescoring(log_prob, num_frames, lm)
@@ -238,7 +238,7 @@ class TokenPassingDecoder:
             records = LatticeRecords(num_utts, self.options) if keeps_losing else None
             search = TokenSearch(self._search_graph, self.options, lm, backend, backtrace, records, held=held)
             search.advance(search.start(torch.zeros_like(num_frames)), log_prob, num_frames)
-            found = search.alive_in_all()
+            found = search.all_active()
         endings = endings_of(self._search_graph, self.options, lm, *found)
         if lm is None or in_chunks:  # its buffers have been read
             self._idle_backends[keeps_losing, _stream_number(self.graph.device)].append(backend)

@@ -46,17 +46,13 @@ def needs_warm_up(bundle: Bundle, mode: str, device: torch.device, kind: tuple[o
     return True
 
 
-def made_up_log_prob(graph: DecodingGraph, seed: int = 0) -> tuple[Tensor, Tensor]:
+def made_up_log_prob(graph: DecodingGraph) -> tuple[Tensor, Tensor]:
     """Log-probabilities of a few utterances that follow random paths through a graph, with noise.
-
-    Args:
-        graph: the decoding graph.
-        seed: of paths and noise.
 
     Returns:
         log_prob (N, T, C) natural logs and num_frames (N,), on the CPU.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     arc_begin, token_id, dst_state = graph.arc_begin.cpu(), graph.token_id.cpu(), graph.dst_state.cpu()
     logits = torch.randn(len(_NUM_FRAMES), max(_NUM_FRAMES), len(graph.tokens), generator=generator)
     for utt, num_frames in enumerate(_NUM_FRAMES):

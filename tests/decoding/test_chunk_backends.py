@@ -255,7 +255,7 @@ def test_streams_ask_together() -> None:
     backend = select_backend(searched, options, lm, name="numba")
     search = TokenSearch(searched, options, lm, backend, Backtrace(graph.device))
     search.advance(search.start(torch.zeros(3, dtype=torch.int64)), log_prob, torch.tensor([6, 6, 5]))
-    histories = [lm.history_of(int(search.alive(utt)[0].context_idx[0])) for utt in range(3)]
+    histories = [lm.history_of(int(search.active(utt)[0].context_idx[0])) for utt in range(3)]
     assert [len(history) - 1 for history in histories] == [1, 0, 2]
     assert lm.num_calls == 2
 
@@ -276,7 +276,7 @@ def test_arcs_are_named_as_in_the_graph(name: str) -> None:
         backend = select_backend(searched, options, None, name=own_name)
         search = TokenSearch(searched, options, None, backend, backtrace)
         search.advance(search.start(torch.zeros(1, dtype=torch.int64)), log_prob, torch.tensor([6]))
-        paths.append([backtrace.path(own).tolist() for own in search.alive(0)[0].backpointer.tolist()])
+        paths.append([backtrace.path(own).tolist() for own in search.active(0)[0].backpointer.tolist()])
     assert paths[0] == paths[1] and min(map(min, paths[0])) >= 1000
 
 
@@ -313,7 +313,7 @@ def _check_same_paths(
                 search.advance(stream, log_prob[:, begin : begin + num], (NUM_FRAMES - begin).clamp(0, num))
                 begin += num
         num_calls += len(queries) if make is make_backend else 0
-        found.append([(*search.alive(utt), backtrace) for utt in range(5)])
+        found.append([(*search.active(utt), backtrace) for utt in range(5)])
     if loops_first:
         found.reverse()
     for others in found[1:]:

@@ -295,7 +295,7 @@ def test_collecting_while_it_searches_costs_a_lattice_nothing(with_lm: bool, mon
         backtrace, records = Backtrace(torch.device("cpu"), collects), LatticeRecords(4, options)
         search = TokenSearch(searched, options, lm, backend, backtrace, records)
         search.advance(search.start(torch.zeros(4, dtype=torch.int64)), log_prob, num_frames)
-        endings = endings_of(searched, options, lm, *search.alive_in_all())
+        endings = endings_of(searched, options, lm, *search.all_active())
         pruned = lattice.pruned_lattice(records.collected(backtrace, endings), graph, log_prob, options)
         found.append((pruned, [arcs.tolist() for arcs in best_arcs(endings, backtrace)]))
     (expected, expected_paths), (ours, paths) = found

@@ -103,15 +103,15 @@ def test_frames_that_are_not_used_do_not_count() -> None:
     log_prob[1] = 0.0
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="the values")
-        check_log_prob(log_prob, torch.tensor([3, 0, 6]), 4, looks=True)
-        check_log_prob(log_prob[:0], torch.tensor([], dtype=torch.int64), 4, looks=True)
-        check_log_prob(log_prob[:, :0], torch.tensor([0, 0, 0]), 4, looks=True)
+        check_log_prob(log_prob, torch.tensor([3, 0, 6]), 4, checks_values=True)
+        check_log_prob(log_prob[:0], torch.tensor([], dtype=torch.int64), 4, checks_values=True)
+        check_log_prob(log_prob[:, :0], torch.tensor([0, 0, 0]), 4, checks_values=True)
     with pytest.warns(UserWarning, match="sum to 4, not to 1"):
-        check_log_prob(log_prob, torch.tensor([3, 6, 6]), 4, looks=True)
+        check_log_prob(log_prob, torch.tensor([3, 6, 6]), 4, checks_values=True)
     with pytest.warns(UserWarning, match="sum to 0, not to 1"):
-        check_log_prob(torch.full((1, 2, 4), -1e4), torch.tensor([2]), 4, looks=True)
+        check_log_prob(torch.full((1, 2, 4), -1e4), torch.tensor([2]), 4, checks_values=True)
     with pytest.warns(UserWarning, match=r"sum to e\^301, not to 1"):
-        check_log_prob(torch.full((1, 2, 4), 300.0), torch.tensor([2]), 4, looks=True)
+        check_log_prob(torch.full((1, 2, 4), 300.0), torch.tensor([2]), 4, checks_values=True)
 
 
 def test_a_first_batch_without_frames_leaves_the_look_to_the_next() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
@@ -182,14 +181,6 @@ def test_collisions_are_counted() -> None:
     assert roomy == [OrderCollisions(2, 5, 0), OrderCollisions(3, 5, 0)]
     # With one place the word alone decides, and each comes after a history of either length.
     assert measure_collisions(HashedMaxEnt(7, 3, 1), token_id) == [OrderCollisions(2, 5, 5), OrderCollisions(3, 5, 5)]
-
-
-@pytest.fixture(params=[1, 3])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 def test_each_item_once_and_torch_has_its_threads_again(threads: int) -> None:

@@ -47,7 +47,7 @@ def test_chunks_find_the_same(
         stream = search.start(torch.zeros(4, dtype=torch.int64))
         search.advance(stream, log_prob[:, :2], num_frames.clamp(max=2))
         search.advance(stream, log_prob[:, 2:], (num_frames - 2).clamp(min=0))
-        tokens, offset = search.alive_in_all()
+        tokens, offset = search.all_active()
         outcomes.append((tokens, offset, backtrace.paths(tokens.backpointer)))
     (tokens, offset, paths), (other, other_offset, other_paths) = outcomes
     assert torch.equal(offset, other_offset)

@@ -73,7 +73,7 @@ def test_the_records_are_the_same(
         backtrace, records = Backtrace(CPU, collects=False), LatticeRecords(4, options)
         search = TokenSearch(searched, options, lm, backend, backtrace, records)
         search.advance(search.start(torch.zeros(4, dtype=torch.int64)), log_prob, num_frames)
-        parts = records.collected(backtrace, endings_of(searched, options, lm, *search.alive_in_all()))
+        parts = records.collected(backtrace, endings_of(searched, options, lm, *search.all_active()))
         own = [getattr(parts, field.name) for field in fields(parts)]
         own += [torch.cat(columns) for columns in zip(*records._backpointers, strict=True)]
         losing = [torch.cat(columns) for columns in zip(*records._losing_arcs, strict=True)]
