@@ -10,10 +10,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
-from asr.decoding.backend import Backend, ChunkBackend, FrameBackend, Searchable
+from asr.decoding.backend import Backend, Searchable
 from asr.decoding.cpu.chunk import NumbaChunkSearch
 from asr.decoding.cpu.chunk_lm import NumbaChunkSearchWithLM
 from asr.decoding.cpu.frame import NumbaFrameBackend
@@ -72,47 +73,51 @@ def select_backend(
     Raises:
         AsrError: as for `backend_name`.
     """
-    device = graph.final_score.device
-    name = backend_name(name, device)
-    has_lm = lm is not None
-    torch_backend = TorchFrameBackend(graph, options, has_lm)
+    name = backend_name(name, graph.final_score.device)
     if name == "torch":
-        return Backend(torch_backend)
-    frame: FrameBackend
-    chunk: ChunkBackend | None = None
-    if name == "numba":
-        frame = NumbaFrameBackend(graph, options, has_lm)
-        if graph.epsilon is None:
-            chunk = _numba_chunk_search(graph, options, lm)
-    else:
-        from asr.decoding.gpu.chunk_lm import TritonChunkSearchWithLM
-        from asr.decoding.gpu.cuda_graph import CudaGraphSearch
-        from asr.decoding.gpu.frame import FrameLimits, TritonFrameBackend
-
-        limits = FrameLimits(options, has_lm, device)
-        frame = kernels = TritonFrameBackend(graph, limits)
-        if graph.epsilon is None and lm is not None and options.max_contexts_per_state is None:
-            chunk = TritonChunkSearchWithLM(graph, options, lm, kernels)
-        if graph.epsilon is None and not has_lm:
-            margin = lattice_margin(options) if keep_lattice else None
-            chunk = CudaGraphSearch(graph, limits, capture=device.type == "cuda", margin=margin)
-    if has_lm and options.max_contexts_per_state is not None:
+        return Backend(TorchFrameBackend(graph, options, lm is not None))
+    found = _numba_backend(graph, options, lm) if name == "numba" else _triton_backend(graph, options, lm, keep_lattice)
+    if lm is not None and options.max_contexts_per_state is not None:
         # Only the torch backend can limit the contexts per state.
-        frame = SplitFrameBackend(frame, torch_backend)
-    return Backend(frame, chunk)
+        frame = SplitFrameBackend(found.frame, TorchFrameBackend(graph, options, has_lm=True))
+        return replace(found, frame=frame)
+    return found
 
 
-def _numba_chunk_search(graph: Searchable, options: DecodingOptions, lm: LanguageModel | None) -> ChunkBackend | None:
+def _numba_backend(graph: Searchable, options: DecodingOptions, lm: LanguageModel | None) -> Backend:
+    frame = NumbaFrameBackend(graph, options, lm is not None)
+    if graph.epsilon is not None:
+        return Backend(frame)
     if lm is None:
-        return NumbaChunkSearch(graph, options)
+        return Backend(frame, NumbaChunkSearch(graph, options))
     if options.max_contexts_per_state is not None:
-        return None
+        return Backend(frame)
     tables = lm.lookup_tables()
     if tables is None:
-        return NumbaChunkSearchWithLM(graph, options, lm)
+        return Backend(frame, NumbaChunkSearchWithLM(graph, options, lm))
     if graph.is_pushed and tables.always_answers:
-        return NumbaLatticeSearch(graph, options, lm)
+        return Backend(frame, NumbaLatticeSearch(graph, options, lm))
     # In a decoding graph, most queried histories are pruned at once. If the model must expand them first, it is cheaper
     # to query it for all streams together.
     looks_up = graph.is_pushed or tables.always_answers
-    return NumbaChunkSearchWithLM(graph, options, lm, looks_up)
+    return Backend(frame, NumbaChunkSearchWithLM(graph, options, lm, looks_up))
+
+
+def _triton_backend(
+    graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, keep_lattice: bool
+) -> Backend:
+    from asr.decoding.gpu.chunk_lm import TritonChunkSearchWithLM
+    from asr.decoding.gpu.cuda_graph import CudaGraphSearch
+    from asr.decoding.gpu.frame import FrameLimits, TritonFrameBackend
+
+    device = graph.final_score.device
+    limits = FrameLimits(options, lm is not None, device)
+    frame = TritonFrameBackend(graph, limits)
+    if graph.epsilon is not None:
+        return Backend(frame)
+    if lm is None:
+        margin = lattice_margin(options) if keep_lattice else None
+        return Backend(frame, CudaGraphSearch(graph, limits, capture=device.type == "cuda", margin=margin))
+    if options.max_contexts_per_state is not None:
+        return Backend(frame)
+    return Backend(frame, TritonChunkSearchWithLM(graph, options, lm, frame))

@@ -66,11 +66,9 @@ TESTS = {
         "tests/decoding/test_frame_backends.py", "tests/decoding/test_chunk_backends.py",
         "tests/decoding/test_rescoring.py",
     ),
-    "asr/decoding/backtrace.py": (*_SEARCH, *_LATTICES, "tests/decoding/test_word_alignment.py"),
+    "asr/decoding/backtrace.py": (*_SEARCH, *_LATTICES, "tests/decoding/test_words.py"),
     "asr/decoding/lattice.py": (*_LATTICES, "tests/decoding/test_nbest.py", "tests/decoding/test_rescoring.py"),
-    "asr/decoding/words.py": (
-        "tests/decoding/test_confidence.py", "tests/decoding/test_nbest.py", "tests/decoding/test_word_alignment.py",
-    ),
+    "asr/decoding/words.py": ("tests/decoding/test_words.py", "tests/decoding/test_nbest.py"),
     "asr/decoding/chunks.py": ("tests/decoding/test_chunks.py",),
     "asr/decoding/nbest.py": (
         "tests/decoding/test_nbest.py", "tests/decoding/test_second_pass.py", "tests/lm/rnn/test_few_words.py",
@@ -89,7 +87,7 @@ TESTS = {
     "asr/graph/topology.py": ("tests/graph", *_LFMMI, *_CHAIN),
     "asr/graph/transition_model.py": ("tests/graph",),
     "asr/text/ctc_tokens.py": ("tests/text", "tests/ctc/test_tokens.py", "tests/ctc/test_bundles.py"),
-    "asr/text/lexicon.py": ("tests/text", "tests/graph", "tests/decoding/test_word_alignment.py"),
+    "asr/text/lexicon.py": ("tests/text", "tests/graph", "tests/decoding/test_words.py"),
     "asr/text/normalize.py": ("tests/text",),
     "asr/text/symbols.py": ("tests/text", "tests/graph", "tests/lm/test_combine.py"),
     "asr/audio/decoder_messages.py": ("tests/audio",),
@@ -127,7 +125,7 @@ TESTS = {
     "asr/models/tdnnf.py": ("tests/models/test_tdnnf.py", "tests/models/test_transfer.py", *_STREAMS),
     "asr/models/windows.py": _STREAMS,
     "asr/lm/offload.py": ("tests/lm/rnn/test_host_rnn_lm.py", "tests/lm/ngram/test_host_ngram.py"),
-    "asr/metrics.py": ("tests/metrics", "tests/decoding/test_confidence.py"),
+    "asr/metrics.py": ("tests/metrics", "tests/decoding/test_words.py"),
     "asr/nist.py": ("tests/metrics",),
     "asr/results.py": (
         "tests/test_results.py", "tests/test_transcripts.py", "tests/recognizer/test_settings.py",
