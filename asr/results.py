@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from asr.decoding.lattice import with_confidences
-from asr.decoding.words import calibrated, only_words, spoken
+from asr.decoding.words import calibrated, only_words, spoken, with_confidences
 
 if TYPE_CHECKING:
     from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis

@@ -9,11 +9,10 @@ from asr.ctc.graphs import WordGraph
 from asr.ctc.interface import CTCDecodingConfig, CTCHypothesis, CTCToken, CTCWord
 from asr.ctc.language_models import LentModels
 from asr.decoding.interface import DecodeResult, Hypothesis
-from asr.decoding.lattice import with_confidences
 from asr.decoding.nbest import n_best
 from asr.decoding.online import StreamingDecoder
 from asr.decoding.token_passing import TokenPassingDecoder
-from asr.decoding.words import WordAligner
+from asr.decoding.words import WordAligner, with_confidences
 from asr.graph.topology import with_last_boundary
 from asr.text.ctc_tokens import CTCTokens
 from asr.text.lexicon import Lexicon

@@ -1,7 +1,7 @@
 """Lattices: the paths that a search kept, with separate acoustic, graph and language model scores.
 
 Contains the lattice itself, forward and backward scores of its states, pruning, construction from the backpointers and
-losing arcs of a search, and posterior probabilities of arcs and words.
+losing arcs of a search, and posterior probabilities of arcs.
 
 Shapes: N utterances, T frames, C tokens, S lattice states, A lattice arcs, W words, R backpointers, L losing arcs.
 """
@@ -31,7 +31,7 @@ from asr.decoding.cpu.lattice import (
     spread_forward,
     sum_over_paths,
 )
-from asr.decoding.interface import DecodingOptions, Hypothesis
+from asr.decoding.interface import DecodingOptions
 from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels.hash_table import marked_positions
 from asr.kernels.jit import jit
@@ -677,33 +677,3 @@ def arc_posteriors(lattice: Lattice, options: DecodingOptions, scale: float = 1.
         posterior[first:last] = through[src_state[first:last]] * share[first:last]
         through.index_add_(0, lattice.dst_state[first:last], posterior[first:last])
     return posterior
-
-
-def with_confidences(
-    hypothesis: Hypothesis,
-    lattice: Lattice,
-    options: DecodingOptions,
-    scale: float = 1.0,
-    num_frames_apart: int = 5,
-    original_frame: Tensor | None = None,
-) -> Hypothesis:
-    """The hypothesis with word confidences: the posterior probability of each word at about its time.
-
-    Args:
-        hypothesis: a path of the lattice.
-        lattice: of one utterance.
-        options, scale: as for `arc_posteriors`.
-        num_frames_apart: occurrences of a word count as the same if they begin at most this many frames apart.
-        original_frame: (T,) int64, the original frame of each lattice frame; None if no frames were skipped.
-    """
-    posterior = arc_posteriors(lattice, options, scale)
-    owner = torch.repeat_interleave(lattice.num_words())
-    word_posterior = posterior[owner]
-    frame = lattice.frame[lattice.src_state()[owner]]
-    if original_frame is not None:
-        frame = original_frame.to(frame.device)[frame]
-    confidences = []
-    for word_id, start_frame in zip(hypothesis.word_ids, hypothesis.start_frames, strict=True):
-        agrees = (lattice.word_id == word_id) & ((frame - start_frame).abs() <= num_frames_apart)
-        confidences.append(min(1.0, float(word_posterior[agrees].sum())))
-    return replace(hypothesis, confidences=tuple(confidences))

@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -254,6 +255,36 @@ def calibrated(
         posteriors = word_posteriors(lattice, options, original_frame).of(hypothesis)
     probabilities = calibration.probabilities(confidence_features(posteriors))
     return replace(hypothesis, confidences=tuple(map(float, probabilities)))
+
+
+def with_confidences(
+    hypothesis: Hypothesis,
+    lattice: Lattice,
+    options: DecodingOptions,
+    scale: float = 1.0,
+    num_frames_apart: int = _FRAMES_APART,
+    original_frame: Tensor | None = None,
+) -> Hypothesis:
+    """The hypothesis with confidences that are not calibrated: the posterior of each word at about its time.
+
+    Args:
+        hypothesis: a path of the lattice.
+        lattice: of one utterance.
+        options, scale: as for `arc_posteriors`.
+        num_frames_apart: occurrences of a word count as the same if they begin at most this many frames apart.
+        original_frame: (T,) int64, the original frame of each lattice frame; None if no frames were skipped.
+    """
+    posterior = arc_posteriors(lattice, options, scale)
+    owner = torch.repeat_interleave(lattice.num_words())
+    word_posterior = posterior[owner]
+    frame = lattice.frame[lattice.src_state()[owner]]
+    if original_frame is not None:
+        frame = original_frame.to(frame.device)[frame]
+    confidences = []
+    for word_id, start_frame in zip(hypothesis.word_ids, hypothesis.start_frames, strict=True):
+        agrees = (lattice.word_id == word_id) & ((frame - start_frame).abs() <= num_frames_apart)
+        confidences.append(min(1.0, float(word_posterior[agrees].sum())))
+    return replace(hypothesis, confidences=tuple(confidences))
 
 
 # Quantiles of the features at which knots are placed.

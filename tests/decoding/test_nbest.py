@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from asr.decoding.backtrace import hypothesis_of_path
 from asr.decoding.cpu.nbest import SentenceLattice, best_sentences
 from asr.decoding.interface import DecodeResult, DecodingOptions, skip_blanks
-from asr.decoding.lattice import Lattice, arc_posteriors, best_to_end, with_confidences
+from asr.decoding.lattice import Lattice, arc_posteriors, best_to_end
 from asr.decoding.nbest import (
     PathScores,
     PrefixTree,
@@ -27,6 +27,7 @@ from asr.decoding.nbest import (
     score_tree_by_network,
 )
 from asr.decoding.token_passing import TokenPassingDecoder
+from asr.decoding.words import with_confidences
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels.jit import jit_required
