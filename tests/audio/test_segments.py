@@ -14,6 +14,7 @@ from asr.audio.segments import (
     as_recording,
     as_recordings,
     as_samples,
+    at_rate,
     batches_of_similar_length,
     segments_at_pauses,
     split_at_pauses,
@@ -133,3 +134,9 @@ def test_arrays_may_be_read_only(recwarn):
     samples.setflags(write=False)
     (found,) = as_recordings([samples])
     assert np.array_equal(found.numpy(), samples) and not recwarn.list
+
+
+@pytest.mark.parametrize("rate", [500, 16000.5, float("nan"), "16 kHz"])
+def test_impossible_sampling_rates_are_refused(rate):
+    with pytest.raises(AsrError, match="the sampling rate is"):
+        at_rate(torch.zeros(100), rate, 16000)
