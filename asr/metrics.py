@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asr.errors import AsrError
-from asr.text.documents import parse_json
-from asr.text.normalize import read_text
+from asr.text.documents import parse_json, read_text
 
 IntArray = NDArray[np.int64]
 

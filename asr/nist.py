@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from asr.errors import AsrError
 from asr.metrics import GAP, ErrorCounts
-from asr.text.normalize import read_text
+from asr.text.documents import read_text
 
 SUFFIXES = (".ctm", ".stm", ".trn")
 _SUBSTITUTION, _GAP_COST, _NOTHING_COST = 4.0, 3.0, 0.001

@@ -45,8 +45,7 @@ from asr.reports.evaluation import Clip
 from asr.reports.word_graph import WordGraph
 from asr.results import StageTimes, format_cache
 from asr.serialization import output_path, require_writable, write_whole_text
-from asr.text.documents import parse_json
-from asr.text.normalize import read_text
+from asr.text.documents import parse_json, read_text
 
 if TYPE_CHECKING:
     from torch import Tensor

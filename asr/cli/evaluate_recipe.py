@@ -20,8 +20,7 @@ from asr.errors import AsrError
 from asr.reports.evaluation import Evaluation
 from asr.reports.page import PageOptions, make_page
 from asr.serialization import open_atomic, require_writable
-from asr.text.documents import parse_yaml
-from asr.text.normalize import read_text
+from asr.text.documents import parse_yaml, read_text
 
 _RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 _FORM = "it needs 'sets' (NAME: manifest of 'asr prepare') and 'systems' (NAME: options of 'asr evaluate')"

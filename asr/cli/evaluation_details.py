@@ -12,8 +12,7 @@ from asr.recognizer import Recognizer
 from asr.reports.evaluation import SCLITE, SHORTEST, Clip, Evaluation, Utterance, heard_words, number_of
 from asr.reports.word_graph import WordGraph, word_graph
 from asr.results import PieceLattice, RecognitionResult
-from asr.text.documents import parse_json
-from asr.text.normalize import read_text
+from asr.text.documents import parse_json, read_text
 
 _CACHE_COUNTS = ("num_queries", "num_edge_hits", "num_hidden_rows", "num_contexts", "bytes_held")
 _MOST_LATTICES = 3

@@ -21,9 +21,8 @@ from asr.graph.imported import import_graph
 from asr.graph.topology import TOPOLOGIES
 from asr.lm.ngram.model import NgramLM
 from asr.serialization import atomic_path, output_path, require_writable, write_whole_text
-from asr.text.documents import parse_json
+from asr.text.documents import parse_json, read_text
 from asr.text.lexicon import Lexicon
-from asr.text.normalize import read_text
 from asr.text.symbols import SPECIAL_WORDS, TokenTable
 
 HELP = """\

@@ -43,7 +43,7 @@ from asr.lm.rnn.outputs.log_partition import Precision
 from asr.lm.rnn.outputs.nce import NceOutput
 from asr.lm.rnn.outputs.softmax import FullSoftmaxOutput
 from asr.serialization import atomic_path, output_path, require_writable
-from asr.text.normalize import read_text
+from asr.text.documents import read_text
 from asr.text.symbols import EOS_ID, SPECIAL_WORDS, Vocabulary
 
 VOCABULARY_HELP = """\

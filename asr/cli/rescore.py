@@ -32,7 +32,7 @@ from asr.lm.interface import LanguageModel
 from asr.lm.ngram.io import read_ngram_lm
 from asr.results import Word
 from asr.serialization import require_writable, write_whole_text
-from asr.text.normalize import READING_ERRORS, open_text, unreadable
+from asr.text.documents import READING_ERRORS, open_text, unreadable
 from asr.text.symbols import Vocabulary
 from asr.transcripts import FORMATS, Transcript, format_transcript, plain_name
 

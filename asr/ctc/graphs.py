@@ -26,8 +26,8 @@ from asr.lm.ngram.io import load_ngram_lm, save_ngram_lm
 from asr.lm.ngram.model import NgramLM
 from asr.serialization import atomic_path
 from asr.text.ctc_tokens import CTCTokens
+from asr.text.documents import read_text
 from asr.text.lexicon import Lexicon
-from asr.text.normalize import read_text
 from asr.text.symbols import SPECIAL_WORDS, TokenTable
 
 _LOGGER = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from asr.audio.io import read_audio
 from asr.errors import AsrError
-from asr.text.normalize import read_text
+from asr.text.documents import read_text
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from typing import NamedTuple
 from asr.decoding.word_lattice import WordArc, WordLattice
 from asr.errors import AsrError
 from asr.graph.openfst import MAGIC, OpenFstReader
-from asr.text.documents import finite_number
-from asr.text.normalize import READING_ERRORS, open_text, read_text, unreadable
+from asr.text.documents import READING_ERRORS, finite_number, open_text, read_text, unreadable
 
 _BINARY_MARK = MAGIC.to_bytes(4, "little")
 _COMPACT, _PLAIN = "compactlattice44", "lattice44"

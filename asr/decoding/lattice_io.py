@@ -38,8 +38,7 @@ from asr.decoding.k2 import import_k2
 from asr.decoding.lattice import Lattice
 from asr.errors import AsrError
 from asr.serialization import open_atomic
-from asr.text.documents import LARGEST_NUMBER, finite_number
-from asr.text.normalize import read_text
+from asr.text.documents import LARGEST_NUMBER, finite_number, read_text
 from asr.text.symbols import EPSILON_ID, TokenTable, Vocabulary
 from asr.torch_archive import load_tensors
 

@@ -12,8 +12,7 @@ from typing import Any
 
 from asr.decoding.word_lattice import Candidate
 from asr.errors import AsrError
-from asr.text.documents import finite_number, parse_json
-from asr.text.normalize import READING_ERRORS, open_text, read_text, unreadable
+from asr.text.documents import READING_ERRORS, finite_number, open_text, parse_json, read_text, unreadable
 
 _DECIPHER = re.compile(r"NBestList([12])\.0\s*")
 # SRILM's bytelogs are logarithms to base 1.0001, divided by 1024.

@@ -18,8 +18,7 @@ from asr.decoding.kaldi_lattice import state_times
 from asr.decoding.lattice_io import log_of_base, slf_fields
 from asr.decoding.word_lattice import WordArc, WordLattice
 from asr.errors import AsrError
-from asr.text.documents import finite_number
-from asr.text.normalize import read_text
+from asr.text.documents import finite_number, read_text
 from asr.torch_archive import load_tensors
 
 _NOT_WORDS = ("!NULL", "<eps>", "<s>", "</s>", "!SENT_START", "!SENT_END", "!ENTER", "!EXIT", "!SIL", "#0")

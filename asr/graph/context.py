@@ -19,8 +19,7 @@ import numpy.typing as npt
 from asr.errors import AsrError
 from asr.graph.fst import GraphArrays, IntArray, Words, distinct, expand, offsets
 from asr.kernels.jit import jit
-from asr.text.documents import parse_json
-from asr.text.normalize import read_text
+from asr.text.documents import parse_json, read_text
 from asr.text.symbols import BLANK, TokenTable
 
 BIPHONE_TOPOLOGY = "chain-biphone"

@@ -23,7 +23,7 @@ from asr.graph.fst import INPUT_EPSILON, GraphArrays, Words, offsets
 from asr.graph.openfst import is_openfst, read_openfst
 from asr.graph.transition_model import is_transition_model, read_transition_pdfs
 from asr.text.ctc_tokens import CTCTokens
-from asr.text.normalize import read_text
+from asr.text.documents import read_text
 from asr.text.symbols import BLANK, DISAMBIGUATION, EPSILON_ID, SPECIAL_WORDS, UNK_ID, TokenTable, Vocabulary
 from asr.torch_archive import load_tensors
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asr.errors import AsrError
-from asr.text.normalize import READING_ERRORS, open_text, unreadable
+from asr.text.documents import READING_ERRORS, open_text, unreadable
 from asr.text.symbols import BOS_ID, EOS_ID, EPSILON_ID, SPECIAL_WORDS, UNK_ID, Vocabulary
 
 _BLOCK_BYTES = 1 << 23

@@ -24,8 +24,7 @@ from asr.errors import AsrError
 from asr.metrics import GAP, ErrorCounts, align
 from asr.reports.word_graph import WordGraph
 from asr.serialization import open_atomic
-from asr.text.documents import parse_json
-from asr.text.normalize import read_text
+from asr.text.documents import parse_json, read_text
 
 FORMAT, VERSION = "asr evaluation", 1
 SHORTEST, SCLITE = "shortest", "sclite"

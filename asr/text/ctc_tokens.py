@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
 from asr.errors import AsrError
-from asr.text.documents import parse_json
-from asr.text.normalize import read_text
+from asr.text.documents import parse_json, read_text
 from asr.text.symbols import BLANK, DISAMBIGUATION, TokenTable
 
 TokenKind = Literal["letters", "pieces", "phones"]

@@ -1,9 +1,19 @@
-"""Parsers for untrusted JSON and YAML, whose errors are all `ValueError`, and for numbers in text files."""
+"""Reads text files (plain, .gz or .xz, UTF-8, with or without a byte order mark), and what stands in them.
+
+Parsers for JSON, YAML and numbers of unknown origin; errors of the first two are all `ValueError`.
+"""
 
 from __future__ import annotations
 
+import codecs
+import gzip
+import io
 import json
-from typing import Any
+import lzma
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
 
 from asr.errors import AsrError
 
@@ -11,6 +21,57 @@ LARGEST_NUMBER = 1e30
 """The largest magnitude of a number in a text file: sums of such numbers stay within float32."""
 
 _NESTED = "it is nested too deeply"
+
+# The exceptions of reading a file, or of unpacking a damaged one.
+READING_ERRORS = (OSError, EOFError, lzma.LZMAError, zlib.error)
+
+_UNPACKED: dict[str, Callable[[Path], Any]] = {".gz": gzip.GzipFile, ".xz": lzma.LZMAFile}
+_BUFFER_BYTES = 1 << 20
+
+
+def open_text(path: Path, what: str = "file") -> IO[bytes]:
+    """Opens a plain, `.gz` or `.xz` file and skips a byte order mark.
+
+    Args:
+        path: the file.
+        what: its name in error messages.
+
+    Raises:
+        AsrError: the file is missing or damaged.
+    """
+    try:
+        stream: Any = io.BufferedReader(_UNPACKED.get(path.suffix, io.FileIO)(path), _BUFFER_BYTES)
+        if stream.peek(len(codecs.BOM_UTF8)).startswith(codecs.BOM_UTF8):
+            stream.read(len(codecs.BOM_UTF8))
+        return stream
+    except READING_ERRORS as error:
+        raise unreadable(path, what, error) from error
+
+
+def read_text(path: str | Path, what: str = "file") -> str:
+    """Reads a plain, `.gz` or `.xz` file in UTF-8.
+
+    Args:
+        path: the file.
+        what: its name in error messages.
+
+    Raises:
+        AsrError: the file is missing, damaged or not UTF-8.
+    """
+    with open_text(Path(path), what) as stream:
+        try:
+            return stream.read().decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise AsrError(f"{path}: the {what} is not UTF-8 (byte {error.start}); convert it first.") from error
+        except READING_ERRORS as error:
+            raise unreadable(path, what, error) from error
+
+
+def unreadable(path: str | Path, what: str, error: BaseException) -> AsrError:
+    """The error message for one of `READING_ERRORS`."""
+    if isinstance(error, OSError) and error.strerror:
+        return AsrError(f"{path}: the {what} cannot be read ({error.strerror}).")
+    return AsrError(f"{path}: the {what} cannot be unpacked ({error}); fetch it again.")
 
 
 def parse_json(text: str | bytes) -> Any:

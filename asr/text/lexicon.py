@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from asr.errors import AsrError
-from asr.text.normalize import read_text
+from asr.text.documents import read_text
 from asr.text.symbols import TokenTable
 
 Pronunciation = tuple[str, ...]

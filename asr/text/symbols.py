@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from asr.errors import AsrError
-from asr.text.normalize import read_text
+from asr.text.documents import read_text
 
 EPSILON_ID = 0
 

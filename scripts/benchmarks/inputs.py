@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from asr.errors import AsrError
-from asr.text.normalize import read_text
+from asr.text.documents import read_text
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRISPEECH_BUNDLE = ROOT / "checkpoints" / "librispeech"

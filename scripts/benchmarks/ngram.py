@@ -33,7 +33,7 @@ from asr.lm.ngram.estimate import estimate_kneser_ney
 from asr.lm.ngram.io import load_ngram_lm, save_ngram_lm
 from asr.lm.ngram.model import NgramLM
 from asr.lm.offload import HostNgramLM, bytes_to_find_arcs
-from asr.text.normalize import open_text
+from asr.text.documents import open_text
 from asr.text.symbols import BOS_ID, UNK_ID
 from scripts.benchmarks.inputs import argument_parser, default_corpora
 from scripts.benchmarks.peers.kenlm import kenlm_programs, same_states

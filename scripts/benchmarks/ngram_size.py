@@ -33,7 +33,7 @@ from asr.lm.ngram.estimate import estimate_kneser_ney
 from asr.lm.ngram.io import load_ngram_lm, save_ngram_lm
 from asr.lm.ngram.model import NgramLM
 from asr.lm.ngram.trie import NgramTrie
-from asr.text.normalize import open_text
+from asr.text.documents import open_text
 from asr.text.symbols import UNK_ID, Vocabulary
 from scripts.benchmarks.inputs import argument_parser
 from scripts.benchmarks.ngram import budgets, copy_text, rates, sizes, walk

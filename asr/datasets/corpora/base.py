@@ -9,7 +9,7 @@ from typing import Protocol
 
 from asr.audio.io import AUDIO_SUFFIXES, find_audio_files
 from asr.errors import AsrError
-from asr.text.normalize import read_text
+from asr.text.documents import read_text
 
 
 @dataclass(frozen=True)

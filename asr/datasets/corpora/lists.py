@@ -19,8 +19,7 @@ from typing import Any
 from asr.datasets.corpora.base import CorpusPart, SkippedItem, Utterance
 from asr.datasets.kaldi import read_table, read_wav_scp
 from asr.errors import AsrError
-from asr.text.documents import parse_json
-from asr.text.normalize import read_text
+from asr.text.documents import parse_json, read_text
 
 
 class _List(ABC):

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from asr.errors import AsrError
 from asr.lm.ngram.trie import ROOT, FloatArray, IntArray, NgramTrie, find_sorted, pack
 from asr.serialization import open_atomic
-from asr.text.normalize import READING_ERRORS, open_text, unreadable
+from asr.text.documents import READING_ERRORS, open_text, unreadable
 from asr.text.symbols import BOS_ID, SPECIAL_WORDS, UNK_ID, Vocabulary
 
 LN_10 = math.log(10.0)

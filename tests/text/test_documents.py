@@ -15,8 +15,8 @@ from asr.errors import AsrError
 from asr.lm.corpus import read_word_stream
 from asr.lm.ngram.arpa import read_arpa
 from asr.metrics import read_transcripts
+from asr.text.documents import read_text
 from asr.text.lexicon import Lexicon
-from asr.text.normalize import read_text
 from asr.text.symbols import TokenTable, Vocabulary
 from tests.reference.tiny_arpa import TINY
 
