@@ -187,8 +187,9 @@ class TokenPassingDecoder:
         outcome = self.search(log_prob, num_frames, keep_lattice=True)
         if outcome.lattice is None:
             return []
+        paths = rescore_lattice(outcome.lattice, self.options, lm, self._keep_lattice, make_backend=self._make_backend)
         results = []
-        for utt_idx, path in enumerate(rescore_lattice(outcome.lattice, self.options, lm, self._keep_lattice)):
+        for utt_idx, path in enumerate(paths):
             if path is None:
                 results.append(outcome.result(utt_idx))
                 continue

@@ -89,6 +89,21 @@ def test_the_reference_runs_frame_by_frame() -> None:
     assert isinstance(backend.frame, TorchFrameBackend) and backend.chunk is None
 
 
+@pytest.mark.parametrize(("lm_fusion", "graphs"), [("search", [SearchGraph]), ("lattice", [SearchGraph, LatticeGraph])])
+def test_a_decoder_makes_all_its_backends_alike(lm_fusion: str, graphs: list[type]) -> None:
+    made: list[type] = []
+
+    def make(searched: Searchable, options: DecodingOptions, lm: LanguageModel | None, keep_lattice: bool) -> Backend:
+        made.append(type(searched))
+        return select_backend(searched, options, lm, keep_lattice, "torch")
+
+    graph = random_graph(3)
+    log_prob = random_log_prob(3, 1, 8)
+    decoder = TokenPassingDecoder(graph, OPTIONS, lm_fusion=lm_fusion, backend=make, inputs="scores")
+    assert decoder.decode(log_prob, lm=TableLM(graph.vocabulary))[0].reached_final
+    assert made == graphs
+
+
 def test_backends_that_do_not_exist_or_do_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(AsrError, match="no search backend 'loops'; choose one of auto, torch, numba, triton"):
