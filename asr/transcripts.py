@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -206,9 +206,14 @@ def plain_name(stem: str) -> str:
     return re.sub(r"[\s()/]+", "_", stem) or "_"
 
 
-def unique_names(stems: Sequence[str]) -> list[str]:
-    """Distinct names for recordings, in order; of equal names, the second gets the suffix `.2`, the third `.3`."""
-    taken: set[str] = set()
+def unique_names(stems: Sequence[str], taken_before: Iterable[str] = ()) -> list[str]:
+    """Distinct names for recordings, in order; of equal names, the second gets the suffix `.2`, the third `.3`.
+
+    Args:
+        stems: short names, which need not be unique.
+        taken_before: names that other recordings have.
+    """
+    taken = set(taken_before)
     last: dict[str, int] = {}
     names = []
     for stem in map(plain_name, stems):

@@ -16,7 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any, TextIO
 
-from asr.cli.recordings import Recordings, Shard
+from asr.cli.file_names import enter_names, read_names, with_names
+from asr.cli.recordings import Shard
 from asr.decoding.lattice_io import save_k2_lattice, write_kaldi_lattice, write_slf
 from asr.errors import AsrError
 from asr.recognizer import Recognizer
@@ -24,7 +25,7 @@ from asr.results import RecognitionResult
 from asr.serialization import atomic_path, open_atomic, output_path
 from asr.streaming import StreamingOptions
 from asr.text.documents import parse_json
-from asr.transcripts import SUFFIXES, Transcript, format_transcript, plain_name, unique_names
+from asr.transcripts import SUFFIXES, Transcript, format_transcript, plain_name
 
 STANDARD_OUTPUT = "-"
 
@@ -180,29 +181,39 @@ class TranscriptFolder:
     Args:
         folder: created if it does not exist.
         formats: keys of `asr.transcripts.FORMATS`.
-        names: recording -> the names of its files without suffixes.
+        stems: recording -> a short name, which need not be unique.
 
     Attributes:
-        done: recordings that have all their files.
+        names: recording -> the name of its files without suffixes, different for all recordings.
+        done: of these, the recordings that have all their files.
 
     Raises:
-        AsrError: the folder cannot be created.
+        AsrError: the folder cannot be created, or has a file that this class has not written in the place of one that
+            it would write.
     """
 
-    def __init__(self, folder: Path, formats: Sequence[str], names: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, formats: Sequence[str], stems: Mapping[str, str]) -> None:
         self._folder = folder
         self._formats = formats
-        self._names = names
+        self._stems = stems
         try:
             folder.mkdir(parents=True, exist_ok=True)
             here = {entry.name for entry in os.scandir(folder)}
         except OSError as error:
             raise AsrError(f"{folder}: transcripts cannot be written there ({error.strerror}).") from error
         self._has_transcripts = any(name.endswith(tuple(SUFFIXES.values())) for name in here)
-        suffixes = [SUFFIXES[kind] for kind in formats]
-        self.done = {
-            name: stem for name, stem in names.items() if all(f"{stem}{suffix}" in here for suffix in suffixes)
-        }
+        known = read_names(folder / TRANSCRIPTS)
+        self.names = with_names(known, stems)
+        self.done: dict[str, str] = {}
+        for recording, name in self.names.items():
+            files = [f"{name}{SUFFIXES[kind]}" for kind in formats]
+            if recording not in known and (foreign := here.intersection(files)):
+                raise AsrError(
+                    f"{folder / min(foreign)}: it is not known which recording this file is of; choose another "
+                    "--output-dir, or delete the file."
+                )
+            if here.issuperset(files):
+                self.done[recording] = name
 
     def require_maker(self, maker: str) -> None:
         """Sets the recognizer of the following files, which must be that of the existing ones.
@@ -218,6 +229,7 @@ class TranscriptFolder:
                     f"{self._folder}: its files were made by {other!r}, not by {maker!r}; choose another "
                     "--output-dir, or empty this one."
                 )
+        self.names = enter_names(self._folder / TRANSCRIPTS, self._stems)
         with open_atomic(path) as file:
             file.write(f"{maker}\n".encode())
 
@@ -228,12 +240,14 @@ class TranscriptFolder:
             AsrError: they cannot be written, for example because the disk is full.
         """
         for kind in self._formats:
-            path = self._folder / f"{self._names[name]}{SUFFIXES[kind]}"
+            path = self._folder / f"{self.names[name]}{SUFFIXES[kind]}"
             with atomic_path(path) as partial:
                 partial.write_text(format_transcript(transcript, kind), encoding="utf-8", errors="backslashreplace")
 
 
 _MAKER_FILE = ".made_by"
+TRANSCRIPTS = ".transcripts"
+"""The register of a `TranscriptFolder`, for `asr.cli.file_names`."""
 
 
 def maker_of(recognizer: Recognizer, kind: str = "", streaming: StreamingOptions | None = None) -> str:
@@ -342,24 +356,6 @@ def existing(folder: str | Path, names: Iterable[str]) -> list[Path]:
     return [path for name in dict.fromkeys(names) if name in here and (path := Path(folder, name)).is_file()]
 
 
-def lattice_names(found: Recordings, done: Iterable[str], shard: Shard) -> dict[str, str]:
-    """Recording -> the name of its lattice, different for all recordings of all jobs.
-
-    A job alone keeps the names of earlier runs when recordings are added. Jobs cannot know what the others have done,
-    so their names follow from the list of recordings.
-
-    Args:
-        found: the recordings of all jobs.
-        done: recordings that earlier runs have finished, in their order.
-        shard: the job.
-    """
-    stem_of = dict(zip(found.names, found.stems, strict=True))
-    earlier = [name for name in done if shard.number == 1 or name not in stem_of]
-    names = list(dict.fromkeys([*earlier, *found.names]))
-    stems = [os.fsencode(stem_of.get(name, Path(name).stem)).decode("utf-8", "replace") for name in names]
-    return dict(zip(names, unique_names(stems), strict=True))
-
-
 def lattice_files(lattice_format: str, stems: Iterable[str], shard: Shard) -> list[str]:
     """Names of the files that lattices of whole recordings are written to."""
     if lattice_format == "kaldi":
@@ -370,6 +366,7 @@ def lattice_files(lattice_format: str, stems: Iterable[str], shard: Shard) -> li
     return [*names, *(["words.txt"] if lattice_format == "k2" else [])]
 
 
+_LATTICES = ".lattices"
 _PIECE = re.compile(r"-\d{7,}-\d{7,}$")
 
 
@@ -380,7 +377,7 @@ class LatticeWriter:
         folder: created if it does not exist.
         lattice_format: a key of `FORMATS`.
         recognizer: the recognizer of the results.
-        names: recording -> the name of its lattice, from `lattice_names`.
+        stems: recording -> a short name, which need not be unique, of the recordings of all jobs.
         todo: the recordings to be recognized; lattices of others are not changed.
         is_packed: write `NAME.slf.gz` and `lattices.txt.gz`; so does None, unless the format is k2 or there is a
             `lattices.txt` to continue.
@@ -396,7 +393,7 @@ class LatticeWriter:
         folder: str | Path,
         lattice_format: str,
         recognizer: Recognizer,
-        names: Mapping[str, str],
+        stems: Mapping[str, str],
         todo: Iterable[str],
         is_packed: bool | None,
         shard: Shard,
@@ -410,14 +407,16 @@ class LatticeWriter:
         self._suffix = ".gz" if is_packed else ""
         self._graph = recognizer.bundle.graph
         self._options = recognizer.final_options
-        self._names = names
         self._archive = self._folder / f"{_archive(shard)}{self._suffix}"
         self._locked = list[IO[bytes]]()
         with self._writable():
             self._folder.mkdir(parents=True, exist_ok=True)
+            # The formats are UTF-8, which names of files need not be.
+            readable = {name: os.fsencode(stem).decode("utf-8", "replace") for name, stem in stems.items()}
+            self._names = enter_names(self._folder / _LATTICES, readable)
             if lattice_format == "kaldi":
                 self._lock_archive()
-                _drop(self._archive, {names[name] for name in todo})
+                _drop(self._archive, {self._names[name] for name in todo})
                 self._lock_archive()  # it is another file now
             if lattice_format in ("kaldi", "k2"):  # whose labels are numbers
                 words = self._graph.vocabulary.words

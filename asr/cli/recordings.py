@@ -55,6 +55,10 @@ class Recordings:
         reader = self._readers.get(name)
         return open_audio(name, sampling_rate) if reader is None else reader(sampling_rate)
 
+    def stem_of(self) -> dict[str, str]:
+        """Recording -> its short name."""
+        return dict(zip(self.names, self.stems, strict=True))
+
     def add(self, name: str, stem: str, reader: Callable[[int], Tensor] | None = None) -> None:
         """Adds a recording; an audio file needs no reader."""
         self.names.append(name)

@@ -19,16 +19,17 @@ from torch import Tensor
 
 from asr.audio.io import AudioFile
 from asr.cli.compile import compiling_notice
+from asr.cli.file_names import read_names, with_names
 from asr.cli.options import add_recognizer_arguments, describe, recognizer_from, recognizer_inputs, refuse_without
 from asr.cli.output import (
     STANDARD_OUTPUT,
+    TRANSCRIPTS,
     LatticeWriter,
     ResultsFile,
     TranscriptFolder,
     add_lattice_arguments,
     existing,
     lattice_files,
-    lattice_names,
     maker_of,
     print_line,
     print_record,
@@ -287,12 +288,13 @@ def run(args: argparse.Namespace) -> int:
     if STANDARD_INPUT in args.audio:
         raise AsrError("standard input (-) needs --stream.")
     found = recordings(args.audio)
-    own_names = unique_names(found.stems) if args.output_dir is not None else []
-    written = [f"{name}{SUFFIXES[kind]}" for name in own_names for kind in formats]
+    written: list[str] = []
+    if args.output_dir is not None:
+        own_names = with_names(read_names(args.output_dir / TRANSCRIPTS), found.stem_of()).values()
+        written = [f"{name}{SUFFIXES[kind]}" for name in own_names for kind in formats]
     _require_output(args, found.inputs, found.stems, written)
     if args.output_dir is not None:
-        names = dict(zip(found.names, own_names, strict=True))
-        return _transcribe(args, found, TranscriptFolder(Path(args.output_dir), formats, names))
+        return _transcribe(args, found, TranscriptFolder(args.output_dir, formats, found.stem_of()))
     if formats and not FORMATS[formats[0]].is_joinable and len(found.names) > 1:
         raise AsrError(f"--output-format {formats[0]} of several recordings needs a file for each; give --output-dir.")
     if args.output is None:
@@ -355,10 +357,8 @@ def _transcribe(args: argparse.Namespace, found: Recordings, output: ResultsFile
         recognizer.prepare()
     lattices = None
     if args.lattices is not None:
-        lattice_of = lattice_names(found, done, shard)
-        lattices = LatticeWriter(
-            args.lattices, args.lattice_format, recognizer, lattice_of, todo, args.lattice_gzip, shard
-        )
+        stems = found.stem_of()
+        lattices = LatticeWriter(args.lattices, args.lattice_format, recognizer, stems, todo, args.lattice_gzip, shard)
     speaker = learn_speaker(recognizer, names, found.read) if args.adapt else None
     outcomes = transcribe(recognizer, todo, found.read, nbest=args.nbest, speaker=speaker)
     console = Console(stderr=True)
@@ -410,7 +410,10 @@ def _writer(
 ) -> Callable[[Outcome[str]], None]:
     """What is done with each outcome; errors are in JSON Lines only."""
     formats = _formats(args)
-    names = dict(zip(found.names, unique_names(found.stems), strict=True)) if formats else {}
+    if isinstance(output, TranscriptFolder):
+        names = output.names
+    else:
+        names = dict(zip(found.names, unique_names(found.stems), strict=True)) if formats else {}
 
     def write(outcome: Outcome[str]) -> None:
         record: dict[str, Any] = {"audio": outcome.name}

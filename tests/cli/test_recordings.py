@@ -118,7 +118,7 @@ def test_formats_are_written_and_resumed(data: Path, tmp_path: Path, tiny_bundle
     output = tmp_path / "out"
     folder = [*scp, "--output-format", "srt,ctm", "--output-dir", str(output)]
     assert main([*folder, "--shard", "2/2"]) == 0
-    assert sorted(path.name for path in output.iterdir()) == [".made_by", "rec2.ctm", "rec2.srt"]
+    assert sorted(path.name for path in output.iterdir()) == [".made_by", ".transcripts", "rec2.ctm", "rec2.srt"]
     before = (output / "rec2.ctm").stat().st_mtime_ns
     assert main(folder) == 0
     assert "1 of 2 files are already in" in capsys.readouterr().err

@@ -232,7 +232,7 @@ def test_an_interrupted_run_keeps_its_lattices(tmp_path, transcribe, lattice_for
     assert transcribe(*arguments, *packing)[0] == 0
     whole = texts()
     if lattice_format == "slf":
-        assert sorted(whole) == sorted(f"{name}.slf{gz}" for name in ("x.2", "x.3", "x.4", "x"))
+        assert sorted(whole) == sorted([".lattices", *(f"{name}.slf{gz}" for name in ("x.2", "x.3", "x.4", "x"))])
     # The third is cut short, of the fourth there is nothing.
     lines = output.read_text().splitlines(keepends=True)
     output.write_text("".join(lines[:2]))
@@ -258,6 +258,27 @@ def test_an_interrupted_run_keeps_its_lattices(tmp_path, transcribe, lattice_for
         assert names == ["x ", "x.2 ", "x.3 ", "x.4 ", ""]
     else:
         assert all(again[f"{name}{gz}"] == whole[f"{name}{gz}"] for name in ("x.slf", "x.2.slf"))
+
+
+def test_a_recording_that_is_mended_later_overwrites_no_lattice(tmp_path, transcribe):
+    first, second = tmp_path / "in" / "a" / "x.wav", write(tmp_path / "in" / "b" / "x.wav", tones(WORDS))
+    first.parent.mkdir()
+    first.write_bytes(b"damaged")
+    lattices, output = tmp_path / "lattices", tmp_path / "words.jsonl"
+    arguments = (tmp_path / "in", "--lattices", lattices, "--output", output, "--ngram-only")
+    assert transcribe(*arguments)[0] == 1
+    before = {path.name: path.read_bytes() for path in lattices.glob("*.slf.gz")}
+    assert list(before) == ["x.2.slf.gz"]
+    write(first, tones(["KIT"]))
+    assert transcribe(*arguments)[0] == 0
+    done = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [(record["audio"], record.get("text")) for record in done[1:]] == [
+        (str(second), "PAT TO KIT"),
+        (str(first), "KIT"),
+    ]
+    after = {path.name: path.read_bytes() for path in lattices.glob("*.slf.gz")}
+    assert sorted(after) == ["x.2.slf.gz", "x.slf.gz"]
+    assert after["x.2.slf.gz"] == before["x.2.slf.gz"]
 
 
 def test_lattices_that_cannot_be_written_are_one_sentence(tmp_path, transcribe):
@@ -293,7 +314,7 @@ def test_lattices(tmp_path, transcribe, tiny_bundle_folder, lattice_format):
     if lattice_format == "kaldi":
         found = dict(read_kaldi_lattices(folder / "lattices.txt.gz", len(graph.vocabulary)))
     elif lattice_format == "slf":
-        names = sorted(path.name.removesuffix(".slf.gz") for path in folder.iterdir())
+        names = sorted(path.name.removesuffix(".slf.gz") for path in folder.glob("*.gz"))
         found = {name: read_slf(folder / f"{name}.slf.gz", graph.vocabulary, graph.tokens) for name in names}
     else:
         from asr.decoding.lattice_io import load_k2_lattice
@@ -347,7 +368,7 @@ def test_jobs_that_share_a_folder_of_lattices(tmp_path, transcribe, tiny_bundle_
     assert transcribe(tmp_path / "wav.scp", *options)[0] == 0
     assert transcribe(write(tmp_path / "other.wav", tones(WORDS)), *options)[0] == 0
     if lattice_format == "slf":
-        assert sorted(path.stem for path in folder.iterdir()) == ["other", "u.1", "u.2", "x", "x.2"]
+        assert sorted(path.stem for path in folder.glob("*.slf")) == ["other", "u.1", "u.2", "x", "x.2"]
         return
     num_words = len(Bundle.load(tiny_bundle_folder).graph.vocabulary)
     names = {path.name: [name for name, _ in read_kaldi_lattices(path, num_words)] for path in folder.glob("lattices*")}

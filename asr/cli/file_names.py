@@ -1,0 +1,80 @@
+"""Names of the files that recordings get in a folder, kept in the folder so that no later run gives one away again.
+
+Two recordings may have the same short name, such as `a/x.wav` and `b/x.flac`. The first one's files are then called
+`x`, the second one's `x.2`. A register, a hidden file of JSON Lines `[recording, name]`, says which is which. All
+recordings of a run are entered before any of their files is written.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from asr.errors import AsrError
+from asr.text.documents import parse_json
+from asr.transcripts import unique_names
+
+
+def read_names(register: Path) -> dict[str, str]:
+    """Recording -> name of its files, as entered so far. An unfinished last line, left by an interruption, is ignored.
+
+    Raises:
+        AsrError: the register cannot be read, or is damaged.
+    """
+    try:
+        content = register.read_bytes()
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise AsrError(f"{register}: the register of recordings cannot be read ({error.strerror}).") from error
+    return _parsed(content, register)
+
+
+def with_names(known: Mapping[str, str], stems: Mapping[str, str]) -> dict[str, str]:
+    """Recording -> name of its files; recordings that are known keep theirs.
+
+    Args:
+        known: recording -> name, from `read_names`.
+        stems: recording -> a short name, which need not be unique.
+    """
+    new = {recording: stem for recording, stem in stems.items() if recording not in known}
+    names = dict(zip(new, unique_names(list(new.values()), known.values()), strict=True))
+    return {recording: known.get(recording) or names[recording] for recording in stems}
+
+
+def enter_names(register: Path, stems: Mapping[str, str]) -> dict[str, str]:
+    """Like `with_names`, and enters the new recordings; several processes may do so at the same time.
+
+    Raises:
+        AsrError: the register cannot be read or written, or is damaged.
+    """
+    try:
+        with register.open("a+b") as file:
+            with suppress(OSError):  # some network file systems have no locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            content = file.read()
+            known = _parsed(content, register)
+            file.truncate(content.rfind(b"\n") + 1)
+            names = with_names(known, stems)
+            new = [recording for recording in names if recording not in known]
+            file.writelines(f"{json.dumps([recording, names[recording]])}\n".encode() for recording in new)
+    except OSError as error:
+        raise AsrError(f"{register}: the register of recordings cannot be written ({error.strerror}).") from error
+    return names
+
+
+def _parsed(content: bytes, register: Path) -> dict[str, str]:
+    names: dict[str, str] = {}
+    for number, line in enumerate(content.split(b"\n")[:-1], start=1):
+        try:
+            recording, name = parse_json(line)
+        except (ValueError, TypeError):
+            recording = name = None
+        if not isinstance(recording, str) or not isinstance(name, str):
+            raise AsrError(f"{register}:{number}: the register of recordings is damaged; choose another folder.")
+        names[recording] = name
+    return names
