@@ -156,10 +156,9 @@ def _check_kept(corpus: PreparedCorpus, wanted: list[str], fbank: Fbank) -> None
     """
     from asr.datasets.corpora import CORPORA
 
-    before = {utterance.corpus for utterance in corpus.utterances}
     reason = ""
-    if before != {CORPORA[name].name for name, _, _ in _corpora(wanted)}:
-        reason = f"of {', '.join(sorted(before))} (--corpus)"
+    if corpus.corpora != {CORPORA[name].name for name, _, _ in _corpora(wanted)}:
+        reason = f"of {', '.join(sorted(corpus.corpora))} (--corpus)"
     elif corpus.fbank_arguments != fbank.arguments:
         reason = f"up to {corpus.fbank_arguments['high_freq']} Hz (--high-freq)"
     if reason:

@@ -30,7 +30,7 @@ from asr.text.lexicon import Lexicon
 
 SILENCE = "SIL"
 FRAME_SECONDS = 0.01
-_LIST = "utterances.json"
+LIST_FILE = "utterances.json"
 
 
 @dataclass(frozen=True)
@@ -120,13 +120,16 @@ class PreparedCorpus:
     Args:
         folder: written by `write_corpus`.
 
+    Attributes:
+        corpora: names of the corpora that it was made from, also of those without a usable utterance.
+
     Raises:
         AsrError: it is not such a folder, or its files are damaged.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        if not (self.folder / _LIST).is_file():
+        if not (self.folder / LIST_FILE).is_file():
             raise AsrError(f"{folder}: there is no prepared corpus; prepare it first.")
         try:
             self._read()
@@ -137,13 +140,14 @@ class PreparedCorpus:
             ) from error
 
     def _read(self) -> None:
-        listing: dict[str, Any] = parse_json((self.folder / _LIST).read_text(encoding="utf-8"))
+        listing: dict[str, Any] = parse_json((self.folder / LIST_FILE).read_text(encoding="utf-8"))
         self.condition_names: tuple[str, ...] = tuple(listing["conditions"])
         self.conditions: tuple[Condition, ...] = tuple(CONDITIONS[name] for name in self.condition_names)
         self.fbank_arguments: dict[str, Any] = listing["fbank"]
         self.utterances = [
             PreparedUtterance(**{**row, "num_frames": tuple(row["num_frames"])}) for row in listing["utterances"]
         ]
+        self.corpora = frozenset(listing.get("corpora", (each.corpus for each in self.utterances)))
         counts = np.array([each.num_frames for each in self.utterances]).reshape(-1, len(self.conditions))
         self._offset = np.concatenate([np.zeros((1, len(self.conditions)), dtype=np.int64), counts.cumsum(0)])
         files = (self.folder / f"features-{name}.npy" for name in self.condition_names)
@@ -192,7 +196,9 @@ def write_corpus(
     kept: list[list[npt.NDArray[np.float16]]] = [[] for _ in conditions]
     generator = torch.Generator().manual_seed(1)
     read = utterance_reader()
+    corpora: set[str] = set()
     for corpus, utterance in utterances:
+        corpora.add(corpus)
         unknown = [word for word in utterance.text.split() if word not in lexicon]
         if unknown:
             left_out.append(f"{utterance.utterance_id}: no pronunciation of {' '.join(unknown)}")
@@ -219,6 +225,11 @@ def write_corpus(
     for name, arrays in zip(conditions, kept, strict=True):
         with atomic_path(folder / f"features-{name}.npy") as path:
             np.save(path, np.concatenate(arrays))
-    listing = {"conditions": list(conditions), "fbank": fbank.arguments, "utterances": [asdict(row) for row in rows]}
-    write_whole_text(folder / _LIST, json.dumps(listing))  # last, because it marks the folder as complete
+    listing = {
+        "conditions": list(conditions),
+        "fbank": fbank.arguments,
+        "corpora": sorted(corpora),
+        "utterances": [asdict(row) for row in rows],
+    }
+    write_whole_text(folder / LIST_FILE, json.dumps(listing))  # last, because it marks the folder as complete
     return left_out

@@ -49,7 +49,7 @@ def require_names(corpus: PreparedCorpus, min_score: dict[str, float], held_out:
     Raises:
         AsrError: a corpus of `min_score` or a held-out speaker is not in the prepared corpus.
     """
-    corpora = sorted({utterance.corpus for utterance in corpus.utterances})
+    corpora = sorted(corpus.corpora)
     for name in min_score:
         if name not in corpora:
             raise AsrError(f"{corpus.folder}: min_score: there is no corpus {name!r}; there are {', '.join(corpora)}.")

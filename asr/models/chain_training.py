@@ -28,6 +28,8 @@ from asr.models.lfmmi import LfMmi, NumeratorPiece, numerator_piece
 from asr.models.tdnnf import Tdnnf
 from asr.models.training import WeightAverage, adamw, planned_steps
 
+_TEACHER = "teacher_posteriors"  # in checkpoints: `TeacherPosteriors.key`
+
 
 class ChainDataModule(pl.LightningDataModule):
     """Batches of pieces of prepared utterances; if several processes train, each takes a share of every batch.
@@ -269,6 +271,8 @@ class LitChainModel(pl.LightningModule):
         self.teacher, self.teacher_weight = teacher, teacher_weight
         self._objective: LfMmi | None = None
         self._teacher: TeacherPosteriors | None = None
+        self._is_resumed = False
+        self._kept: dict[str, Any] | None = None  # what the checkpoint says of the teacher's posteriors
         # Sums of the current validation: MMI, cross-entropy, accuracy and frames.
         self._validation_sums = torch.zeros(4, dtype=torch.float64)
 
@@ -285,9 +289,10 @@ class LitChainModel(pl.LightningModule):
         column_accuracy = np.ones(data.states.num_columns, dtype=np.float32)
         column_accuracy[data.states.phone_of_column() == 0] = self.silence_accuracy
         self._objective = LfMmi(data.graph, self.leak, self.smbr_weight, column_accuracy, self.teacher_weight)
-        if self.teacher is not None and stage == "fit":
-            self._teacher = TeacherPosteriors(data.corpus, self.teacher, data.states, self._objective)
-        if self.initial_checkpoint is not None and stage == "fit":
+
+    def on_fit_start(self) -> None:
+        """Takes the initial weights, unless a checkpoint has been loaded, and the teacher's posteriors."""
+        if self.initial_checkpoint is not None and not self._is_resumed:
             weights = self._initial_weights(self.initial_checkpoint)
             try:
                 self.network.load_state_dict(weights)
@@ -297,6 +302,10 @@ class LitChainModel(pl.LightningModule):
                     f"{self.initial_checkpoint}: initial_checkpoint: the weights do not fit the network ({reason})."
                 ) from error
             self.average.network.load_state_dict(weights)
+        if self.teacher is not None:
+            data = self._data()
+            assert self._objective is not None
+            self._teacher = TeacherPosteriors(data.corpus, self.teacher, data.states, self._objective, self._kept)
 
     def training_step(self, batch: ChunkBatch, batch_idx: int) -> Tensor:
         """The objective per frame, ().
@@ -398,10 +407,17 @@ class LitChainModel(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Saves the columns' names and the tied states."""
+        """Saves the columns' names, the tied states, and which posteriors are the teacher's."""
         states = self._data().states
         checkpoint["tokens"] = states.column_names()
         checkpoint[TIED_STATES] = states.to_json()
+        if self._teacher is not None:
+            checkpoint[_TEACHER] = self._teacher.key
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """A resumed run needs neither the initial checkpoint nor, if all posteriors are kept, the teacher."""
+        self._is_resumed = True
+        self._kept = checkpoint.get(_TEACHER)
 
     def transfer_batch_to_device(self, batch: ChunkBatch, device: torch.device, dataloader_idx: int) -> ChunkBatch:
         """Moves only the features."""

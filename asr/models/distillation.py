@@ -9,9 +9,11 @@ Shapes: N utterances of a batch, T' output frames, C columns, E kept entries, L 
 
 from __future__ import annotations
 
+import fcntl
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,9 +24,10 @@ from rich.progress import track
 from torch import Tensor, nn
 
 from asr.bundle import Bundle
+from asr.distributed import current_share
 from asr.errors import AsrError
 from asr.graph.context import TIED_STATES, TiedStates
-from asr.models.chain_corpus import PreparedCorpus
+from asr.models.chain_corpus import LIST_FILE, PreparedCorpus
 from asr.models.chunks import Chunk
 from asr.models.lfmmi import LfMmi
 from asr.serialization import atomic_path, checksum_of_tensors
@@ -53,40 +56,66 @@ class TeacherPosteriors:
     """What a bundle's acoustic model hears in a prepared corpus.
 
     The posteriors are computed when the object is made, and kept in the corpus folder, one file for each condition;
-    a run that was stopped goes on with the next condition.
+    a run that was stopped goes on with the next condition. Processes that need them at the same time share the work.
 
     Args:
         corpus: prepared with the filterbanks of the bundle.
         folder: of the bundle.
         states: those of the network to train; the bundle's must be the same.
         objective: with the denominator graph.
+        kept: the `key` of an earlier run, whose files are used if the bundle is no longer there.
+
+    Attributes:
+        key: what the files depend on besides the corpus.
 
     Raises:
         AsrError: the bundle's states or features are others, or a kept file is damaged.
     """
 
-    def __init__(self, corpus: PreparedCorpus, folder: str | Path, states: TiedStates, objective: LfMmi) -> None:
-        bundle = Bundle.load(folder)
-        network: Any = bundle.acoustic_model.network.eval()
-        if bundle.graph.meta.get(TIED_STATES) != states.to_json():
-            raise AsrError(f"{folder}: teacher: its tied states are not those of the data; set chain to this bundle.")
-        if network.num_features != corpus.num_features:
-            raise AsrError(
-                f"{folder}: teacher: its network takes {network.num_features} features, the corpus has "
-                f"{corpus.num_features}."
-            )
-        self._network = network
-        self._factor: int = network.subsampling_factor
+    def __init__(
+        self,
+        corpus: PreparedCorpus,
+        folder: str | Path,
+        states: TiedStates,
+        objective: LfMmi,
+        kept: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._folder = folder
         self._corpus = corpus
         self._objective = objective
         self._num_columns = states.num_columns
-        graph = {f"denominator.{name}": torch.from_numpy(array) for name, array in objective.graph._asdict().items()}
-        header = json.dumps([states.to_json(), objective.leak])
-        made_by = checksum_of_tensors(header, {**network.state_dict(), **graph})[:12]
-        self._of_condition = [
-            self._load_or_make(condition, corpus.folder / f"posteriors-{made_by}-{name}.npz")
-            for condition, name in enumerate(corpus.condition_names)
-        ]
+        self._network: Any = None
+        if kept is not None and not Path(folder).exists():
+            self.key = dict(kept)
+        else:
+            self._network = self._loaded(states)
+            graph = {f"denominator.{name}": torch.from_numpy(part) for name, part in objective.graph._asdict().items()}
+            header = json.dumps([states.to_json(), objective.leak])
+            made_by = checksum_of_tensors(header, {**self._network.state_dict(), **graph})[:12]
+            self.key = {"made_by": made_by, "subsampling_factor": self._network.subsampling_factor}
+        # Several processes begin with different conditions.
+        share, num = current_share(), len(corpus.condition_names)
+        begin = share.rank * num // share.num
+        found: dict[int, SparsePosteriors] = {}
+        for condition in [*range(begin, num), *range(begin)]:
+            path = corpus.folder / f"posteriors-{self.key['made_by']}-{corpus.condition_names[condition]}.npz"
+            found[condition] = self._load_or_make(condition, path)
+        self._of_condition = [found[condition] for condition in range(num)]
+
+    def _loaded(self, states: TiedStates) -> Any:
+        """The teacher's network."""
+        bundle = Bundle.load(self._folder)
+        network: Any = bundle.acoustic_model.network.eval()
+        if bundle.graph.meta.get(TIED_STATES) != states.to_json():
+            raise AsrError(
+                f"{self._folder}: teacher: its tied states are not those of the data; set chain to this bundle."
+            )
+        if network.num_features != self._corpus.num_features:
+            raise AsrError(
+                f"{self._folder}: teacher: its network takes {network.num_features} features, the corpus has "
+                f"{self._corpus.num_features}."
+            )
+        return network
 
     def of(self, chunks: Sequence[Chunk], length: int) -> Tensor:
         """(N, L, C) posteriors of pieces, 0 for the columns that were not kept."""
@@ -101,12 +130,19 @@ class TeacherPosteriors:
         return torch.from_numpy(dense)
 
     def _load_or_make(self, condition: int, path: Path) -> SparsePosteriors:
-        num_outputs = [-(-each.num_frames[condition] // self._factor) for each in self._corpus.utterances]
-        if not path.is_file():
-            posteriors = self._make(condition, num_outputs, path.stem)
-            with atomic_path(path) as partial:
-                np.savez(partial, **posteriors._asdict())
-            return posteriors
+        factor = self.key["subsampling_factor"]
+        num_outputs = [-(-each.num_frames[condition] // factor) for each in self._corpus.utterances]
+        with self._alone(condition):
+            if not path.is_file():
+                if self._network is None:
+                    raise AsrError(
+                        f"{self._folder}: teacher: there is no such bundle, and {path}, which an earlier run has made "
+                        "from it, is missing; give the bundle."
+                    )
+                posteriors = self._make(condition, num_outputs, path.stem)
+                with atomic_path(path) as partial:
+                    np.savez(partial, **posteriors._asdict())
+                return posteriors
         try:
             with np.load(path, allow_pickle=False) as file:
                 posteriors = SparsePosteriors(*(file[name] for name in SparsePosteriors._fields))
@@ -120,19 +156,29 @@ class TeacherPosteriors:
             raise AsrError(f"{path}: the posteriors are of another corpus; delete the file.")
         return posteriors
 
+    @contextmanager
+    def _alone(self, condition: int) -> Iterator[None]:
+        """Waits until no other process works on the condition: locks a byte of the corpus's list of utterances."""
+        with ExitStack() as opened:
+            with suppress(OSError):  # read-only, or a network file system without locks
+                file = opened.enter_context((self._corpus.folder / LIST_FILE).open("r+b"))
+                fcntl.lockf(file, fcntl.LOCK_EX, 1, condition)
+            yield
+
     def _make(self, condition: int, num_outputs: Sequence[int], title: str) -> SparsePosteriors:
         """Runs the network and the forward-backward pass on all utterances of a condition."""
         # Groups of equal numbers of outputs: the paths of all phones end with the utterance, not with padding.
         by_length: dict[int, list[int]] = defaultdict(list)
         for index, num in enumerate(num_outputs):
-            by_length[num].append(index)
+            if num:
+                by_length[num].append(index)
         size = {num: max(1, _FRAMES_PER_BATCH // num) for num in by_length}
         groups = [
             (num, same[begin : begin + size[num]])
             for num, same in by_length.items()
             for begin in range(0, len(same), size[num])
         ]
-        kept: list[tuple[npt.NDArray[Any], ...]] = [()] * len(num_outputs)
+        kept = [_larger(np.zeros((0, self._num_columns), dtype=np.float32))] * len(num_outputs)
         for num, group in track(groups, title):
             features = [torch.from_numpy(self._corpus.features(index, condition).astype(np.float32)) for index in group]
             score = self._score(features)[:, :num]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -77,6 +79,7 @@ def fit(
     chain: Path | None = None,
     network_arguments: dict[str, int] | None = None,
     trainer_options: dict[str, Any] | None = None,
+    resume: Path | None = None,
     **options: Any,
 ) -> Any:
     from asr.models.chain_training import ChainDataModule, LitChainModel
@@ -103,7 +106,7 @@ def fit(
         enable_model_summary=False, enable_checkpointing=False, use_distributed_sampler=False, num_sanity_val_steps=0,
         **(trainer_options or {}),
     )  # fmt: skip
-    trainer.fit(model, data)
+    trainer.fit(model, data, ckpt_path=None if resume is None else str(resume))
     return trainer
 
 
@@ -241,6 +244,60 @@ def test_a_teachers_posteriors_are_kept_and_those_of_others_refused(own: Path, s
     bundle.acoustic_model.network.num_features = 21
     with pytest.raises(AsrError, match="teacher: its network takes 21 features, the corpus has 20"):
         teacher_of(own, bundle, states)
+
+
+def test_an_utterance_without_frames_has_no_posteriors(folder: Path, states: TiedStates, tmp_path: Path) -> None:
+    soundfile.write(tmp_path / "short.wav", np.zeros(10), 16000)
+    audio = [tmp_path / "short.wav", folder / "1.wav"]
+    utterances = [("toy", Utterance(path.stem, path, "A", "one")) for path in audio]
+    write_corpus(tmp_path / "prepared", utterances, Lexicon({"A": [("a",)]}), Fbank(num_mel_bins=20), ("1", "1.1"))
+    bundle = bundle_of(folder, states)
+    found = teacher_of(tmp_path, bundle, states).of([Chunk(1, 1, 5)], 20)
+    assert torch.equal(found, teacher_of(folder, bundle, states).of([Chunk(1, 1, 5)], 20))
+    assert [each.num_frames for each in PreparedCorpus(tmp_path / "prepared").utterances] == [(0, 0), (240, 218)]
+
+
+_OTHER_PROCESS = """
+import fcntl, pathlib, sys, time
+with open("utterances.json", "r+b") as file:
+    fcntl.lockf(file, fcntl.LOCK_EX, 1, 1)
+    print("working", flush=True)
+    time.sleep(1)
+    pathlib.Path("made").rename(sys.argv[1])
+"""
+
+
+def test_processes_do_not_make_the_same_posteriors(own: Path, states: TiedStates) -> None:
+    bundle = bundle_of(own, states)
+    made = teacher_of(own, bundle, states)
+    (file,) = (own / "prepared").glob("posteriors-*-1.1.npz")
+    file.rename(own / "prepared" / "made")
+    command = [sys.executable, "-c", _OTHER_PROCESS, file.name]
+    with subprocess.Popen(command, cwd=own / "prepared", stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"working\n"
+        with mock.patch.object(bundle.acoustic_model.network, "forward", side_effect=AssertionError("heard again")):
+            waited = teacher_of(own, bundle, states)
+    chunks = [Chunk(2, 1, 7), Chunk(4, 0, 30)]
+    assert torch.equal(waited.of(chunks, 20), made.of(chunks, 20))
+
+
+def test_a_resumed_training_needs_neither_initial_checkpoint_nor_teacher(
+    own: Path, states: TiedStates, tmp_path: Path
+) -> None:
+    first, middle = tmp_path / "first.ckpt", tmp_path / "middle.ckpt"
+    fit(own, states, 1).save_checkpoint(first)
+    bundle = bundle_of(own, states)
+    options = {"initial_checkpoint": str(first), "teacher": "teacher", "total_steps": 30}
+    with mock.patch.object(Bundle, "load", lambda path: bundle):
+        whole = fit(own, states, 3, **options).lightning_module.state_dict()
+        fit(own, states, 1, **options).save_checkpoint(middle)
+    first.unlink()
+    resumed = fit(own, states, 3, resume=middle, **options).lightning_module.state_dict()
+    for name, value in whole.items():
+        torch.testing.assert_close(resumed[name], value, rtol=0, atol=0, msg=lambda text, name=name: f"{name}: {text}")
+    next((own / "prepared").glob("posteriors-*")).unlink()
+    with pytest.raises(AsrError, match=r"teacher: teacher: there is no such bundle, and .*posteriors-.* is missing"):
+        fit(own, states, 3, resume=middle, **options)
 
 
 def test_a_network_learns_from_its_teacher_what_the_transcripts_do_not_say(own: Path, states: TiedStates) -> None:
@@ -499,6 +556,7 @@ def test_asr_chain_says_at_once_what_does_not_fit(
         (prepared / f"features-{name}.npy").write_bytes((folder / "prepared" / f"features-{name}.npy").read_bytes())
     listing = json.loads((folder / "prepared" / "utterances.json").read_text())
     listing["fbank"] = Fbank(high_freq=5600.0).arguments
+    listing["corpora"] = ["an4"]
     for row in listing["utterances"]:
         row["corpus"] = "an4"
     (prepared / "utterances.json").write_text(json.dumps(listing))

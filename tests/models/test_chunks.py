@@ -13,6 +13,7 @@ from asr.audio.fbank import Fbank
 from asr.datasets.corpora.base import Utterance
 from asr.errors import AsrError
 from asr.models.chain_corpus import Alignment, PreparedCorpus, write_corpus
+from asr.models.chain_preparation import require_names
 from asr.models.chunks import Chunk, ChunkLoader
 from asr.models.interface import UtteranceCmvn
 from asr.text.lexicon import Lexicon
@@ -29,7 +30,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> PreparedCorpus:
         samples = rng.normal(size=int(16000 * seconds)) * 0.05 * (1 + np.sin(np.arange(int(16000 * seconds)) / 3000))
         soundfile.write(folder / f"{number}.wav", samples, 16000)
         utterances.append(("toy", Utterance(str(number), folder / f"{number}.wav", "A B", "one")))
-    utterances.append(("toy", Utterance("strange", folder / "0.wav", "A UNKNOWN", "one")))
+    utterances.append(("strange", Utterance("strange", folder / "0.wav", "A UNKNOWN", "one")))
     lexicon = Lexicon({"A": [("a",)], "B": [("b",)]})
     left_out = write_corpus(folder / "prepared", utterances, lexicon, Fbank(num_mel_bins=20), conditions=("1", "1.1"))
     assert left_out == ["strange: no pronunciation of UNKNOWN"]
@@ -37,6 +38,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> PreparedCorpus:
 
 
 def test_what_was_written_is_read(corpus: PreparedCorpus) -> None:
+    assert corpus.corpora == {"toy", "strange"}  # of which nothing was usable
+    require_names(corpus, {"strange": 1.0}, ["toy-one"])
     assert len(corpus) == 3 and [each.speed for each in corpus.conditions] == [1.0, 1.1] and corpus.num_features == 20
     for utterance, seconds in enumerate(SECONDS):
         assert len(corpus.features(utterance, 0)) == pytest.approx(100 * seconds, abs=1)
