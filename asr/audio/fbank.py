@@ -44,7 +44,8 @@ class Fbank(nn.Module):
         snip_edges: use only whole windows; otherwise the ends are mirrored and T = round(samples / shift).
 
     Raises:
-        AsrError: windows without samples, a band outside 0 to half the sampling rate, or no or too many filters.
+        AsrError: windows without samples, numbers that are not finite, a negative dither, a band outside 0 to half the
+            sampling rate, or no or too many filters.
     """
 
     window: Tensor
@@ -75,6 +76,11 @@ class Fbank(nn.Module):
         self.sampling_rate = sampling_rate
         self.dither = dither
         self.snip_edges = snip_edges
+        if not all(map(math.isfinite, (frame_length_ms, frame_shift_ms))) or not 0.0 <= dither < math.inf:
+            raise AsrError(
+                f"Fbank: frame_length_ms is {frame_length_ms}, frame_shift_ms {frame_shift_ms} and dither {dither}; "
+                "give finite numbers, dither 0 or more."
+            )
         self.frame_length = int(sampling_rate * frame_length_ms / 1000)
         self.frame_shift = int(sampling_rate * frame_shift_ms / 1000)
         if self.frame_shift < 1 or self.frame_length < 2:

@@ -352,13 +352,14 @@ def _mixed(block: _Block, rate: int) -> _Block:
     """(L, channels) -> (L,), the mean of the channels; the first channel in those seconds in which they cancel."""
     if block.shape[1] == 1:
         return block[:, 0]
-    mean: _Block = block.mean(axis=1)
-    size = int(_JUDGED_SECONDS * rate)
-    for begin in range(0, len(block), size):
-        channels, mixed = block[begin : begin + size], mean[begin : begin + size]
-        power, power_of_channels = (np.square(each, dtype=np.float64).mean() for each in (mixed, channels))
-        if power < _CANCELLED * power_of_channels:
-            mixed[:] = channels[:, 0]
+    with np.errstate(all="ignore"):  # samples that are not numbers are reported later
+        mean: _Block = block.mean(axis=1)
+        size = int(_JUDGED_SECONDS * rate)
+        for begin in range(0, len(block), size):
+            channels, mixed = block[begin : begin + size], mean[begin : begin + size]
+            power, power_of_channels = (np.square(each, dtype=np.float64).mean() for each in (mixed, channels))
+            if power < _CANCELLED * power_of_channels:
+                mixed[:] = channels[:, 0]
     return mean
 
 

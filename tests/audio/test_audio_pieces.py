@@ -60,6 +60,14 @@ def test_channels_that_cancel_each_other_are_heard_in_streams_too(tmp_path):
         assert torch.equal(torch.cat(list(pieces)), read_audio(path, 8000))
 
 
+def test_channels_of_other_bytes_than_samples_cause_no_warnings(recwarn):
+    """Such as 16-bit samples that are read as floats: the recognizer reports them."""
+    content = np.array([[np.nan, 1.0], [3e38, 3e38], [np.inf, -np.inf]], dtype="<f4").tobytes()
+    _, pieces = byte_pieces(io.BytesIO(content), 0.05, PcmFormat(8000, "<f4", 2))
+    assert not torch.cat(list(pieces)).isfinite().any()
+    assert not recwarn.list
+
+
 def test_raw_samples_and_half_a_sample_at_the_end(caplog):
     content = (SAMPLES.numpy() * 32767).astype("<i2").tobytes() + b"x"
     with caplog.at_level(logging.WARNING):

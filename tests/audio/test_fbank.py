@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -115,6 +117,10 @@ def test_dither_changes_features_a_little() -> None:
         ({"window": "kaiser"}, "'kaiser' is unknown"),
         ({"num_mel_bins": 300}, "too many"),
         ({"frame_shift_ms": 0.0}, "have no samples"),
+        ({"frame_shift_ms": math.nan}, r"frame_length_ms is 25\.0, frame_shift_ms nan and dither 0\.0; give finite"),
+        ({"frame_length_ms": math.inf}, "frame_length_ms is inf"),
+        ({"dither": math.nan}, "dither nan"),
+        ({"dither": -1.0}, r"dither -1\.0; give finite numbers, dither 0 or more"),
     ],
 )
 def test_impossible_settings(config: dict, message: str) -> None:

@@ -92,6 +92,8 @@ def test_a_manifest_of_nemo(audio: Path, tmp_path: Path, capsys: pytest.CaptureF
         {"audio_filepath": "audio/a.wav", "duration": 0.5, "text": "one"},
         {"audio_filepath": str(audio / "b.wav"), "offset": 0.25, "duration": 0.5, "text": "two"},
         {"audio_filepath": "audio/b.wav", "duration": 0.125, "text": "three"},
+        {"audio_filepath": str(audio / "b.wav"), "offset": 0.253, "duration": 0.125, "text": "within 10 ms"},
+        {"audio_filepath": str(audio / "b.wav"), "offset": 0.254, "duration": 0.125, "text": "within 10 ms"},
     ]
     (tmp_path / "train.json").write_text("".join(json.dumps(record) + "\n" for record in records))
     cuts = prepared(capsys, "nemo", tmp_path / "train.json")
@@ -99,6 +101,8 @@ def test_a_manifest_of_nemo(audio: Path, tmp_path: Path, capsys: pytest.CaptureF
         "a": (0.0, 0.5),
         "b": (0.0, 0.125),
         "b-0000025": (0.25, 0.5),
+        "b-00000253000": (0.253, 0.125),
+        "b-00000254000": (0.254, 0.125),
     }
 
 

@@ -168,6 +168,7 @@ class NemoManifest(_List):
     _ids = "give the lines an id (without one, the names of the files are the ids)"
 
     def _read(self, path: Path) -> Iterator[Utterance | SkippedItem]:
+        begins: dict[str, tuple[Path, float]] = {}
         for number, line in enumerate(read_text(path, "manifest").split("\n"), start=1):
             if not line.strip():
                 continue
@@ -184,7 +185,11 @@ class NemoManifest(_List):
                 raise AsrError(
                     f"{path}:{number}: expected an object with audio_filepath, text and perhaps offset and duration."
                 )
-            name = str(record.get("id") or (audio.stem if begin == 0.0 else f"{audio.stem}-{100 * begin:07.0f}"))
+            name = audio.stem if begin == 0.0 else f"{audio.stem}-{100 * begin:07.0f}"
+            other, other_begin = begins.setdefault(name, (audio, begin))
+            if other == audio and other_begin != begin:  # another part of the recording begins in the same 10 ms
+                name = f"{audio.stem}-{1e6 * begin:011.0f}"
+            name = str(record.get("id") or name)
             end = None if duration is None else begin + duration
             text = " ".join(str(record.get("text") or "").split())
             yield Utterance(name, path.parent / audio, text, str(record.get("speaker") or name), begin, end, None)
