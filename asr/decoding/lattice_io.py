@@ -5,9 +5,9 @@ arc is written, all its words except the last get separate links before it that 
 links that read no frame are merged with the next link that reads one.
 
 SLF: nodes have times, links have words and scores, in unscaled natural logs: `a` is the acoustic score, `r` the graph's
-(HTK's field for pronunciation scores), `l` the language model's. The header has the weights `acscale`, `prscale`,
-`lmscale` and `wdpenalty`, so that HTK computes the same total. `d` is a link's token and its seconds, `v` the decoding
-graph's arc.
+(HTK's field for pronunciation scores), `l` the language model's; files of SRILM may have a second one, `n`. The header
+has the weights `acscale`, `prscale`, `lmscale` and `wdpenalty`, so that HTK computes the same total. `d` is a link's
+token and its seconds, `v` the decoding graph's arc.
 
 Kaldi's text archives: one line per arc, `from to word graph_cost,acoustic_cost,transition_ids`; one line per final
 state; an empty line after each utterance. Costs are negated scores. A word is written as its id in the vocabulary (0
@@ -280,6 +280,7 @@ _ABBREVIATIONS = {
     "div": "d",
     "acoustic": "a",
     "language": "l",
+    "ngram": "n",
 }
 
 
@@ -404,6 +405,7 @@ def read_slf(
             f"{path}: the header announces {header['N']} nodes and {header.get('L', '0')} links, but there are "
             f"{len(nodes)} and {len(rows)}; the file is cut short."
         )
+    require_whole(header, nodes, path)
     return _Reader(path, vocabulary, tokens, frame_seconds, log_of_base(header, path)).lattice(nodes, rows)
 
 
@@ -451,9 +453,10 @@ class _Reader:
         if word not in _NOT_WORDS and word not in self._word_id:
             raise AsrError(f"{where}: the word {word!r} is not in the vocabulary.")
         word_id = EPSILON_ID if word in _NOT_WORDS else self._word_id[word]
-        am_score, graph_score, lm_score = (
-            self._log_base * finite_number(row.get(name, "0"), where) for name in ("a", "r", "l")
+        am_score, graph_score, lm_score, ngram_score = (
+            self._log_base * finite_number(row.get(name, "0"), where) for name in ("a", "r", "l", "n")
         )
+        lm_score += ngram_score
         frames = self._frames(where, row, src, dst)
         if len(self._links) + len(frames) > _MAX_LINKS:
             raise AsrError(f"{self._path}: the lattice has more than {_MAX_LINKS} frames on its links; prune it.")
@@ -495,6 +498,18 @@ class _Reader:
         if seconds / self._frame_seconds > _MAX_LINKS:
             raise AsrError(f"{where}: the link is {seconds:g} s long; the file is damaged.")
         return max(0, round(seconds / self._frame_seconds))
+
+
+def require_whole(header: Mapping[str, str], nodes: Mapping[str, Mapping[str, str]], path: str | Path) -> None:
+    """Rejects an SLF file that has sub-lattices, because the words in them would be lost.
+
+    Raises:
+        AsrError: a node stands for a sub-lattice (`L=`), or the file defines one (`SUBLAT=`).
+    """
+    named = [f"I={name} L={fields['L']}" for name, fields in nodes.items() if "L" in fields]
+    named += [f"SUBLAT={header['SUBLAT']}"] if "SUBLAT" in header else []
+    if named:
+        raise AsrError(f"{path}: {named[0]}: sub-lattices are not supported; expand them where the file was made.")
 
 
 def log_of_base(header: Mapping[str, str], path: str | Path) -> float:

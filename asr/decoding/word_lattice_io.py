@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from asr.decoding.kaldi_lattice import state_times
-from asr.decoding.lattice_io import log_of_base, slf_fields
+from asr.decoding.lattice_io import log_of_base, require_whole, slf_fields
 from asr.decoding.word_lattice import WordArc, WordLattice
 from asr.errors import AsrError
 from asr.text.documents import finite_number, read_text
@@ -44,6 +44,9 @@ def read_word_ids(path: str | Path) -> dict[int, str]:
 def read_slf_lattice(path: str | Path) -> WordLattice:
     """Reads a lattice in HTK's format. Scores may have any base, and words may be on nodes or links.
 
+    The language model's score is the sum of `l`, `r` and SRILM's `n`, the last two times `prscale` and `ngscale` over
+    `lmscale`, so that `lmscale` weighs them as the header says.
+
     Raises:
         AsrError: the file cannot be read, or is not such a lattice.
     """
@@ -68,18 +71,19 @@ def read_slf_lattice(path: str | Path) -> WordLattice:
             raise AsrError(
                 f"{path}: the header announces {kind}={header[kind]}, but there are {here}; the file is cut short."
             )
+    require_whole(header, nodes, path)
     log_base = log_of_base(header, path)
+    shares = _lm_shares(header, path)
     state_of = {name: state for state, name in enumerate(nodes)}
     arcs = []
     for where, link in links:
         if link.get("S") not in nodes or link.get("E") not in nodes:
             raise AsrError(f"{where}: a link must lead from a node (S=) to a node (E=) of the file.")
-        am_score, graph_score, lm_score = (
-            log_base * finite_number(link.get(name, "0"), where) for name in ("a", "r", "l")
-        )
+        am_score = log_base * finite_number(link.get("a", "0"), where)
+        lm_score = sum(log_base * share * finite_number(link.get(name, "0"), where) for name, share in shares.items())
         word = link.get("W", nodes[link["E"]].get("W", ""))
         word = "" if word in _NOT_WORDS else word
-        arcs.append(WordArc(state_of[link["S"]], state_of[link["E"]], word, am_score, graph_score + lm_score))
+        arcs.append(WordArc(state_of[link["S"]], state_of[link["E"]], word, am_score, lm_score))
     entered, left = {arc.dst for arc in arcs}, {arc.src for arc in arcs}
     starts = [state for state in range(len(nodes)) if state not in entered]
     if len(starts) != 1:
@@ -98,6 +102,15 @@ def read_slf_lattice(path: str | Path) -> WordLattice:
         time,
         (scales[0], scales[1], scales[2] * log_base),
     )
+
+
+def _lm_shares(header: Mapping[str, str], path: Path) -> dict[str, float]:
+    """The weights of the scores `l`, `r` and `n` relative to `lmscale`; HTK and SRILM take 1 for a missing scale."""
+    scales = {
+        name: finite_number(header.get(scale, "1"), str(path))
+        for name, scale in (("l", "lmscale"), ("r", "prscale"), ("n", "ngscale"))
+    }
+    return {name: scale / scales["l"] if scales["l"] else 1.0 for name, scale in scales.items()}
 
 
 def read_k2_lattices(path: str | Path, words: Mapping[int, str], frame_seconds: float) -> list[WordLattice]:

@@ -182,6 +182,13 @@ def test_kaldis_words_of_several_frames(tmp_path) -> None:
     assert sentences == pytest.approx({(5,): -1.5 - 20 - 0.75, (6,): -1 - 21 - 3 - 0.75})
 
 
+def test_slf_with_a_second_language_model(tmp_path) -> None:
+    graph, path = random_graph(0), tmp_path / "a.slf"
+    path.write_text("N=2 L=1\nI=0\nI=1 t=0.01\nJ=0 S=0 E=1 a=-1 r=-2 l=-3 n=-4\n")
+    lattice = read_slf(path, graph.vocabulary, graph.tokens)
+    assert [float(score) for score in (lattice.am_score, lattice.graph_score, lattice.lm_score)] == [-1.0, -2.0, -7.0]
+
+
 def test_slf_with_times_alone(tmp_path) -> None:
     graph = random_graph(0)
     path = tmp_path / "a.slf"
@@ -228,6 +235,7 @@ def test_bad_kaldi_lattices_are_one_sentence(tmp_path, content: str, message: st
         ("N=2 L=1\nI=0\nI=1 t=0.01\nJ=0 S=0 E=1 W=xyz\n", "the word 'xyz' is not in the vocabulary"),
         ("N=2 L=1\nI=0\nI=1 t=0.01\nJ=0 S=0 E=1 a=much\n", "'much' is not a finite number"),
         ("N=2 L=1\nI=0\nI=1 t=0.01\nJ=0 S=0 E=1 d=:q,0.01:\n", "'q,0.01' is not a token"),
+        ("N=2 L=1\nI=0\nI=1 L=digits\nJ=0 S=0 E=1\n", "I=1 L=digits: sub-lattices are not supported"),
         ("N=3 L=1\nI=0\nI=1 t=0.01\nI=2\nJ=0 S=0 E=1\n", "there are 2 first and 2 last nodes"),
     ],
 )

@@ -176,8 +176,19 @@ def test_a_lattice_of_htk(folder: Path) -> None:
     log10 = math.log(10)
     assert (lattice.name, lattice.start, lattice.final) == ("talk", 0, {3: (0.0, 0.0)})
     assert lattice.scales == (0.5, 12.0, -log10)
-    assert lattice.arcs[2] == WordArc(1, 3, "ZEBRA", -3 * log10, -0.75 * log10)
+    # 12 * -0.5 for the language model, 1 * -0.25 for the pronunciation
+    assert lattice.arcs[2] == WordArc(1, 3, "ZEBRA", -3 * log10, pytest.approx((-0.5 - 0.25 / 12) * log10))
     assert lattice.time == {0: 0.0, 1: 0.25, 2: 0.25, 3: 0.8}
+
+
+def test_scores_of_srilm_count_as_the_header_says(folder: Path) -> None:
+    """SRILM writes a second language model's scores as `n`; each kind has its scale."""
+    text = SLF.replace("acscale", "prscale=3 ngscale=6 acscale").replace("r=-0.25", "r=-0.25 ngram=-0.75")
+    (folder / "talk.slf").write_text(text)
+    expected = (12 * -0.5 + 3 * -0.25 + 6 * -0.75) / 12 * math.log(10)
+    assert read_slf_lattice(folder / "talk.slf").arcs[2].lm_score == pytest.approx(expected)
+    (folder / "talk.slf").write_text(text.replace("lmscale=12.0", "lmscale=0"))
+    assert read_slf_lattice(folder / "talk.slf").arcs[2].lm_score == pytest.approx(-1.5 * math.log(10))
 
 
 LONG_NAMES = {"N": "NODES", "L": "LINKS", "t": "time", "W": "WORD", "S": "START", "E": "END", "a": "acoustic"}
@@ -361,6 +372,8 @@ def test_words_that_a_bundles_network_lacks_are_not_worth_its_whole_unknown(
     ("name", "content", "message"),
     [
         ("a.slf", SLF.replace("L=4", "L=9"), "the header announces L=9, but there are 4"),
+        ("a.slf", SLF.replace("W=KIT", "L=digits"), "a.slf: I=2 L=digits: sub-lattices are not supported"),
+        ("a.slf", SLF.replace("base", "SUBLAT=digits base"), "a.slf: SUBLAT=digits: sub-lattices are not supported"),
         ("a.slf", SLF.replace("a=-1.5", "a=x"), "a.slf:10: 'x' is not a finite number"),
         ("a.slf", SLF.replace("E=2", "E=7"), "a.slf:10: a link must lead from a node"),
         ("lat", KALDI.replace("1\t3\t3", "1\t3\t9"), "lat:4: there is no word 9 in the word list"),
