@@ -278,10 +278,10 @@ _ID_FIELDS = ("id", "cut_id", "utterance", "audio")
 def read_transcripts(path: str | Path) -> dict[str, tuple[str, ...]]:
     """Reads transcripts, one per line: Kaldi's `id words ...` or JSON Lines; plain, `.gz` or `.xz`.
 
-    JSON Lines need `text` (a string, or a list of words) and one of `id`, `cut_id`, `utterance`, `audio`; for an
-    `audio` path, the id is the file name without its suffix. A line with an `error` field and without `text` counts as
-    an empty transcript, and is ignored if another line has the words of the same utterance. The final results of a
-    stream are joined; partial ones are ignored.
+    JSON Lines are lhotse cuts, or have `text` (a string, or a list of words) and one of `id`, `cut_id`, `utterance`,
+    `audio`; for an `audio` path, the id is the file name without its suffix. A line with an `error` field and without
+    `text` counts as an empty transcript, and is ignored if another line has the words of the same utterance. The final
+    results of a stream are joined; partial ones are ignored.
 
     Returns:
         utterance id -> words.
@@ -323,6 +323,15 @@ def _from_kaldi(line: str) -> tuple[str, tuple[str, ...], bool]:
     return utt_id, tuple(words), False
 
 
+def _cut_text(record: Mapping[str, Any]) -> str | None:
+    """The transcript of a lhotse cut; None if it has none."""
+    parts = record["supervisions"]
+    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+        return None
+    texts = [part["text"] for part in parts if isinstance(part.get("text"), str)]
+    return " ".join(texts) if texts else None
+
+
 def _from_json(line: str, where: str) -> tuple[str, tuple[str, ...] | None, bool]:
     """The id, the words, and whether more words of the same stream follow; None where recognition failed."""
     try:
@@ -335,8 +344,8 @@ def _from_json(line: str, where: str) -> tuple[str, tuple[str, ...] | None, bool
     if not isinstance(record[field], (str, int)):
         raise AsrError(f"{where}: the field '{field}' is {json.dumps(record[field])}; it must be a string.")
     utt_id = Path(str(record[field])).stem if field == "audio" else str(record[field])
-    words = record.get("text")
-    if "text" not in record:
+    words = _cut_text(record) if "supervisions" in record else record.get("text")
+    if words is None and "text" not in record:
         if record.get("error"):
             return utt_id, None, False
         raise AsrError(f"{where}: the object has no field 'text'.")

@@ -56,11 +56,11 @@ Transcripts = dict[str, tuple[str, ...]]
 HELP = """Scores transcripts against a reference, or recognizes the recordings of a manifest and scores them.
 
 Transcripts are lines 'id words ...' as in Kaldi, or JSON Lines with 'id' (or 'audio') and 'text', the output of
-'asr transcribe'. A manifest is the output of 'asr prepare' (lhotse cuts, .jsonl or .jsonl.gz). The word error rate has
-a 95 % bootstrap interval over utterances. CTM, STM and TRN files are recognized by their suffixes, read like NIST's
-sclite and scored by its rules: case is ignored, references may have alternatives, and the words of a CTM are assigned
-to the segments of an STM by their times. If a recording cannot be used, it is reported, all its words count as deleted,
-and the exit code is 1.
+'asr transcribe'. A manifest is the output of 'asr prepare' (lhotse cuts, .jsonl or .jsonl.gz); it may also be the
+reference. The word error rate has a 95 % bootstrap interval over utterances. CTM, STM and TRN files are recognized by
+their suffixes, read like NIST's sclite and scored by its rules: case is ignored, references may have alternatives, and
+the words of a CTM are assigned to the segments of an STM by their times. If a recording cannot be used, it is reported,
+all its words count as deleted, and the exit code is 1.
 
 examples:
   asr evaluate words.jsonl --reference reference.txt
@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from asr.cli.options import add_recognizer_arguments
 
     parser.add_argument("hypotheses", nargs="?", help="transcripts to score; not with --cuts")
-    parser.add_argument("--reference", help="the correct transcripts")
+    parser.add_argument("--reference", help="the correct transcripts, or a manifest with them")
     parser.add_argument("--cuts", help="a manifest whose recordings to recognize and score")
     parser.add_argument(
         "--recipe",
@@ -242,7 +242,7 @@ def _timed_words(path: str, channels: Mapping[str, str]) -> dict[tuple[str, str]
             record: dict[str, Any] = parse_json(line)
             if "error" in record:
                 continue
-            name = Path(str(record["audio"])).stem
+            name = str(record["id"]) if "id" in record else Path(str(record["audio"])).stem
             words = [
                 TimedWord(str(word["word"]), float(word["start"]), float(word["end"]) - float(word["start"]))
                 for word in ([] if is_partial(record) else record["words"])

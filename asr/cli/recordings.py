@@ -59,6 +59,10 @@ class Recordings:
         """Recording -> its short name."""
         return dict(zip(self.names, self.stems, strict=True))
 
+    def is_listed(self, name: str) -> bool:
+        """Whether the name is an id from a list, not the path of a file."""
+        return name in self._readers
+
     def add(self, name: str, stem: str, reader: Callable[[int], Tensor] | None = None) -> None:
         """Adds a recording; an audio file needs no reader."""
         self.names.append(name)

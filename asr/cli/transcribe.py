@@ -187,15 +187,17 @@ processes every N-th recording, for job arrays: give each job its own --output, 
 may have the same --lattices.
 
 A JSON line has these fields:
-  audio      the path as given
+  audio      the path as given, or the id in wav.scp or a manifest, then also as 'id'
   text       the words
   duration   the duration of the audio in seconds
-  words      each with 'word', 'start' and 'end' in seconds and, with --lattices, 'confidence' from 0 to 1
+  words      each with 'word', 'start' and 'end' in seconds and, if the bundle is calibrated or with --lattices,
+             'confidence' from 0 to 1
   scores     of the best path, natural logarithms: 'am', 'graph' and 'lm' unweighted; 'total' is their weighted sum
              plus the word insertion penalties
   nbest      with --nbest, the best distinct sentences, best first, each with 'text' and 'scores'
   complete   false if no complete sentence survived the beam
   seconds    computing time in seconds, by stage
+  notes      if there is reason for doubt: 'unsure' for low confidences, 'noise' if words were left out as noise
 A file that failed has only 'audio' and 'error'. With --stream a line has 'type' (partial or final), 'begin' and 'end'
 of the utterance in seconds, 'text' and 'words'. A partial result has 'settled' (the number of words that will no longer
 change), a final one 'reason' (pause or end), 'complete' and 'scores'.
@@ -307,6 +309,8 @@ def _formats(args: argparse.Namespace) -> tuple[str, ...]:
     """The requested formats; `--jsonl` is one."""
     formats = parse_formats(args.output_format) if args.output_format is not None else ()
     if args.output_dir is not None:
+        if args.stream:
+            raise AsrError("--output-dir and --stream exclude each other; give --output FILE for a file of JSON Lines.")
         if args.output is not None:
             raise AsrError("--output and --output-dir exclude each other; --output-format jsonl gives the same lines.")
         formats = formats or (("jsonl",) if args.jsonl else ("txt",))
@@ -418,6 +422,8 @@ def _writer(
     def write(outcome: Outcome[str]) -> None:
         record: dict[str, Any] = {"audio": outcome.name}
         record.update(outcome.result.as_dict() if outcome.result is not None else {"error": outcome.error})
+        if found.is_listed(outcome.name):
+            record["id"] = outcome.name
         if isinstance(output, ResultsFile):
             output.add(record)
         elif formats == ("jsonl",) and output is None:

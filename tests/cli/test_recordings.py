@@ -109,6 +109,20 @@ def test_shards_share_the_recordings() -> None:
             Shard.parse(wrong)
 
 
+def test_ids_of_lists_are_those_of_a_reference(data: Path, tmp_path: Path, tiny_bundle_folder: Path, capsys) -> None:
+    """Also ids that look like paths of files."""
+    lines = (data / "wav.scp").read_text().replace("rec1", "speaker/rec.1").replace("rec2", "speaker/rec.2")
+    (data / "wav.scp").write_text(lines)
+    (tmp_path / "reference").write_text("speaker/rec.1 PAT TWO\nspeaker/rec.2 SICK\n")
+    (tmp_path / "reference.stm").write_text("speaker/rec.1 1 a 0 9 PAT TWO\nspeaker/rec.2 1 a 0 9 SICK\n")
+    words = str(tmp_path / "words.jsonl")
+    options = ["--bundle", str(tiny_bundle_folder), "--ngram-only", "--decoder", "token-passing", "--output", words]
+    assert main(["transcribe", str(data / "wav.scp"), *options]) == 0
+    for reference in ("reference", "reference.stm"):
+        assert main(["evaluate", words, "--reference", str(tmp_path / reference)]) == 0
+        assert "0 of 2 utterances have errors" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_formats_are_written_and_resumed(data: Path, tmp_path: Path, tiny_bundle_folder: Path, capsys) -> None:
     options = ["--bundle", str(tiny_bundle_folder), "--ngram-only", "--decoder", "token-passing"]
@@ -168,6 +182,7 @@ def test_a_recognizer_has_another_name_if_its_words_may_differ(tiny_bundle_folde
         (["--output-format", "srt", "--output", "words"], "--output always writes JSON Lines"),
         (["--output-dir", "words", "--output", "words"], "--output and --output-dir exclude each other"),
         (["--output-format", "srt", "--stream"], "--output-format and --stream exclude each other"),
+        (["--output-dir", "words", "--stream"], "--output-dir and --stream exclude each other; give --output FILE"),
         (["--shard", "3/2"], "--shard 3/2"),
         (["--stream"], "wav.scp: --stream reads audio files, folders of them and standard input (-), but no lists"),
         (["--partials", "best"], "--partials has no effect without --stream"),

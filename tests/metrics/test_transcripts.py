@@ -31,6 +31,8 @@ def test_kaldi_and_json_lines_say_the_same(tmp_path):
         (b'{"id": "u1", "text": null}', "text:1: the field 'text' is null"),
         (b'{"id": "u1", "text": 3}', "text:1: the field 'text' is 3"),
         (b'{"audio": null, "text": "A"}', "text:1: the field 'audio' is null"),
+        (b'{"id": "u1", "supervisions": []}', "has no field 'text'"),
+        (b'{"id": "u1", "supervisions": ["A"]}', "has no field 'text'"),
     ],
 )
 def test_bad_lines_are_named(tmp_path, content, message):
@@ -38,6 +40,12 @@ def test_bad_lines_are_named(tmp_path, content, message):
     path.write_bytes(content)
     with pytest.raises(AsrError, match=message):
         read_transcripts(path)
+
+
+def test_a_manifest_of_cuts_has_transcripts(tmp_path):
+    cut = {"id": "u1", "start": 0.0, "supervisions": [{"text": "HELLO BIG"}, {"id": "pause"}, {"text": "WORLD"}]}
+    (tmp_path / "cuts.jsonl").write_text(json.dumps(cut) + "\n")
+    assert read_transcripts(tmp_path / "cuts.jsonl") == {"u1": ("HELLO", "BIG", "WORLD")}
 
 
 def test_a_line_of_a_failure_gives_way_to_a_later_one(tmp_path):
