@@ -189,17 +189,23 @@ class Bundle:
         """The sampling rate that the features expect, in Hz."""
         return int(self.features.network.sampling_rate)  # type: ignore[arg-type]
 
-    def check(self) -> None:
+    def check(self, given: Mapping[str, str | Path | None] | None = None) -> None:
         """Checks that the parts match each other.
+
+        Args:
+            given: language model (`large_ngram`, `rnn_lm`) -> its file. If one of these lacks words of the graph, a
+                warning is logged.
 
         Raises:
             AsrError: the acoustic model's outputs do not match the graph's tokens or the denominator graph, its inputs
                 do not match the features, or a language model has none of the graph's words.
         """
         rnn_lm: Any = None if self.rnn_lm is None else self.rnn_lm.network
-        for model in (self.small_ngram, self.large_ngram, rnn_lm):
+        models = {"small_ngram": self.small_ngram, "large_ngram": self.large_ngram, "rnn_lm": rnn_lm}
+        for name, model in models.items():
             if model is not None:
-                num_oov_words(model.vocabulary, self.graph.vocabulary)
+                file = (given or {}).get(name)
+                num_oov_words(model.vocabulary, self.graph.vocabulary, f"The language model {file}" if file else "")
         num_tokens = int(self.acoustic_model.network.num_tokens)  # type: ignore[arg-type]
         if num_tokens != len(self.graph.tokens):
             raise AsrError(
@@ -249,12 +255,7 @@ class Bundle:
             large_ngram=self.large_ngram if large_ngram is None else read_ngram_lm(large_ngram),
             rnn_lm=self.rnn_lm if rnn_lm is None else read_rnn_lm(rnn_lm),
         )
-        bundle.check()
-        if large_ngram is not None and bundle.large_ngram is not None:
-            num_oov_words(bundle.large_ngram.vocabulary, bundle.graph.vocabulary, warn=True)
-        if rnn_lm is not None and bundle.rnn_lm is not None:
-            network: Any = bundle.rnn_lm.network
-            num_oov_words(network.vocabulary, bundle.graph.vocabulary, warn=True)
+        bundle.check(given)
         return bundle
 
     def save(

@@ -130,6 +130,21 @@ def test_a_language_model_of_other_words_is_refused(folder, tmp_path):
         replace(bundle, rnn_lm=read_rnn_lm(tmp_path / "rnn")).save(tmp_path / "bundle")
 
 
+def test_words_that_a_given_language_model_lacks_are_told_once(folder, tmp_path, caplog, monkeypatch):
+    bundle = Bundle.load(folder)
+    words = bundle.graph.vocabulary.words[len(SPECIAL_WORDS) :]
+    fewer = RNNLanguageModel(Vocabulary(words[1:]), RNNLMConfig(embedding_size=4, hidden_size=4))
+    save_network(fewer, tmp_path / "rnn")
+    compared, map_to = [], Vocabulary.map_to
+    monkeypatch.setattr(Vocabulary, "map_to", lambda own, other: compared.append(len(other)) or map_to(own, other))
+    found = bundle.with_language_models(rnn_lm=tmp_path / "rnn")
+    language_models(found, "rnn", 1.0, torch.device("cpu"))
+    told = f"The language model {tmp_path / 'rnn'} lacks 1 of {len(words)} words; they share the probability"
+    assert [record.message.partition(" of its")[0] for record in caplog.records] == [told]
+    # Once to see whether the words fit, once for the search.
+    assert compared.count(len(fewer.vocabulary)) == 2
+
+
 def test_words_that_a_bundles_models_lack_get_a_quarter_of_their_unknown(folder, caplog):
     bundle = Bundle.load(folder)
     graph = bundle.small_ngram

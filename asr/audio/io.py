@@ -515,7 +515,7 @@ def _samples(stream: BinaryIO, pcm: PcmFormat, length: int | None, size: int) ->
             yield pcm.decode(held[:whole])
             held = held[whole:]
     if held:
-        _LOGGER.warning("The audio ends within a sample; its last %d bytes are left out.", len(held))
+        _LOGGER.warning("The audio ends within a sample, which is left out.")
 
 
 def _read_wav_header(stream: BinaryIO) -> tuple[PcmFormat, int | None]:

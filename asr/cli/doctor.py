@@ -208,7 +208,7 @@ def _cpu() -> Finding:
 
     # torch 1.13 has no torch.backends.cpu.
     name = torch.backends.cpu.get_cpu_capability() if hasattr(torch.backends, "cpu") else platform.machine()
-    return Finding("CPU", "ok", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, {name}")
+    return Finding("CPU", "ok", f"{os.cpu_count()} cores, of which torch uses {torch.get_num_threads()}, {name}")
 
 
 def _gpus() -> list[Finding]:

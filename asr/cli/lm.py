@@ -192,14 +192,15 @@ def run_ngram(args: argparse.Namespace) -> int:
         trie, count = model.trie, model.count
         report |= {"distinct_ngrams": model.num_distinct, "discounts": model.discounts}
         if model.fallback_orders:
-            _say(f"the text does not determine the discounts of orders {model.fallback_orders}; using 0.5, 1, 1.5")
+            orders = ", ".join(map(str, model.fallback_orders))
+            _say(f"the text is too small to determine discounts (order {orders}); using 0.5, 1 and 1.5")
             report["fallback_orders"] = model.fallback_orders
     if args.entropy is not None:
         trie = prune_to_threshold(trie, args.entropy, count)
         count = None
     if args.max_ngrams is not None:
         trie = prune_to_size(trie, args.max_ngrams, count)
-    _say(f"n-grams by order: {trie.counts}")
+    _say(f"n-grams by order: {', '.join(map(str, trie.counts))}")
     if args.arpa:
         write_arpa(trie, args.arpa)
     if args.write_vocabulary:
@@ -218,7 +219,7 @@ def _read_and_mix(
     paths: list[Path], weights: list[float], vocabulary: Vocabulary | None, by_history: bool
 ) -> NgramTrie:
     if len(weights) != len(paths):
-        raise AsrError(f"--weights: there are {len(weights)} weights for {len(paths)} models; give one for each model.")
+        raise AsrError(f"--from-arpa names {len(paths)} models; give --weights with as many numbers.")
     if len(paths) == 1:
         return read_arpa(paths[0], vocabulary)
     if vocabulary is None:

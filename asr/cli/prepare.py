@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from asr.datasets.corpora import CORPORA
 from asr.datasets.corpora.base import Corpus
 from asr.datasets.prepare import PartReport, copy_lexicon, prepare_part
+from asr.errors import AsrError
 from asr.serialization import output_path
 
 HELP = """\
@@ -72,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
     if args.download:
         corpus.download(args.corpus, args.parts)
     parts = args.parts or corpus.parts_in(args.corpus)
+    if args.num_jobs < 1:
+        raise AsrError(f"--num-jobs {args.num_jobs}: give 1 or more.")
     any_skipped = False
     for part in parts:
         report = _prepare_with_progress(corpus, part, args)

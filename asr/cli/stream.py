@@ -137,8 +137,9 @@ def run_streams(
     Raises:
         AsrError: an option is out of range, or standard input is given more than once.
     """
-    if args.streams < 1 or args.raw_channels < 1 or (args.raw_rate is not None and args.raw_rate < 1):
-        raise AsrError("--streams, --raw-rate and --raw-channels must be 1 or more.")
+    for name in ("streams", "raw_channels", "raw_rate"):
+        if (number := getattr(args, name)) is not None and number < 1:
+            raise AsrError(f"--{name.replace('_', '-')} {number}: give 1 or more.")
     if args.raw_channels > _MAX_CHANNELS:
         raise AsrError(f"--raw-channels {args.raw_channels}: give at most {_MAX_CHANNELS}.")
     if args.raw_rate is not None and STANDARD_INPUT not in args.audio:

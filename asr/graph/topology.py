@@ -56,8 +56,9 @@ class Topology:
         missing = [name for row in names for name in row if name not in tokens]
         if missing:
             raise AsrError(
-                f"{tokens.name}: {len(missing)} tokens that the lexicon needs are missing ({' '.join(missing[:5])}"
-                f"{' ...' if len(missing) > 5 else ''}); give the lexicon that the acoustic model was trained with."
+                f"{tokens.name}: tokens that the lexicon or the topology needs are missing ({' '.join(missing[:5])}"
+                f"{f' and {len(missing) - 5} more' if len(missing) > 5 else ''}); give the acoustic model's tokens "
+                "(--tokens) and the lexicon that it was trained with."
             )
         return np.array([tokens.ids_of(row) for row in names], dtype=np.int32)
 

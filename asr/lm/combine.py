@@ -317,8 +317,9 @@ class RemappedLM(LanguageModel):
     ) -> None:
         self._lm = lm
         self._vocabulary = vocabulary
-        self._word_map = vocabulary.map_to(lm.vocabulary).to(lm.start(0).device)
-        self.num_oov_words = num_oov_words(lm.vocabulary, vocabulary, warn)
+        word_map = vocabulary.map_to(lm.vocabulary)
+        self._word_map = word_map.to(lm.start(0).device)
+        self.num_oov_words = _num_unlisted(word_map, lm.vocabulary, vocabulary, "The language model" if warn else "")
         self._share: Tensor | None = None
         if self.num_oov_words / unknown_share > 1:
             self._share = self._word_map.eq(UNK_ID).float() * math.log(unknown_share / self.num_oov_words)
@@ -422,27 +423,33 @@ def look_up_remapped(context_idx: Any, word_id: Any, tables: Any, log_prob: Any,
     return could
 
 
-def num_oov_words(model: Vocabulary, words: Vocabulary, warn: bool = False) -> int:
+def num_oov_words(model: Vocabulary, words: Vocabulary, name: str = "") -> int:
     """How many of the words are missing from `model`, a language model's vocabulary.
 
     Args:
         model: the language model's vocabulary.
         words: the words.
-        warn: whether to log a warning if some are missing.
+        name: what a warning calls the model, which is logged if some are missing; "" for no warning.
 
     Raises:
         AsrError: all of them are.
     """
-    ordinary = words.map_to(model)[len(SPECIAL_WORDS) :]
+    return _num_unlisted(words.map_to(model), model, words, name)
+
+
+def _num_unlisted(word_map: Tensor, model: Vocabulary, words: Vocabulary, name: str) -> int:
+    """`num_oov_words`, with the ids (V,) that the words have in the model."""
+    ordinary = word_map[len(SPECIAL_WORDS) :]
     num_unlisted = int(ordinary.eq(UNK_ID).sum())
     if 0 < len(ordinary) == num_unlisted:
         raise AsrError(
             f"The language model ({model.words[-1]!r}, ...) has none of the {num_unlisted} words asked for "
             f"({words.words[-1]!r}, ...); check that both have the same language and letter case."
         )
-    if num_unlisted and warn:
+    if num_unlisted and name:
         _LOGGER.warning(
-            "The language model lacks %d of %d words; they share the probability of its <unk>.",
+            "%s lacks %d of %d words; they share the probability of its <unk>.",
+            name,
             num_unlisted,
             len(ordinary),
         )

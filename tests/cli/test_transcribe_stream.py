@@ -87,7 +87,7 @@ def test_silence_and_nothing(transcribe):
     [
         (["-", "-"], "can be given only once"),
         (["-"], "ends before any sample"),
-        (["-", "--raw-rate", "0"], "must be 1 or more"),
+        (["-", "--raw-rate", "0"], "--raw-rate 0: give 1 or more"),
         (["-", "--raw-format", "f32le"], "--raw-format has no effect without --raw-rate"),
         (["-", "--raw-channels", "2"], "--raw-channels has no effect without --raw-rate"),
         (["a.wav", "--raw-rate", "16000"], "--raw-rate is for standard input"),

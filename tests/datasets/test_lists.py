@@ -126,6 +126,14 @@ def test_what_to_do_about_repeated_ids(
     assert f"the id occurs a second time; the first one is kept; {cure}" in capsys.readouterr().err
 
 
+def test_a_number_of_jobs_below_1_is_refused(audio: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.csv").write_text("path,text\naudio/a.wav,word\n")
+    arguments = ["prepare", "csv", "--corpus", str(tmp_path / "a.csv"), "--output", str(tmp_path / "out")]
+    assert main([*arguments, "--num-jobs", "0"]) == 2
+    assert "--num-jobs 0: give 1 or more." in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_lengths_and_ids_that_are_missing(audio: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.json").write_text('{"audio_filepath": "audio/a.wav", "text": "word", "duration": -1}\n')
     assert main(["prepare", "nemo", "--corpus", str(tmp_path / "a.json"), "--output", str(tmp_path / "out")]) == 2

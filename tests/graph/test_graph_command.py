@@ -103,7 +103,11 @@ def test_a_second_lexicon_fills_in(files: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("tokens.txt", "<blk>\nAH\nN\nW\n", "2 tokens that the lexicon needs are missing (T UW)"),
+        (
+            "tokens.txt",
+            "<blk>\nAH\nN\nW\n",
+            "needs are missing (T UW); give the acoustic model's tokens (--tokens)",
+        ),
         ("lexicon.txt", "one W AH N\nthree TH R IY\n", None),
         ("lexicon.txt", "FOUR N\n", "none of its words is in the language model"),
         ("lexicon.txt", "ONE\n", "the word 'ONE' has no pronunciation"),
@@ -128,9 +132,9 @@ def test_bad_files(
     ("options", "message"),
     [
         (["--output", "/nowhere/graph.safetensors"], "the folder /nowhere is not there"),
-        (["--silence", "SIL"], "1 tokens that the lexicon needs are missing (SIL)"),
+        (["--silence", "SIL"], "tokens that the lexicon or the topology needs are missing (SIL)"),
         (["--silence", "N", "--silence-probability", "1.5"], "give a number between 0 and 1"),
-        (["--topology", "hmm-3"], "15 tokens that the lexicon needs are missing (AH_1 AH_2 AH_3 N_1 N_2 ...)"),
+        (["--topology", "hmm-3"], "needs are missing (AH_1 AH_2 AH_3 N_1 N_2 and 10 more)"),
         (["--score-bits", "40"], "give a number from 1 to 14"),
         (["--lexicon", "/nowhere/lexicon.txt"], "/nowhere/lexicon.txt"),
     ],

@@ -185,7 +185,8 @@ def mix_linearly(tries: Sequence[NgramTrie], weights: Sequence[float], by_histor
         AsrError: the vocabularies differ, or the weights are invalid.
     """
     if len(tries) != len(weights) or not min(weights, default=0.0) > 0.0 or not abs(sum(weights) - 1.0) < 1e-6:
-        raise AsrError(f"weights: {tuple(weights)} for {len(tries)} models; give each a positive one, with sum one.")
+        given = " ".join(f"{weight:g}" for weight in weights)
+        raise AsrError(f"weights {given}: give each of the {len(tries)} models one above 0, with the sum 1.")
     vocabulary = tries[0].vocabulary
     if any(trie.vocabulary != vocabulary for trie in tries):
         raise AsrError("The n-gram models to mix have different word lists; read them with one vocabulary.")

@@ -111,11 +111,11 @@ def test_command_line_and_bad_weights(tmp_path: Path, capsys: pytest.CaptureFixt
     assert read_arpa(paths[2]).vocabulary.words[4:] == ("a", "b", "c", "d")
     with pytest.raises(AsrError, match="--by-history mixes several models"):
         run(["lm", "ngram", "--from-arpa", paths[0], "--by-history", "--arpa", paths[2]])
-    with pytest.raises(AsrError, match="1 weights for 2 models; give one for each model"):
+    with pytest.raises(AsrError, match="--from-arpa names 2 models; give --weights with as many numbers"):
         run(command)
-    with pytest.raises(AsrError, match="give each a positive one, with sum one"):
+    with pytest.raises(AsrError, match=r"weights 0\.5 0\.6: give each of the 2 models one above 0, with the sum 1"):
         run([*command, "--weights", "0.5", "0.6"])
-    with pytest.raises(AsrError, match="give each a positive one, with sum one"):
+    with pytest.raises(AsrError, match="weights nan nan: give each of the 2 models one above 0"):
         run([*command, "--weights", "nan", "nan"])
     with pytest.raises(AsrError, match="different word lists"):
         mix_linearly([read_arpa(paths[0]), read_arpa(paths[1])], [0.5, 0.5])
