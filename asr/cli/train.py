@@ -213,8 +213,29 @@ class _CLI(LightningCLI):  # type: ignore[misc]
             trainer = super().instantiate_trainer(**kwargs)
         except (ValueError, TypeError, ImportError) as error:
             raise MisconfigurationException(str(error)) from error
+        _require_numbers(trainer)
         trainer.strategy.checkpoint_io = _CheckpointIO()
         return trainer
+
+
+# Options of the trainer that Lightning does not check, and the least value of each.
+_LEAST = {
+    "check_val_every_n_epoch": 1,
+    "accumulate_grad_batches": 1,
+    "log_every_n_steps": 0,
+    "gradient_clip_val": 0,
+    "num_sanity_val_steps": -1,
+}
+
+
+def _require_numbers(trainer: pl.Trainer) -> None:
+    """Rejects numbers with which training would fail later, or would not do what they say."""
+    for name, least in _LEAST.items():
+        number = getattr(trainer, name)
+        if number is not None and not number >= least:
+            raise AsrError(f"trainer.{name} is {number}; give {least} or more.")
+    if isinstance(trainer.val_check_interval, (int, float)) and not trainer.val_check_interval > 0:
+        raise AsrError(f"trainer.val_check_interval is {trainer.val_check_interval}; give a number above 0.")
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -236,7 +257,13 @@ def run(arguments: Sequence[str]) -> int:
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     # The arguments are those of the command line without the program's name.
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
-    logging.getLogger("pytorch_lightning.utilities.rank_zero").setLevel(logging.INFO)
+    # The averaged network is not trained by gradients. The modules, not the data, move batches.
+    warnings.filterwarnings("ignore", message=r"Found \d+ module\(s\) in eval mode")
+    warnings.filterwarnings("ignore", message="You have overridden `transfer_batch_to_device`")
+    warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)` is deprecated")
+    console = logging.getLogger("pytorch_lightning.utilities.rank_zero")
+    console.setLevel(logging.INFO)
+    console.addFilter(_is_no_advertisement)
     _check_checkpoint(arguments)
     try:
         with old_class_paths():
@@ -281,6 +308,10 @@ def run(arguments: Sequence[str]) -> int:
             raise
         raise cause from None
     return 0
+
+
+def _is_no_advertisement(record: logging.LogRecord) -> bool:
+    return "Tip:" not in record.getMessage()
 
 
 def _check_checkpoint(arguments: Sequence[str]) -> None:

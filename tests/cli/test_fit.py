@@ -63,6 +63,12 @@ def test_a_wrong_recipe_is_one_sentence(tmp_path, capsys, recipe, message):
             ["--trainer.max_epochs", "-5"],
             "trainer: `max_epochs` must be a non-negative integer or -1. You passed in -5.",
         ),
+        (["--trainer.check_val_every_n_epoch", "0"], "trainer.check_val_every_n_epoch is 0; give 1 or more."),
+        (["--trainer.val_check_interval", "0"], "trainer.val_check_interval is 0; give a number above 0."),
+        (["--trainer.accumulate_grad_batches", "0"], "trainer.accumulate_grad_batches is 0; give 1 or more."),
+        (["--trainer.log_every_n_steps", "-1"], "trainer.log_every_n_steps is -1; give 0 or more."),
+        (["--trainer.gradient_clip_val", "-0.5"], "trainer.gradient_clip_val is -0.5; give 0 or more."),
+        (["--trainer.num_sanity_val_steps", "-2"], "trainer.num_sanity_val_steps is -2; give -1 or more."),
         pytest.param(
             ["--seed_everything", "-1"],
             "seed_everything is -1; give 0 to 4294967295.",
