@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
     if not is_kept:
         args.output.mkdir(parents=True, exist_ok=True)
         require_writable(args.output / "utterances.json")
-        left_out = write_corpus(prepared, _utterances(args.corpus), lexicon, fbank)
+        left_out = write_corpus(prepared, _utterances(args.corpus), lexicon, fbank, parts=_parts(args.corpus))
     corpus = PreparedCorpus(prepared)
     if is_kept:
         _check_kept(corpus, args.corpus, fbank)
@@ -154,11 +154,10 @@ def _check_kept(corpus: PreparedCorpus, wanted: list[str], fbank: Fbank) -> None
     Raises:
         AsrError: they are of other corpora, or computed in another way.
     """
-    from asr.datasets.corpora import CORPORA
-
+    parts = _parts(wanted)
     reason = ""
-    if corpus.corpora != {CORPORA[name].name for name, _, _ in _corpora(wanted)}:
-        reason = f"of {', '.join(sorted(corpus.corpora))} (--corpus)"
+    if corpus.parts != parts if corpus.parts else corpus.corpora != {part.partition(":")[0] for part in parts}:
+        reason = f"of {', '.join(sorted(corpus.parts or corpus.corpora))} (--corpus)"
     elif corpus.fbank_arguments != fbank.arguments:
         reason = f"up to {corpus.fbank_arguments['high_freq']} Hz (--high-freq)"
     if reason:
@@ -174,6 +173,13 @@ def _utterances(wanted: list[str]) -> Iterator[tuple[str, Utterance]]:
     for name, part, folder in _corpora(wanted):
         for utterance in CORPORA[name].list_part(folder, part).utterances:
             yield CORPORA[name].name, utterance
+
+
+def _parts(wanted: list[str]) -> set[str]:
+    """NAME:PART of each --corpus, with the name that its manifests have."""
+    from asr.datasets.corpora import CORPORA
+
+    return {f"{CORPORA[name].name}:{part}" for name, part, _ in _corpora(wanted)}
 
 
 def _corpora(wanted: list[str]) -> Iterator[tuple[str, str, Path]]:

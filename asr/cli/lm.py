@@ -284,6 +284,8 @@ def run_rnn(args: argparse.Namespace) -> int:
         if args.folder.is_dir():
             require_writable(*(args.folder / name for name in NETWORK_FILES), inputs=[args.checkpoint])
         network = network_from_checkpoint(args.checkpoint)
+        if args.maxent_weights is not None and network.maxent is None:
+            raise AsrError(f"--maxent-weights: the network of {args.checkpoint} has no n-gram weights; leave it out.")
         save_network(network, args.folder, half_precision=not args.float32, num_maxent_weights=args.maxent_weights)
         return 0
     if not (args.text or args.transcripts):

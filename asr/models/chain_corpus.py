@@ -122,6 +122,7 @@ class PreparedCorpus:
 
     Attributes:
         corpora: names of the corpora that it was made from, also of those without a usable utterance.
+        parts: what the command that made it calls their parts; empty if unknown.
 
     Raises:
         AsrError: it is not such a folder, or its files are damaged.
@@ -148,6 +149,7 @@ class PreparedCorpus:
             PreparedUtterance(**{**row, "num_frames": tuple(row["num_frames"])}) for row in listing["utterances"]
         ]
         self.corpora = frozenset(listing.get("corpora", (each.corpus for each in self.utterances)))
+        self.parts = frozenset[str](listing.get("parts", ()))
         counts = np.array([each.num_frames for each in self.utterances]).reshape(-1, len(self.conditions))
         self._offset = np.concatenate([np.zeros((1, len(self.conditions)), dtype=np.int64), counts.cumsum(0)])
         files = (self.folder / f"features-{name}.npy" for name in self.condition_names)
@@ -173,6 +175,7 @@ def write_corpus(
     lexicon: Lexicon,
     fbank: Fbank,
     conditions: Sequence[str] = tuple(CONDITIONS),
+    parts: Iterable[str] = (),
 ) -> list[str]:
     """Decodes all audio and writes a prepared folder.
 
@@ -182,6 +185,7 @@ def write_corpus(
         lexicon: utterances with a word that is not in it are left out.
         fbank: the features.
         conditions: names of `CONDITIONS`; "1" comes first, because alignments are made on it.
+        parts: kept as `PreparedCorpus.parts`.
 
     Returns:
         one sentence for each utterance that was left out.
@@ -229,6 +233,7 @@ def write_corpus(
         "conditions": list(conditions),
         "fbank": fbank.arguments,
         "corpora": sorted(corpora),
+        "parts": sorted(parts),
         "utterances": [asdict(row) for row in rows],
     }
     write_whole_text(folder / LIST_FILE, json.dumps(listing))  # last, because it marks the folder as complete

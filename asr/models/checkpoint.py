@@ -49,8 +49,11 @@ def network_from_checkpoint(
             kept = weights if reduced is None else {name: weights[name] for name in wanted & weights.keys()}
             registered.network.load_state_dict(kept)
         except RuntimeError as error:
-            reason = str(error).strip().splitlines()[-1].strip()
-            raise AsrError(f"{path}: the weights do not fit the network of {recipe} ({reason}).") from error
+            reason = str(error).strip().splitlines()[-1].strip().rstrip(".")
+            raise AsrError(
+                f"{path}: the weights do not fit the network of {recipe} ({reason}); if options of 'asr fit' changed "
+                "the network, give the config.yaml that it wrote."
+            ) from error
         for name, value in registered.network.state_dict().items():
             share = value / len(checkpoints) if value.is_floating_point() else value
             mean[name] = mean[name] + share if name in mean and value.is_floating_point() else share.clone()

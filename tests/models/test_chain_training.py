@@ -538,8 +538,9 @@ def test_an_interrupted_alignment_leaves_no_file(folder: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--corpus", "ljspeech:train=lj"], "the features kept there are of an4 (--corpus)"),
-        (["--corpus", "an4:train=an4", "ljspeech:train=lj"], "the features kept there are of an4 (--corpus)"),
+        (["--corpus", "ljspeech:train=lj"], "the features kept there are of an4:train (--corpus)"),
+        (["--corpus", "an4:train=an4", "ljspeech:train=lj"], "the features kept there are of an4:train (--corpus)"),
+        (["--corpus", "an4:test=an4"], "the features kept there are of an4:train (--corpus)"),
         (["--corpus", "an4:train=an4", "--high-freq", "7000"], "the features kept there are up to 5600.0 Hz"),
         (["--corpus", "an4:train=an4", "--held-out", "an4-none"], "there is no speaker 'an4-none' to hold out"),
         (["--corpus", "an4:train=an4", "--min-score", "an5=1"], "there is no corpus 'an5'; there are an4"),
@@ -556,7 +557,7 @@ def test_asr_chain_says_at_once_what_does_not_fit(
         (prepared / f"features-{name}.npy").write_bytes((folder / "prepared" / f"features-{name}.npy").read_bytes())
     listing = json.loads((folder / "prepared" / "utterances.json").read_text())
     listing["fbank"] = Fbank(high_freq=5600.0).arguments
-    listing["corpora"] = ["an4"]
+    listing |= {"corpora": ["an4"], "parts": ["an4:train"]}
     for row in listing["utterances"]:
         row["corpus"] = "an4"
     (prepared / "utterances.json").write_text(json.dumps(listing))

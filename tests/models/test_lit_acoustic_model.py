@@ -152,7 +152,7 @@ def test_what_does_not_fit_is_named(tmp_path: Path, data_arguments: dict[str, An
     recipe = tmp_path / "am.yaml"
     section = {"class_path": "asr.models.conformer.Conformer", "init_args": {**NETWORK, "dim": 32}}
     recipe.write_text(yaml.safe_dump({"model": {"init_args": {"network": section}}}), encoding="utf-8")
-    with pytest.raises(AsrError, match=r"do not fit the network of .*am\.yaml"):
+    with pytest.raises(AsrError, match=r"do not fit the network of .*am\.yaml .*give the config\.yaml that it wrote"):
         network_from_checkpoint(checkpoint, recipe)
     with pytest.raises(AsrError, match="no Lightning checkpoint"):
         averaged_weights(recipe)

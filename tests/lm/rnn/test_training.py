@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from asr.cli.main import main
 from asr.errors import AsrError
 from asr.kernels.jit import jit_for
 from asr.lm.rnn.data import TokenBatch, history_of
@@ -151,6 +152,18 @@ def test_export_needs_only_the_checkpoint(corpus: Path) -> None:
     assert loaded.vocabulary == model.network.vocabulary
     for name, value in model.network.state_dict().items():
         torch.testing.assert_close(loaded.state_dict()[name], value)
+
+
+def test_n_gram_weights_that_a_network_does_not_have_are_refused(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = RNNLanguageModel(Vocabulary(["a", "b"]), RNNLMConfig(embedding_size=4, hidden_size=4))
+    monkeypatch.setattr("asr.cli.lm.network_from_checkpoint", lambda path: plain)
+    command = ["lm", "rnn", "export", str(corpus / "a.ckpt"), str(corpus / "lm")]
+    assert main([*command, "--maxent-weights", "100"]) == 2
+    assert "a.ckpt has no n-gram weights; leave it out." in capsys.readouterr().err
+    assert not (corpus / "lm").exists()
+    assert main(command) == 0
 
 
 def test_pruned_half_precision_file_scores_alike(corpus: Path) -> None:
