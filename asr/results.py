@@ -63,6 +63,8 @@ class StageTimes:
 
     def format(self) -> str:
         """One line: each stage, the sum, and the real-time factor."""
+        if not self.audio_seconds:
+            return "nothing was recognized"
         parts = [f"{stage} {seconds:.2f} s" for stage, seconds in self.stages.items()]
         return f"{', '.join(parts)}; {self.audio_seconds:.1f} s of audio, real-time factor {self.real_time_factor:.3f}"
 

@@ -24,6 +24,7 @@ def test_stages_add_up():
     assert total.audio_seconds == 2.0
     assert total.total == pytest.approx(1.5 * times.total)
     assert "real-time factor" in total.format()
+    assert StageTimes().format() == "nothing was recognized"
 
 
 def test_a_failing_stage_is_still_timed():

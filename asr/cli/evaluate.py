@@ -131,7 +131,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--json",
         action="store_true",
         help="print one JSON object instead of text, or with --recipe a list of them; a rate is null if the reference "
-        "has no words",
+        "has no words, and the real-time factor if nothing was recognized",
     )
     add_recognizer_arguments(parser)
 
@@ -392,7 +392,7 @@ def _recognize_cuts(
         "decoder": recognizer.decoder_name,
         "lm_fusion": recognizer.lm_fusion,
         "failed": num_failed,
-        "real_time_factor": round(times.real_time_factor, 4),
+        "real_time_factor": round(times.real_time_factor, 4) if times.audio_seconds else None,
         "seconds": {stage: round(seconds, 3) for stage, seconds in times.stages.items()},
         "cache": cache,
     }

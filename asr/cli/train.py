@@ -260,6 +260,9 @@ def run(arguments: Sequence[str]) -> int:
     # The averaged network is not trained by gradients. The modules, not the data, move batches.
     warnings.filterwarnings("ignore", message=r"Found \d+ module\(s\) in eval mode")
     warnings.filterwarnings("ignore", message="You have overridden `transfer_batch_to_device`")
+    # Sums over all processes are logged; a language model may have no text to validate on.
+    warnings.filterwarnings("ignore", message=r"It is recommended to use `self\.log\(.*sync_dist=True")
+    warnings.filterwarnings("ignore", message="Total length of `list` across ranks is zero")
     warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)` is deprecated")
     console = logging.getLogger("pytorch_lightning.utilities.rank_zero")
     console.setLevel(logging.INFO)

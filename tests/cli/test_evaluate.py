@@ -133,6 +133,10 @@ def test_an_interrupted_evaluation_goes_on_and_a_bad_recording_counts_as_deleted
     # What was there is taken as it is, and not recognized again.
     assert record["substitutions"] + record["deletions"] == words[0] + words[2]
     assert "error" in json.loads(output.read_text().splitlines()[-1])
+    (tmp_path / "u2.wav").unlink()  # fails again
+    code, text, errors = evaluate(*arguments, "--resume")
+    assert (code, json.loads(text)["real_time_factor"]) == (1, None)
+    assert "nothing was recognized" in errors
     code, _, errors = evaluate("--cuts", cuts, "--bundle", tiny_bundle_folder, "--resume")
     assert (code, "--resume needs --output, the file to continue" in errors) == (2, True)
 
