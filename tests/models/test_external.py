@@ -625,6 +625,14 @@ def test_transformers_network(tmp_path: Path) -> None:
         (damaged / name).write_bytes(json.dumps(original | json.loads(content)).encode() if original else content)
         with pytest.raises(AsrError, match=f"^transformers:{damaged}: .*{message}"):
             load_acoustic_model(f"transformers:{damaged}")
+    # Only the network without its output layer, as after pre-training: transformers would add a random one.
+    headless = tmp_path / "headless"
+    shutil.copytree(folder, headless)
+    network.wav2vec2.save_pretrained(headless)
+    with pytest.raises(
+        AsrError, match=r"the checkpoint lacks 2 weights of the network \(lm_head.bias, ...\); give one"
+    ):
+        load_acoustic_model(f"transformers:{headless}")
     with pytest.raises(AsrError, match="without a network connection, give a folder with"):
         load_acoustic_model("transformers:nobody/nothing", local_files_only=True)
     with pytest.raises(AsrError, match="the folder must have"):

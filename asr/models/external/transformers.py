@@ -5,6 +5,7 @@ Shapes: N utterances, L samples, T frames, C tokens.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from asr.models.external.base import (
 from asr.text.ctc_tokens import CTCTokens
 
 _FILES = "config.json, model.safetensors, preprocessor_config.json, tokenizer_config.json and vocab.json"
+# Used in training only; checkpoints of trained networks may lack them.
+_NOT_NEEDED = ("masked_spec_embed", "num_batches_tracked")
 
 
 class TransformersModel(ExternalModel):
@@ -118,16 +121,30 @@ def load(name: str, **options: Any) -> TransformersModel:
     """Loads the network of a hub name or a local folder; options are passed on to `from_pretrained`.
 
     Raises:
-        AsrError: the network is neither on this machine nor can it be downloaded, or it is not a CTC network.
+        AsrError: the network is neither on this machine nor can it be downloaded, it is not a CTC network, or the
+            checkpoint lacks some of its weights.
     """
     transformers = package("transformers", f"transformers:{name}")
     try:
-        network = transformers.AutoModelForCTC.from_pretrained(name, **options)
+        network, info = transformers.AutoModelForCTC.from_pretrained(name, output_loading_info=True, **options)
+        _check_complete(name, info["missing_keys"])
         extractor = transformers.AutoFeatureExtractor.from_pretrained(name)
         tokenizer = transformers.AutoTokenizer.from_pretrained(name)
+    except AsrError:
+        raise
     except Exception as error:  # of any class, if a file is damaged
         where = "the folder must have" if Path(name).is_dir() else "without a network connection, give a folder with"
         raise AsrError(
             f"transformers:{name}: the network cannot be loaded ({reason_of(error)}); {where} {_FILES}."
         ) from error
     return TransformersModel(network, extractor, tokenizer, f"transformers:{name}")
+
+
+def _check_complete(name: str, missing: Collection[str]) -> None:
+    """Raises AsrError if the checkpoint lacks weights, which transformers fills with random numbers and a warning."""
+    missing = sorted(key for key in missing if not key.endswith(_NOT_NEEDED))
+    if missing:
+        raise AsrError(
+            f"transformers:{name}: the checkpoint lacks {len(missing)} weights of the network ({missing[0]}, ...); "
+            "give one that was trained by CTC, with an output layer."
+        )
