@@ -256,7 +256,9 @@ def look_up_combined(context_idx: Any, word_id: Any, tables: Any, log_prob: Any,
         return False
     contexts, following = np.empty((num_models, num), dtype=np.int64), np.empty((num_models, num), dtype=np.int64)
     rows = np.empty((num_models + len(tables.step_rows), num), dtype=np.float32)
-    unpack_contexts(context_idx, tables.numberings, contexts)
+    # `expand` says what is wrong with unknown contexts.
+    if not unpack_contexts(context_idx, tables.numberings, contexts):
+        return False
     if not look_up(contexts, word_id, tables.models, rows, following):
         return False
     for which in range(len(tables.step_rows)):

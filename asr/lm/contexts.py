@@ -18,6 +18,15 @@ from asr.kernels.hash_table import MAX_LOAD, HashTable, marked_positions, slot_o
 _FIRST_BUCKETS = 1 << 9
 
 
+def check_contexts(low: int, high: int, num_contexts: int, model: str) -> None:
+    """Raises AsrError if contexts from `low` to `high` are not all among the `num_contexts` of a model."""
+    if low < 0 or high >= num_contexts:
+        raise AsrError(
+            f"The context index {low if low < 0 else high} is not one of the {num_contexts} of {model}; use only those "
+            "that the same model has returned since it was last reset."
+        )
+
+
 class ContextTable:
     """Numbers keys 0, 1, 2, ... in the order of their first occurrence; equal keys get equal numbers.
 
@@ -37,7 +46,14 @@ class ContextTable:
         return self._table.count
 
     def key_of(self, idx: Tensor) -> Tensor:
-        """The keys of numbers assigned before, (Q,)."""
+        """The keys of numbers assigned before, (Q,).
+
+        Raises:
+            AsrError: a number cannot have been assigned; on a CPU only.
+        """
+        if idx.numel() and idx.device.type == "cpu":
+            low, high = torch.aminmax(idx)
+            check_contexts(int(low), int(high), len(self._key_of), "a combined language model")
         return self._key_of.index_select(0, idx)
 
     def index_of(self, key: Tensor) -> Tensor:
@@ -271,12 +287,15 @@ def pack_contexts(contexts: Any, numberings: Any, packed: Any) -> None:
         packed[i] |= contexts[0, i] << _PACKED_BITS
 
 
-def unpack_contexts(packed: Any, numberings: Any, contexts: Any) -> None:
-    """Fills contexts (M, Q) from packed (Q,): the inverse of `pack_contexts`."""
+def unpack_contexts(packed: Any, numberings: Any, contexts: Any) -> bool:
+    """Fills contexts (M, Q) from packed (Q,): the inverse of `pack_contexts`; False if a number is unknown."""
     num_models, num = contexts.shape
     for i in range(num):
         contexts[0, i], rest = packed[i] >> _PACKED_BITS, packed[i] & _LOW_BITS
         for which in range(1, num_models - 1):
-            key = numberings[num_models - 2 - which].key_of[rest]
-            contexts[which, i], rest = key >> _PACKED_BITS, key & _LOW_BITS
+            key_of = numberings[num_models - 2 - which].key_of
+            if rest >= len(key_of):
+                return False
+            contexts[which, i], rest = key_of[rest] >> _PACKED_BITS, key_of[rest] & _LOW_BITS
         contexts[num_models - 1, i] = rest
+    return True

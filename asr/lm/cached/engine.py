@@ -104,7 +104,7 @@ class TorchEngine:
         """Finds or adds the edges of key (Q,) -> their slots (Q,); the host waits for a GPU once, new edges or not."""
         trie, counts = self._trie, self._counts
         context_idx, word_id = key >> 32, key & 0xFFFFFFFF
-        num_words, num_nodes = len(self._output.network.vocabulary), trie.nodes.capacity
+        num_words, num_nodes = len(self._output.network.vocabulary), trie.nodes.num_started
         slot, is_new, is_first = trie.put_edges(key)
         is_outside = (word_id >= num_words) | (context_idx < 0) | (context_idx >= num_nodes)
         node = context_idx.clamp(0, num_nodes - 1)
@@ -118,7 +118,7 @@ class TorchEngine:
         counts.num_calls += 1
         counts.num_queries += len(key)
         counts.num_edge_hits += len(key) - num_absent
-        if not num_new:
+        if not num_new and not num_outside:
             return slot
         try:
             if num_outside:

@@ -80,7 +80,8 @@ def look_up_cached(context_idx: Any, word_id: Any, tables: Any, log_prob: Any, n
     missing = np.empty(len(word_id), dtype=np.int64)
     missing = missing[: find_edges(context_idx, word_id, edges, log_prob, next_idx, missing)]
     for query in missing:
-        if hidden_row[context_idx[query]] < 0:
+        # A history that is no node has no row either; `take_in` says so.
+        if not 0 <= context_idx[query] < counts[NODES] or hidden_row[context_idx[query]] < 0:
             return False
     if counts[EDGES] + len(missing) > counts[MAX_EDGES]:
         counts[LACKING] = len(missing)
@@ -102,7 +103,7 @@ def find_edges(context_idx: Any, word_id: Any, edges: Any, log_prob: Any, next_i
         if query + _AHEAD < num:
             _ask_for((context_idx[query + _AHEAD] << 32) + word_id[query + _AHEAD], edges)
         slot = slot_of(table, (context_idx[query] << 32) + word_id[query], multiplier, shift)
-        if slot < 0:
+        if slot < 0 or context_idx[query] >> 31 != 0:  # the key of such a number could be another's
             missing[num_missing] = query
             num_missing += 1
         else:
@@ -264,8 +265,13 @@ class NumbaEngine:
         """Takes over what a loop has added since `tables`, and computes missing hidden rows of contexts (K,).
 
         The search holds the contexts `held` (L,).
+
+        Raises:
+            AsrError: a context cannot be a node.
         """
         self.take_nodes()
+        if len(context_idx):
+            self._expansion.trie.check_contexts(context_idx)
         counts, statistics = self._counts, self._expansion.layer.statistics
         statistics.num_calls += int(counts[ANSWERS])
         statistics.num_queries += int(counts[QUERIES])

@@ -12,7 +12,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from asr.errors import AsrError
 from asr.kernels.hash_table import HashTable
+from asr.lm.contexts import check_contexts
 from asr.text.symbols import BOS_ID, EPSILON_ID
 
 
@@ -33,6 +35,11 @@ class RowAllocator:
     @property
     def num_used(self) -> int:
         return self._num_started - self._freed.numel()
+
+    @property
+    def num_started(self) -> int:
+        """All rows in use, and those freed again, are below this number."""
+        return self._num_started
 
     @property
     def num_free(self) -> int:
@@ -214,13 +221,20 @@ class HistoryTrie:
         self.nodes.trim(capacity)
 
     def check(self, context_idx: Tensor, word_id: Tensor, num_words: int) -> None:
-        """Raises IndexError if a context (Q,) cannot be a node, or a word (Q,) is not in the vocabulary."""
+        """Raises AsrError if a context (Q,) cannot be a node, or a word (Q,) is not in the vocabulary."""
         # All bounds at once, so that the host waits for a GPU only once.
         bounds = torch.stack((*torch.aminmax(word_id), *torch.aminmax(context_idx))).tolist()
-        sizes = {"word_id": num_words, "context_idx": self.nodes.capacity}
-        for (name, size), low, high in zip(sizes.items(), bounds[::2], bounds[1::2], strict=True):
-            if low < 0 or high >= size:
-                raise IndexError(f"{name} runs from {low} to {high}; it must lie in 0 .. {size - 1}")
+        if bounds[0] < 0 or bounds[1] >= num_words:
+            raise AsrError(
+                f"The word id {bounds[0] if bounds[0] < 0 else bounds[1]} is not one of the {num_words} of a recurrent "
+                "language model; map words to its vocabulary with RemappedLM."
+            )
+        check_contexts(bounds[2], bounds[3], self.nodes.num_started, "a recurrent language model")
+
+    def check_contexts(self, context_idx: Tensor) -> None:
+        """Raises AsrError if a context (Q,) cannot be a node."""
+        low, high = torch.aminmax(context_idx)
+        check_contexts(int(low), int(high), self.nodes.num_started, "a recurrent language model")
 
     def history(self, context_idx: Tensor, num_words: int) -> Tensor:
         """The last words of each context, newest first, EPSILON_ID before `<s>`: (Q,) -> (Q, M) int64."""

@@ -198,13 +198,17 @@ class NgramTables(NamedTuple):
 
     @property
     def always_answers(self) -> bool:
-        """Yes: every n-gram that is not listed backs off."""
+        """Yes: every n-gram that is not listed backs off. Only states that do not exist have no answer."""
         return True
 
 
 @kernel(fastmath=False)
-def score_words(state: Any, word_id: Any, tables: Any, log_prob: Any, next_idx: Any) -> None:
-    """Fills log_prob (Q,) and next_idx (Q,) as `NgramLM.score` does; words are already mapped."""
+def score_words(state: Any, word_id: Any, tables: Any, log_prob: Any, next_idx: Any) -> bool:
+    """Fills log_prob (Q,) and next_idx (Q,) as `NgramLM.score` does; words are already mapped.
+
+    Returns:
+        False if there is no such state.
+    """
     slot, num_homes, word_bits, key_bits = tables.slot, tables.num_homes, tables.word_bits, tables.key_bits
     arc_begin, label, backoff_state = tables.arc_begin, tables.label, tables.backoff_state
     backoff_score, score, level, dst_state = tables.backoff_score, tables.score, tables.score_level, tables.dst_state
@@ -220,6 +224,8 @@ def score_words(state: Any, word_id: Any, tables: Any, log_prob: Any, next_idx: 
             next_idx[query] = word_id[query]  # the arc, until it is followed
             log_prob[query] = 0.0
             if state[query] != 0:
+                if not 0 <= state[query] < len(backoff_state):
+                    return False
                 active[num_active] = query
                 context[num_active] = state[query]
                 num_active += 1
@@ -271,6 +277,7 @@ def score_words(state: Any, word_id: Any, tables: Any, log_prob: Any, next_idx: 
             else:
                 log_prob[query] += score[arc]
             next_idx[query] = dst_state[arc]
+    return True
 
 
 @compiled_lookup(NgramTables)
@@ -282,7 +289,5 @@ def look_up_ngrams(context_idx: Any, word_id: Any, tables: Any, log_prob: Any, n
         listed = np.empty(len(word_id), dtype=np.int64)
         for i in range(len(word_id)):
             listed[i] = word_map[word_id[i]]
-        score_words(context_idx, listed, tables, log_prob, next_idx)
-    else:
-        score_words(context_idx, word_id, tables, log_prob, next_idx)
-    return True
+        return score_words(context_idx, listed, tables, log_prob, next_idx)
+    return score_words(context_idx, word_id, tables, log_prob, next_idx)

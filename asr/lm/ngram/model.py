@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from asr.kernels.jit import gpu_module, jit
+from asr.lm.contexts import check_contexts
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.arpa import read_arpa
 from asr.lm.ngram.lookup import ArcIndex, NgramTables, look_up_ngrams
@@ -343,7 +344,11 @@ class NgramLM(LanguageModel):
         return torch.full((num_streams,), self._start_state, dtype=torch.int64, device=self.device)
 
     def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
-        """log P(word | state) and the next state: log_prob (Q,), next_idx (Q,)."""
+        """log P(word | state) and the next state: log_prob (Q,), next_idx (Q,).
+
+        Raises:
+            AsrError: there is no such state; on a CPU only.
+        """
         if len(word_id) <= _QUERIES_AT_ONCE or self.device.type != "cpu":
             return self._score(context_idx, word_id)
         log_prob = torch.empty(len(word_id), dtype=torch.float32)
@@ -370,8 +375,22 @@ class NgramLM(LanguageModel):
     def _score_in_loop(self, loop: Callable[..., bool], context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
         log_prob, next_idx = torch.empty(len(word_id)), torch.empty(len(word_id), dtype=torch.int64)
         queries = context_idx.contiguous().numpy(), word_id.contiguous().numpy()
-        loop(*queries, self._tables, log_prob.numpy(), next_idx.numpy())
+        if not loop(*queries, self._tables, log_prob.numpy(), next_idx.numpy()):
+            self._check_states(context_idx)
         return log_prob, next_idx
+
+    def expand(self, context_idx: Tensor, live: Tensor) -> None:
+        """There is nothing to prepare.
+
+        Raises:
+            AsrError: there is no such state; a loop has no answer only then.
+        """
+        if len(context_idx) and self._loop is not None:
+            self._check_states(context_idx)
+
+    def _check_states(self, context_idx: Tensor) -> None:
+        low, high = torch.aminmax(context_idx)
+        check_contexts(int(low), int(high), self.num_states, f"a language model ({self.name})")
 
     def lookup_tables(self) -> NgramTables | None:
         """The arrays for the compiled loop, on a CPU with numba; otherwise None."""

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asr.errors import AsrError
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.interface import LanguageModel
 from asr.testing.plain_lm import PlainLM
@@ -96,6 +97,6 @@ def test_empty_batch():
 @pytest.mark.parametrize(("context_idx", "word_id"), [(1, 24), (1, -1), (5000, 3), (-1, 3)])
 def test_queries_out_of_range_are_refused_and_leave_no_trace(context_idx, word_id):
     engine = CachedRNNLM(ToyNetwork())
-    with pytest.raises(IndexError):
+    with pytest.raises(AsrError, match="not one of the"):
         engine.score(torch.tensor([context_idx]), torch.tensor([word_id]))
     assert engine.trie.edges.count == 0
