@@ -291,7 +291,5 @@ def _empty(room: int, slots: int, beam_size: int) -> Prefixes:
         slot_lm_score=np.empty(slots, dtype=np.float64),
         slot_bonus=np.empty(slots, dtype=np.float64),
         slot_guess=np.empty(slots, dtype=np.float64),
-        slot_place=np.empty(slots, dtype=np.int32),
-        slot_length=np.empty(slots, dtype=np.int32),
         slot_table=np.zeros(4 * slots, dtype=np.int64),
     )

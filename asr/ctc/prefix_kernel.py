@@ -51,9 +51,9 @@ class Prefixes(NamedTuple):
         table: (H,) int32, hash table of prefixes by (parent, char), -1 where free; H is a power of two.
         node, last, score: (K,) int32, int32, float64, the active hypotheses.
         asked, asked_context, asked_word: (A,) queries to the language model, each for a slot or a ~prefix.
-        slot_node, slot_last, slot_score: (S,) hypotheses of the current frame. A node that does not exist yet is
-            ~parent; it is created if the hypothesis survives.
-        slot_context, slot_lm_score, slot_bonus, slot_guess, slot_place, slot_length: (S,) as for prefixes.
+        slot_node, slot_last, slot_score: (S,) hypotheses of the current frame. If the node does not exist yet, this is
+            ~n, the node n to which the token's characters are added if the hypothesis survives.
+        slot_context, slot_lm_score, slot_bonus, slot_guess: (S,) as for prefixes.
         slot_table: (2^n,) int64, hash table of slots by (node, last), tagged with the frame that they belong to.
     """
 
@@ -83,8 +83,6 @@ class Prefixes(NamedTuple):
     slot_lm_score: Any
     slot_bonus: Any
     slot_guess: Any
-    slot_place: Any
-    slot_length: Any
     slot_table: Any
 
 
@@ -189,11 +187,12 @@ def expand(log_prob: Any, prefixes: Prefixes, rules: Rules) -> bool:
         prefixes.slot_table, prefixes.slot_node, prefixes.slot_last, prefixes.slot_score
     )  # fmt: skip
     slot_context, slot_lm_score, slot_bonus = prefixes.slot_context, prefixes.slot_lm_score, prefixes.slot_bonus
-    slot_guess, slot_place, slot_length = prefixes.slot_guess, prefixes.slot_place, prefixes.slot_length
+    slot_guess = prefixes.slot_guess
     char_begin, chars, word_of, has_words, has_lm = (
         rules.char_begin, rules.char, rules.word_of, rules.has_words, rules.has_lm
     )  # fmt: skip
     num_tokens = len(row)
+    num_ends = np.empty(num_tokens, dtype=np.int64)  # at most as many words end
     best_token = 0
     for token in range(1, num_tokens):
         if row[token] > row[best_token]:
@@ -205,6 +204,9 @@ def expand(log_prob: Any, prefixes: Prefixes, rules: Rules) -> bool:
             allowed[num_allowed] = token
             num_allowed += 1
             num_chars += char_begin[token + 1] - char_begin[token]
+            num_ends[token] = 0
+            for position in range(char_begin[token], char_begin[token + 1]):
+                num_ends[token] += has_words and chars[position] == BOUNDARY
     num_alive = count[NUM_ALIVE]
     wanted = num_alive * max(num_allowed, num_chars)
     # Half of each hash table stays free, so that probing ends.
@@ -238,45 +240,54 @@ def expand(log_prob: Any, prefixes: Prefixes, rules: Rules) -> bool:
                 continue
             begin, end = char_begin[token], char_begin[token + 1]
             gain = rules.most_inside
-            if not has_words or chars[begin] == BOUNDARY:
+            if not has_words or num_ends[token] > 0:
                 gain = rules.most_at_end
             if added + bonus_of[node] + gain < bound:
                 continue
-            char = chars[begin]
-            child = node
-            if end != begin + 1:
+            base, child = node, node
+            if num_ends[token] > 1:
+                # The language model is queried more than once, which a slot has no room for.
                 for position in range(begin, end):
                     child = _child(child, chars[position], prefixes, rules)
-                    if child != node and added > peak_of[child]:
-                        peak_of[child] = added
-                        begin_of[child], end_of[child] = frame, frame + 1
-            elif not (has_words and char == BOUNDARY and length_of[node] == 0):
-                child = _int64(table[_place(node, char, table, parent, char_of)])
-                if child >= first_new:
-                    # A longer token has made it in this frame, maybe after a path of this token had got a slot.
-                    child = _int64(FREE)
+            else:
+                if has_words and chars[begin] == BOUNDARY and length_of[node] == 0:
+                    # The boundary is there already. Equal texts must have equal bases: the node without it.
+                    begin += 1
+                    if end > begin and node > 0:
+                        base = _int64(parent[node])
+                for position in range(begin, end):
+                    child = _int64(table[_place(child, chars[position], table, parent, char_of)])
+                    if child == FREE or child >= first_new:
+                        # Another token may have made it in this frame, maybe after a path of this token had got a slot.
+                        child = _int64(FREE)
+                        break
             if child >= 0:
                 slot = _add(child, token, added, stamp, num_slots, slot_table, slot_node, slot_last, slot_score)
                 num_slots = max(num_slots, slot + 1)
-                if added > peak_of[child]:
-                    peak_of[child] = added
-                    begin_of[child], end_of[child] = frame, frame + 1
+                above = child
+                for _ in range(max(1, end - begin)):
+                    if added > peak_of[above]:
+                        peak_of[above] = added
+                        begin_of[above], end_of[above] = frame, frame + 1
+                    above = _int64(parent[above])
                 continue
-            # A new child gets a node only if it survives the frame.
-            slot = _add(~node, token, added, stamp, num_slots, slot_table, slot_node, slot_last, slot_score)
+            # New characters get nodes only if the hypothesis survives the frame.
+            slot = _add(~base, token, added, stamp, num_slots, slot_table, slot_node, slot_last, slot_score)
             if slot < num_slots:
                 continue
             num_slots += 1
             slot_lm_score[slot], slot_context[slot] = lm_score_of[node], context_of[node]
             word = _int64(-1)
             if has_words:
-                place, length, bonus, guess, word = _extended(place_of[node], length_of[node], char, rules)
-                slot_place[slot], slot_length[slot] = place, length
+                place, length, bonus, guess = _int64(place_of[node]), _int64(length_of[node]), 0.0, 0.0
+                for position in range(begin, end):
+                    place, length, own_bonus, guess, own_word = _extended(place, length, chars[position], rules)
+                    bonus += own_bonus
+                    word = max(word, own_word)
                 slot_bonus[slot], slot_guess[slot] = bonus_of[node] + bonus, guess
             else:
-                slot_place[slot], slot_length[slot], slot_guess[slot] = 0, 0, 0.0
-                slot_bonus[slot] = bonus_of[node] + rules.insertion
-                word = word_of[char]
+                slot_bonus[slot], slot_guess[slot] = bonus_of[node] + rules.insertion, 0.0
+                word = word_of[chars[begin]]
             if has_lm and word >= 0:
                 _ask(slot, context_of[node], word, prefixes)
     count[NUM_SLOTS] = num_slots
@@ -469,27 +480,35 @@ def _add(
 
 
 def _take_in(slot: int, prefixes: Prefixes, rules: Rules) -> int:
-    """The node of a slot that has survived, created unless another token has led to it in this frame."""
-    count = prefixes.count
-    parent = ~_int64(prefixes.slot_node[slot])
-    char = rules.char[rules.char_begin[prefixes.slot_last[slot]]]
-    table_place = _place(parent, char, prefixes.table, prefixes.parent, prefixes.char)
-    known = _int64(prefixes.table[table_place])
-    if known != FREE:
-        if prefixes.slot_score[slot] > prefixes.peak[known]:
-            prefixes.peak[known] = prefixes.slot_score[slot]
-            prefixes.begin[known], prefixes.end[known] = count[FRAME], count[FRAME] + 1
-        return known
-    new = count[NUM_PREFIXES]
-    count[NUM_PREFIXES] = new + 1
-    prefixes.table[table_place] = new
-    prefixes.parent[new], prefixes.char[new] = parent, char
-    prefixes.begin[new], prefixes.end[new] = count[FRAME], count[FRAME] + 1
-    prefixes.peak[new] = prefixes.slot_score[slot]
-    prefixes.place[new], prefixes.length[new] = prefixes.slot_place[slot], prefixes.slot_length[slot]
-    prefixes.bonus[new], prefixes.guess[new] = prefixes.slot_bonus[slot], prefixes.slot_guess[slot]
-    prefixes.lm_score[new], prefixes.context[new] = prefixes.slot_lm_score[slot], prefixes.slot_context[slot]
-    return _int64(new)
+    """The node of a slot that has survived; the nodes of its characters are created unless they exist by now."""
+    count, score, frame = prefixes.count, prefixes.slot_score[slot], prefixes.count[FRAME]
+    node, token = ~_int64(prefixes.slot_node[slot]), prefixes.slot_last[slot]
+    first, end = _int64(rules.char_begin[token]), _int64(rules.char_begin[token + 1])
+    place, length, bonus = _int64(prefixes.place[node]), _int64(prefixes.length[node]), prefixes.bonus[node]
+    lm_score, context = prefixes.lm_score[node], prefixes.context[node]
+    for position in range(first, end):
+        char = rules.char[position]
+        if rules.has_words and char == BOUNDARY and length == 0:
+            continue
+        place, length, _, guess, _ = _extended(place, length, char, rules)
+        if char == BOUNDARY or not rules.has_words:
+            bonus = prefixes.slot_bonus[slot]
+            lm_score, context = prefixes.slot_lm_score[slot], prefixes.slot_context[slot]
+        table_place = _place(node, char, prefixes.table, prefixes.parent, prefixes.char)
+        known = _int64(prefixes.table[table_place])
+        if known == FREE:
+            known = _int64(count[NUM_PREFIXES])
+            count[NUM_PREFIXES] = known + 1
+            prefixes.table[table_place] = known
+            prefixes.parent[known], prefixes.char[known] = node, char
+            prefixes.place[known], prefixes.length[known] = place, length
+            prefixes.bonus[known], prefixes.guess[known] = bonus, guess
+            prefixes.lm_score[known], prefixes.context[known] = lm_score, context
+            prefixes.peak[known] = -np.inf
+        if score > prefixes.peak[known]:
+            prefixes.peak[known], prefixes.begin[known], prefixes.end[known] = score, frame, frame + 1
+        node = known
+    return node
 
 
 def _child(node: int, char: int, prefixes: Prefixes, rules: Rules) -> int:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from asr.ctc.prefix_beam import PrefixBeam, read_chunks
-from asr.ctc.prefix_kernel import NUM_ALIVE
+from asr.ctc.prefix_kernel import NUM_ALIVE, NUM_PREFIXES
 from asr.ctc.pyctcdecode import Alphabet, BeamSearchDecoderCTC, build_ctcdecoder
 from asr.errors import AsrError
 from asr.lm.combine import RemappedLM
@@ -209,6 +209,26 @@ def test_a_prefix_and_its_last_piece_are_one_hypothesis() -> None:
     num = int(beam.prefixes.count[NUM_ALIVE])
     alive = list(zip(beam.prefixes.node[:num].tolist(), beam.prefixes.last[:num].tolist(), strict=True))
     assert len(set(alive)) == len(alive) == 5
+
+
+def test_a_piece_after_a_boundary_is_the_same_as_without() -> None:
+    """`b` + `▁a` and `b▁` + `▁a` are one hypothesis, in one place of the beam."""
+    decoder = build_ctcdecoder(["", "▁", "▁a", "b"])
+    beam = PrefixBeam(decoder._rules(decoder._scored_words(None, 0.0), 100, -100.0, -5.0, 0))
+    logits = np.full((3, 4), -20.0)
+    logits[0, 3], logits[1, :2], logits[2, 2] = 0.0, 0.0, 0.0
+    read_chunks([beam], [decoder._log_probs(logits)], None)
+    assert int(beam.prefixes.count[NUM_ALIVE]) == 1
+    assert beam.alive()[0].am_score == pytest.approx(0.0, abs=1e-6)
+
+
+def test_pieces_that_do_not_survive_leave_no_characters() -> None:
+    """Otherwise the tree grows by the characters of all pieces in each frame, and searching it takes most of the time."""
+    labels = ["", *(f"▁{first}{second}xyz" for first in "abcd" for second in "efgh")]
+    decoder = build_ctcdecoder(labels)
+    beam = PrefixBeam(decoder._rules(decoder._scored_words(None, 0.0), 2, -100.0, -100.0, 0))
+    read_chunks([beam], [decoder._log_probs(random_logits(5, 0, len(labels)))], None)
+    assert int(beam.prefixes.count[NUM_PREFIXES]) <= 1 + 5 * 2 * 6
 
 
 def test_frames_of_words() -> None:
