@@ -223,7 +223,7 @@ def test_a_piece_after_a_boundary_is_the_same_as_without() -> None:
 
 
 def test_pieces_that_do_not_survive_leave_no_characters() -> None:
-    """Otherwise the tree grows by the characters of all pieces in each frame, and searching it takes most of the time."""
+    """Otherwise the tree grows by the characters of all pieces in each frame, and most of the time goes there."""
     labels = ["", *(f"▁{first}{second}xyz" for first in "abcd" for second in "efgh")]
     decoder = build_ctcdecoder(labels)
     beam = PrefixBeam(decoder._rules(decoder._scored_words(None, 0.0), 2, -100.0, -100.0, 0))
