@@ -245,12 +245,14 @@ def load_piece_model(path: str | Path) -> PieceModel:
     """Reads a SentencePiece model.
 
     Raises:
-        AsrError: the package `sentencepiece` is not installed, or the file is not such a model.
+        AsrError: the package `sentencepiece` is not installed, or the file does not exist or is not such a model.
     """
     try:
         import sentencepiece
     except ImportError as error:
         raise AsrError(f"{path}: a SentencePiece model needs the package; `pip install sentencepiece`.") from error
+    if not Path(path).is_file():
+        raise AsrError(f"{path}: there is no such SentencePiece model.")
     try:
         return cast(PieceModel, sentencepiece.SentencePieceProcessor(model_file=str(path)))
     except (OSError, RuntimeError) as error:

@@ -556,8 +556,9 @@ def test_torchaudio_names() -> None:
         importlib.import_module("torchaudio.pipelines")
     except (ImportError, OSError) as error:
         pytest.skip(f"no torchaudio: {error}")
-    with pytest.raises(AsrError, match=r"no such CTC pipeline; there are .*WAV2VEC2_ASR_BASE_960H"):
-        load_acoustic_model("torchaudio:WAV2VEC2_BASE")
+    for name in ("WAV2VEC2_BASE", "Wav2Vec2ASRBundle", "no such name"):
+        with pytest.raises(AsrError, match=r"no such CTC pipeline; there are .*WAV2VEC2_ASR_BASE_960H"):
+            load_acoustic_model(f"torchaudio:{name}")
 
 
 def test_torchaudio_without_a_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

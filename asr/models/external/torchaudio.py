@@ -57,10 +57,15 @@ def load(name: str, **options: Any) -> TorchaudioModel:
         AsrError: there is no such CTC pipeline, or its weights cannot be downloaded.
     """
     pipelines = package("torchaudio.pipelines", f"torchaudio:{name}")
-    pipeline = getattr(pipelines, name, None)
-    if pipeline is None or not hasattr(pipeline, "get_labels"):
-        known = sorted(each for each in dir(pipelines) if hasattr(getattr(pipelines, each), "get_labels"))
-        raise AsrError(f"torchaudio:{name}: there is no such CTC pipeline; there are {', '.join(known)}.")
+    # The module also has the class of these pipelines.
+    known = {
+        each: pipeline
+        for each, pipeline in vars(pipelines).items()
+        if hasattr(pipeline, "get_labels") and not isinstance(pipeline, type)
+    }
+    if name not in known:
+        raise AsrError(f"torchaudio:{name}: there is no such CTC pipeline; there are {', '.join(sorted(known))}.")
+    pipeline = known[name]
     file_name = Path(str(getattr(pipeline, "_path", ""))).name
     try:
         network = pipeline.get_model(**options)
