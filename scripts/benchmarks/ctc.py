@@ -4,13 +4,14 @@
     scripts/bench ctc --utterances 60 --kinds letters phones
 
 For letters, pieces and phones, each decoder's beam is swept. The frames are network outputs for dev-clean-2, from
-`--networks` or stored next to this module by `--record`. All decoders run one utterance at a time on one thread. Times
-are CPU seconds of this process, the least of three passes, or of fewer that take a second together; there is only one
-pass with the neural model, because it caches scores. Words, n-gram model and neural model, which is interpolated with
-the n-gram model, are those of the librispeech bundle. Peers that are not installed are skipped; --quick uses only the
-first two. kaldi-decoder, sherpa-onnx, whose only beam is the number of active states, and k2 search our graph;
-flashlight-text, torchaudio and pyctcdecode use n-gram model and lexicon. Ours is measured twice: `CTCDecoder`, and our
-replacement of pyctcdecode, which sums over paths. The last line is one JSON object; for each kind of tokens it has
+`--train`, `--networks` or stored next to this module by `--record`. All decoders run one utterance at a time on one
+thread. Times are CPU seconds of this process, the least of three passes, or of fewer that take a second together; there
+is only one pass with the neural model, because it caches scores. Words, n-gram model and neural model, which is
+interpolated with the n-gram model, are those of the librispeech bundle. Peers that are not installed are skipped;
+--quick uses only the first two. kaldi-decoder, sherpa-onnx, whose only beam is the number of active states, and k2
+search our graph; flashlight-text, torchaudio and pyctcdecode use n-gram model and lexicon. Ours is measured twice:
+`CTCDecoder`, and our replacement of pyctcdecode, which sums over paths; both also with the neural model inside. The
+last line is one JSON object; for each kind of tokens it has
 
 - `wer_ours`, `wer_best_peer`, `wer_ours_neural`: the lowest word error rates in % over the beams;
 - `time_over_best_peer_at_equal_wer`: the time of our fastest beam that is no worse than the best peer, divided by that
@@ -18,6 +19,10 @@ replacement of pyctcdecode, which sums over paths. The last line is one JSON obj
 - `time_over_pyctcdecode`, `time_over_flashlight` and so on: the same for each peer;
 - `neural_time_over_pyctcdecode`: our time with the neural model, at its fastest beam with fewer errors than any peer,
   divided by the time of pyctcdecode's beam with the fewest errors.
+
+With `--lexicon-free`, decoders without a word list are measured instead, see `scripts.benchmarks.ctc_free`.
+`--train` measures all of this with the outputs of networks that read the scores of the bundle's acoustic model; the
+first call trains them on train-clean-5, some minutes for each (`scripts.benchmarks.ctc_networks`).
 
 With `--spelled` the key `spelled` gives the effect of spelling words outside a list of 5,000; see `measure_spelled`.
 """
@@ -28,7 +33,7 @@ import functools
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,15 +43,26 @@ from torch import Tensor
 from asr.bundle import Bundle, bundle_folder
 from asr.ctc import CTCDecoder, CTCTokens
 from asr.ctc.graphs import spelled_lexicon
+from asr.ctc.language_models import model_maker
 from asr.ctc.pyctcdecode import build_ctcdecoder
 from asr.ctc.word_models import listed_words, trie_of
 from asr.graph.decoding_graph import DecodingGraph
+from asr.lm.combine import Interpolated, mapped_to
+from asr.lm.interface import LanguageModel
 from asr.lm.ngram.arpa import write_arpa
 from asr.lm.ngram.model import NgramLM
 from asr.metrics import NO_ERRORS, count_errors
 from asr.text.lexicon import Lexicon
+from scripts.benchmarks import ctc_free
+from scripts.benchmarks.ctc_networks import read_out
 from scripts.benchmarks.ctc_workload import RECORDED, CTCWorkload, read, recorded, tokens_of, write
-from scripts.benchmarks.inputs import LIBRISPEECH_BUNDLE, argument_parser, cache_folder, default_corpora
+from scripts.benchmarks.inputs import (
+    LIBRISPEECH_BUNDLE,
+    argument_parser,
+    cache_folder,
+    default_corpora,
+    required_corpora,
+)
 from scripts.benchmarks.peers import ctc as peers
 from scripts.benchmarks.report import table
 from scripts.benchmarks.speech import recordings
@@ -65,16 +81,17 @@ NEURAL_QUICK_BEAMS = NEURAL_BEAMS[:1]
 PEER_BEAMS: dict[str, tuple[Any, ...]] = {
     "pyctcdecode": (100, 30, 10),
     "flashlight": (50, 20, 200, 600),
-    "torchaudio": (50, 20, 200, 600),
-    "kaldi": ((8.0, 300), (4.0, 50), (6.0, 150), (11.0, 600), (14.0, 1500)),
-    "sherpa": (300, 50, 1500),
-    "k2": ((8.0, 300), (4.0, 50), (6.0, 150), (11.0, 600), (14.0, 1500)),
+    "torchaudio": (50, 200),
+    "kaldi": ((8.0, 300), (4.0, 50), (11.0, 600)),
+    "sherpa": (300, 50),
+    "k2": ((8.0, 300), (4.0, 50), (11.0, 600)),
 }
-# 12 milliseconds a frame with a beam of 200 already
-TOO_SLOW = {("flashlight", "pieces", 600), ("torchaudio", "pieces", 600)}
+# 3 milliseconds a frame with a beam of 50 already
+TOO_SLOW = {("flashlight", "pieces", 200), ("flashlight", "pieces", 600), ("torchaudio", "pieces", 200)}
 NUM_FREQUENT = 5000
 # Chosen on training speakers.
 SPELLING_PENALTY = -4.0
+LM_WEIGHT = 0.7
 NUM_PASSES = 3
 # A decoder whose passes have taken so long makes no further one.
 ENOUGH_SECONDS = 1.0
@@ -95,6 +112,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--utterances", type=int, help="utterances of each kind (default: 40, with --quick 8)")
     parser.add_argument("--corpora", type=Path, default=default_corpora(), help="folder with librispeech/")
     parser.add_argument("--no-neural", action="store_true", help="without the recurrent language model")
+    parser.add_argument("--lexicon-free", action="store_true", help="decoders without a word list instead")
+    parser.add_argument("--train", action="store_true", help="outputs of networks that are trained for this")
     parser.add_argument("--networks", nargs="+", default=(), metavar="BUNDLE", help="bundles with CTC networks")
     parser.add_argument(
         "--num-spellings", type=int, default=1, help="ways to write a word in pieces, at most (default: %(default)s)"
@@ -115,11 +134,18 @@ def main(arguments: list[str]) -> int:
     networks = {tokens_of(own).kind: own for own in (Bundle.load(bundle_folder(name)) for name in options.networks)}
     of_networks = {kind: recorded(own, recordings(options.corpora, num_utts)[1]) for kind, own in networks.items()}
     workloads = read(RECORDED) | of_networks
+    if options.train:
+        stored = [workloads[kind] for kind in options.kinds]
+        workloads |= {each.tokens.kind: each for each in read_out(bundle, stored, options.corpora, num_utts)}
     if options.record:
         write(workloads.values(), RECORDED)
     results: dict[str, Any] = {}
     for kind in options.kinds:
         workload = workloads[kind].first(num_utts)
+        if options.lexicon_free:
+            if kind != "phones":
+                results[kind] = measure_free(workload, required_corpora(options.corpora))
+            continue
         if kind == "pieces" and options.num_spellings > 1:
             several = CTCTokens(workload.tokens.symbols, kind=kind, num_spellings=options.num_spellings)
             workload = replace(workload, tokens=several)
@@ -151,6 +177,8 @@ def measure(
     if not quick:
         systems += graph_systems(workload, graph, scales)
     if bundle.rnn_lm is not None and neural:
+        if kind != "phones":
+            systems += neural_prefix_systems(workload, bundle, ngram, words, scales, quick)
         for beam, most, output_beam, context_beam in NEURAL_QUICK_BEAMS if quick else NEURAL_BEAMS:
             beams = {"search_beam": beam, "max_active_states": most}
             beams |= {"output_beam": output_beam, "context_beam": context_beam}
@@ -166,6 +194,19 @@ def measure(
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     table(f"{workload.name}: {len(workload.frames)} utterances, {workload.num_frames} frames", rows)
     return summary(rows, workload)
+
+
+def measure_free(workload: CTCWorkload, corpora: Path) -> list[dict[str, Any]]:
+    """Decoders without a word list: word and letter error rates in %, and CPU milliseconds a frame."""
+    rows = []
+    for name, beam, make in ctc_free.systems(workload, corpora):
+        try:
+            rows.append({"system": name, "beam": beam, **run(make(), workload, NUM_PASSES, in_letters=True)})
+        except ImportError:
+            continue
+        print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+    table(f"{workload.name}, without a word list: {len(workload.frames)} utterances", rows)
+    return rows
 
 
 def built(
@@ -244,17 +285,43 @@ def prefix_systems(
     workload: CTCWorkload, ngram: NgramLM, words: Sequence[str], scales: tuple[float, float], quick: bool
 ) -> list[System]:
     """Our replacement of pyctcdecode at each of its beams."""
-    systems: list[System] = []
-    for beam in PEER_BEAMS["pyctcdecode"][: 1 if quick else None]:
+    return [
+        (OUR_PREFIX, str(beam), functools.partial(summed, workload, lambda: ngram, words, scales, beam))
+        for beam in PEER_BEAMS["pyctcdecode"][: 1 if quick else None]
+    ]
 
-        def make(beam: int = beam) -> Decode:
-            alpha, beta = scales
-            labels = peers.labels_of(workload.tokens)
-            decoder = build_ctcdecoder(labels, None, words, alpha, beta, language_model=ngram)
-            return lambda log_prob: decoder.decode(log_prob, beam_width=beam).split()
 
-        systems.append((OUR_PREFIX, str(beam), make))
-    return systems
+def neural_prefix_systems(
+    workload: CTCWorkload,
+    bundle: Bundle,
+    ngram: NgramLM,
+    words: Sequence[str],
+    scales: tuple[float, float],
+    quick: bool,
+) -> list[System]:
+    """The same with the recurrent model, interpolated with the n-gram model as `CTCDecoder` does by default."""
+
+    def language_model() -> LanguageModel:
+        recurrent = model_maker(bundle, words)[0]()
+        return Interpolated([mapped_to(recurrent, ngram.vocabulary, warn=False), ngram], [LM_WEIGHT, 1.0 - LM_WEIGHT])
+
+    return [
+        ("ours, summed, neural", str(beam), functools.partial(summed, workload, language_model, words, scales, beam))
+        for beam in PEER_BEAMS["pyctcdecode"][: 1 if quick else None]
+    ]
+
+
+def summed(
+    workload: CTCWorkload,
+    language_model: Callable[[], LanguageModel],
+    words: Sequence[str],
+    scales: tuple[float, float],
+    beam: int,
+) -> Decode:
+    """Our replacement of pyctcdecode."""
+    labels = peers.labels_of(workload.tokens)
+    decoder = build_ctcdecoder(labels, None, words, *scales, language_model=language_model())
+    return lambda log_prob: decoder.decode(log_prob, beam_width=beam).split()
 
 
 def peer_systems(
@@ -306,16 +373,24 @@ def graph_systems(
     return systems
 
 
-def run(decode: Decode, workload: CTCWorkload, num_passes: int) -> dict[str, float]:
-    """Word error rate in %, and CPU milliseconds a frame in the fastest pass."""
+def run(decode: Decode, workload: CTCWorkload, num_passes: int, in_letters: bool = False) -> dict[str, float]:
+    """Word error rate in %, and that in letters if asked for, and CPU milliseconds a frame in the fastest pass."""
     decode(workload.frames[0][:20])
     times: list[float] = []
     while len(times) < num_passes and sum(times) < ENOUGH_SECONDS:
         begin = time.process_time()
         found = [decode(log_prob) for log_prob in workload.frames]
         times.append(time.process_time() - begin)
-    counts = sum((count_errors(*pair) for pair in zip(workload.references, map(tuple, found), strict=True)), NO_ERRORS)
-    return {"wer": 100.0 * counts.rate, "ms_per_frame": 1000.0 * min(times) / workload.num_frames}
+    rates = {"wer": _error_rate(workload.references, found)}
+    if in_letters:
+        rates["letters"] = _error_rate(map(" ".join, workload.references), map(" ".join, found))
+    return rates | {"ms_per_frame": 1000.0 * min(times) / workload.num_frames}
+
+
+def _error_rate(references: Iterable[Sequence[str]], found: Iterable[Sequence[str]]) -> float:
+    """Errors in %, of words or of the letters of texts."""
+    pairs = zip(references, found, strict=True)
+    return 100.0 * sum((count_errors(tuple(right), tuple(own)) for right, own in pairs), NO_ERRORS).rate
 
 
 def summary(rows: Sequence[dict[str, Any]], workload: CTCWorkload) -> dict[str, float | int | str | None]:
@@ -323,7 +398,8 @@ def summary(rows: Sequence[dict[str, Any]], workload: CTCWorkload) -> dict[str, 
     by_system: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         by_system.setdefault(row["system"], []).append(row)
-    own, neural = by_system["ours"] + by_system.get(OUR_PREFIX, []), by_system.get("ours, neural", [])
+    own = by_system["ours"] + by_system.get(OUR_PREFIX, [])
+    neural = by_system.get("ours, neural", []) + by_system.get("ours, summed, neural", [])
     best_peer = min((row["wer"] for name in PEER_BEAMS for row in by_system.get(name, [])), default=None)
     peer_rows = [row for name in PEER_BEAMS for row in by_system.get(name, [])]
 

@@ -17,7 +17,7 @@ from asr.recognizer import Recognizer
 from asr.results import StageTimes
 from scripts.benchmarks.inputs import ROOT, with_progress
 
-_DEV_CLEAN_2 = Path("librispeech", "LibriSpeech", "dev-clean-2")
+_LIBRISPEECH = Path("librispeech", "LibriSpeech")
 _T = TypeVar("_T")
 
 
@@ -26,14 +26,14 @@ class Recording(NamedTuple):
     words: tuple[str, ...]
 
 
-def recordings(corpora: Path | None, num: int | None = None) -> tuple[str, list[Recording]]:
-    """What was recorded, and `num` recordings, spread evenly: dev-clean-2, or the demo's clips where it is missing."""
-    folder = None if corpora is None else corpora / _DEV_CLEAN_2
+def recordings(corpora: Path | None, num: int | None = None, part: str = "dev-clean-2") -> tuple[str, list[Recording]]:
+    """What was recorded, and `num` recordings, spread evenly: a part of LibriSpeech, or the demo's clips without it."""
+    folder = None if corpora is None else corpora / _LIBRISPEECH / part
     if folder is None or not folder.is_dir():
         folder = ROOT / "scripts" / "demo_clips"
         name, lists = "demo clips", [folder / "reference.txt"]
     else:
-        name, lists = "dev-clean-2", sorted(folder.rglob("*.trans.txt"))
+        name, lists = part, sorted(folder.rglob("*.trans.txt"))
     found = [
         Recording(path, words)
         for transcripts in lists
