@@ -129,10 +129,14 @@ def flashlight(tokens: CTCTokens, arpa: Path | None, beam: int) -> Decode:
 def torchaudio(tokens: CTCTokens, arpa: Path, beam: int) -> Decode:
     """torchaudio's decoder without a lexicon."""
     package = importlib.import_module("torchaudio.models.decoder")
+    # Without this list, torchaudio numbers the model's words in another order than the tokens.
+    in_order = arpa.with_suffix(".words")
+    in_order.write_text("".join(f"{symbol}\n" for symbol in tokens.symbols), encoding="utf-8")
     decoder = package.ctc_decoder(
         lexicon=None,
         tokens=list(tokens.symbols),
         lm=str(arpa),
+        lm_dict=str(in_order),
         beam_size=beam,
         beam_threshold=25.0,
         lm_weight=LM_SCALE * _LN_10,
