@@ -144,6 +144,11 @@ class HashTable:
         return self.values.numel()
 
     @property
+    def num_free(self) -> int:
+        """How many more keys there is room for."""
+        return int(MAX_LOAD * self.num_slots) - self.count
+
+    @property
     def num_bytes(self) -> int:
         return BYTES_PER_SLOT * self.num_slots
 

@@ -10,7 +10,9 @@ Shapes: R rows or new edges, S state width.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +26,8 @@ CHOICES = {
     "best": "the one whose last word is most probable",
 }
 """`recombination` -> whose hidden state a shared context has."""
+
+_LARGEST = 2**63 - 1  # keys of tables are not negative
 
 _SCALE = {"round-2": 100.0, "round-1": 10.0}
 
@@ -116,9 +120,26 @@ class CacheOptions:
 
     @property
     def allows_loops(self) -> bool:
-        """Whether compiled loops can be used: they need cached scores, and a row of its own for each history."""
-        has_own_rows = self.cache_hidden and self.recombination_length is None and self.history_precision is None
-        return self.compiled and self.cache_scores and has_own_rows and self.hidden_dtype in _LOOP_DTYPES
+        """Whether compiled loops can be used: they need cached scores, and for each context a row of its own that is
+        never replaced."""
+        keeps_rows = self.recombination_length is None or self.recombination == "first"
+        has_own_rows = self.cache_hidden and self.history_precision is None
+        return self.compiled and self.cache_scores and has_own_rows and keeps_rows and self.hidden_dtype in _LOOP_DTYPES
+
+
+def key_of_ending(context: int, word: int, parent: Any, last_word: Any, factors: Any) -> int:
+    """The key of a history's last k words in the table of `Recombination`; the history is that of a context and a word.
+
+    Args:
+        context, word: the context and the word after it.
+        parent, last_word: (nodes,) of the trie.
+        factors: (k,) int64, odd.
+    """
+    mixed, node = word * factors[0], np.int64(context)
+    for age in range(1, len(factors)):
+        mixed += last_word[node] * factors[age]
+        node = np.int64(parent[node])
+    return (mixed ^ (mixed >> 31)) & _LARGEST
 
 
 class Recombination:
@@ -130,6 +151,10 @@ class Recombination:
         length: k.
         choice: the history whose hidden state a node gets: the "first" one, or the "best" one (with the highest
             log P(last word)) of those seen within `window` calls; the best replaces a row already computed.
+
+    Attributes:
+        table: the node of each sequence of k words, by a hash of the words.
+        factors: of the hash (k,), see `key_of_ending`.
     """
 
     def __init__(self, length: int, choice: str, window: int, device: torch.device) -> None:
@@ -138,32 +163,32 @@ class Recombination:
         self.window = window
         self.device = device
         generator = torch.Generator().manual_seed(1)
-        self._factor = (torch.randint(-(2**62), 2**62, (length,), generator=generator) * 2 + 1).to(device)
+        self.factors = (torch.randint(-(2**62), 2**62, (length,), generator=generator) * 2 + 1).to(device)
         self.clear()
 
     def clear(self) -> None:
-        self._table = HashTable(16, self.device)
+        self.table = HashTable(16, self.device)
         self._best_score = torch.empty(0, device=self.device)
         self._best_call = torch.empty(0, dtype=torch.int32, device=self.device)
 
     @property
     def num_bytes(self) -> int:
-        return self._table.num_bytes + 8 * self._best_score.numel()
+        return self.table.num_bytes + 8 * self._best_score.numel()
 
     def nodes(self, trie: HistoryTrie, context_idx: Tensor, word_id: Tensor) -> Tensor:
         """The node of each edge (R,): an existing one, or a new one with the first context that led to it as parent."""
         words = torch.cat((word_id.unsqueeze(1), trie.history(context_idx, self.length - 1)), dim=1)
-        mixed = (words * self._factor).sum(1)
-        key = (mixed ^ (mixed >> 31)) & (2**63 - 1)
-        slot, missing = self._table.find(key)
+        mixed = (words * self.factors).sum(1)
+        key = (mixed ^ (mixed >> 31)) & _LARGEST  # as in `key_of_ending`
+        slot, missing = self.table.find(key)
         if missing is not None:
-            new, first = self._table.insert(key.index_select(0, missing))
+            new, first = self.table.insert(key.index_select(0, missing))
             one = missing.index_select(0, first)
-            self._table.values[new[first]] = trie.new_nodes(
+            self.table.values[new[first]] = trie.new_nodes(
                 context_idx.index_select(0, one), word_id.index_select(0, one)
             )
-            slot, _ = self._table.find(key)
-        return self._table.values.index_select(0, slot)
+            slot, _ = self.table.find(key)
+        return self.table.values.index_select(0, slot)
 
     def better(self, node: Tensor, score: Tensor, call: int, num_nodes: int) -> Tensor:
         """Positions (B,) of the edges, one per node, that by score (R,) now represent their node (R,) < num_nodes."""
@@ -183,7 +208,7 @@ class Recombination:
 
     def forget(self, is_evicted: Tensor) -> None:
         """Drops the nodes marked in is_evicted (nodes,)."""
-        self._table.keep(~is_evicted[self._table.values.clamp(max=is_evicted.numel() - 1)])
+        self.table.keep(~is_evicted[self.table.values.clamp(max=is_evicted.numel() - 1)])
         known = is_evicted[: self._best_score.numel()].nonzero().squeeze(1)
         self._best_score[known] = -torch.inf
 
@@ -222,8 +247,7 @@ class QuantizedHistory:
         else:
             level = torch.round(state * _SCALE[self.precision]).long()
         mixed = (level * self._factor[:-1]).sum(1) + word_id * self._factor[-1]
-        # Table keys are not negative.
-        return (mixed ^ (mixed >> 31)) & (2**63 - 1)
+        return (mixed ^ (mixed >> 31)) & _LARGEST
 
     def find(self, key: Tensor) -> tuple[Tensor, Tensor | None]:
         """key (R,) -> row (R,), and the positions without one (None if all have one)."""

@@ -285,7 +285,7 @@ class CachedRNNLM(LanguageModel):
         )
         self._numba_engine: NumbaEngine | None = None
         if options.allows_loops and self.device.type == self.search_device.type == "cpu":
-            self._numba_engine = NumbaEngine(self.expansion, self.capacity, options.loop_room)
+            self._numba_engine = NumbaEngine(self.expansion, self.recombination, self.capacity, options.loop_room)
         self.reset()
 
     def _capacity(self, capacity_bytes: int) -> Capacity:

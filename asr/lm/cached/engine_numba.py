@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asr.kernels.hash_table import MAX_LOAD, distinct_values, home_bucket, slot_of
+from asr.kernels.hash_table import HashTable, distinct_values, home_bucket, slot_of
 from asr.kernels.jit import Intrinsic, jit, jit_required
 from asr.kernels.lookup import compiled_lookup
+from asr.lm.cached.approximations import Recombination, key_of_ending
 from asr.lm.cached.eviction import Capacity
 from asr.lm.cached.states import Expansion
 from asr.lm.rnn.output_numba import FLOATS_OF_LINE, mixed_with, row_product
@@ -45,6 +46,7 @@ class CachedLMTables(NamedTuple):
 
     Attributes:
         edges: the table's keys, its hash's multiplier and shift, and the edges' scores and nodes.
+        endings: of `Recombination.for_loop`, which says which histories share a node.
         parent, last_word, hidden_row: (nodes,) of the trie.
         hidden: (rows, H) the input of the output layer, float32 or int8.
         scale: (rows,) float32, by which int8 rows are multiplied; (0,) for float32.
@@ -53,6 +55,7 @@ class CachedLMTables(NamedTuple):
     """
 
     edges: tuple[Any, int, int, Any, Any]
+    endings: tuple[Any, int, int, Any, Any]
     parent: Any
     last_word: Any
     hidden_row: Any
@@ -87,8 +90,7 @@ def look_up_cached(context_idx: Any, word_id: Any, tables: Any, log_prob: Any, n
         counts[LACKING] = len(missing)
         return False
     if len(missing):
-        new_slot = np.empty(len(missing), dtype=np.int64)
-        answer_missing(context_idx, word_id, missing, tables, counts[NODES], new_slot, log_prob, next_idx)
+        answer_missing(context_idx, word_id, missing, tables, log_prob, next_idx)
     counts[ANSWERS] += 1
     counts[QUERIES] += len(word_id)
     return True
@@ -111,16 +113,16 @@ def find_edges(context_idx: Any, word_id: Any, edges: Any, log_prob: Any, next_i
     return num_missing
 
 
-def answer_missing(
-    context_idx: Any, word_id: Any, missing: Any, tables: Any, first: int, new_slot: Any, log_prob: Any, next_idx: Any
-) -> bool:
-    """Adds the edges of the missing queries (M,), which lead to nodes from `first` on -> whether all had room.
+def answer_missing(context_idx: Any, word_id: Any, missing: Any, tables: Any, log_prob: Any, next_idx: Any) -> bool:
+    """Adds and scores the edges of the missing queries (M,) -> whether all had room.
 
-    If so, their log_prob (Q,) and next_idx (Q,) are filled; if not, a second call with a larger table and the same
-    `first` continues. new_slot (M,) is a work array. All contexts must have their hidden rows.
+    If so, their log_prob (Q,) and next_idx (Q,) are filled; if not, a second call with a larger table continues. All
+    contexts must have their hidden rows.
     """
     table, multiplier, shift, edge_score, edge_node = tables.edges
     counts, width = tables.counts, table.shape[1]
+    slots, new, num_new = np.empty(len(missing), dtype=np.int64), np.empty(len(missing), dtype=np.int64), 0
+    has_room = True
     for which in range(len(missing)):
         if which + _AHEAD < len(missing):
             query = missing[which + _AHEAD]
@@ -130,21 +132,40 @@ def answer_missing(
         slot = slot_of(table, key, multiplier, shift)
         if slot < 0:
             if counts[EDGES] == counts[MAX_EDGES]:
-                return False
+                has_room = False
+                break
             slot = -1 - slot
-            node = counts[NODES]
-            table[slot // width, slot % width], edge_node[slot] = key, node
-            tables.parent[node], tables.last_word[node] = context_idx[query], word_id[query]
-            tables.hidden_row[node] = -1
-            counts[NODES] += 1
+            table[slot // width, slot % width] = key
+            edge_node[slot] = _node_of(context_idx[query], word_id[query], tables)
+            new[num_new] = which
+            num_new += 1
             counts[EDGES] += 1
             counts[SCORED] += 1
-        next_idx[query] = edge_node[slot]
-        new_slot[next_idx[query] - first] = slot
-    _score_edges(first, new_slot[: counts[NODES] - first], tables)
-    for query in missing:
-        log_prob[query] = edge_score[new_slot[next_idx[query] - first]]
-    return True
+        slots[which], next_idx[query] = slot, edge_node[slot]
+    new = new[:num_new]
+    _score_edges(context_idx, word_id, missing[new], slots[new], tables)
+    if has_room:
+        for which in range(len(missing)):
+            log_prob[missing[which]] = edge_score[slots[which]]
+    return has_room
+
+
+def _node_of(context: int, word: int, tables: Any) -> int:
+    """The node that a new edge leads to: that of its history's last words if histories share nodes, or a new one."""
+    table, multiplier, shift, held, factors = tables.endings
+    parent, last_word, counts = tables.parent, tables.last_word, tables.counts
+    node = counts[NODES]
+    if len(factors):
+        key = key_of_ending(context, word, parent, last_word, factors)
+        slot = slot_of(table, key, multiplier, shift)
+        if slot >= 0:
+            return held[slot]
+        slot = -1 - slot
+        table[slot // table.shape[1], slot % table.shape[1]], held[slot] = key, node
+    parent[node], last_word[node] = context, word
+    tables.hidden_row[node] = -1
+    counts[NODES] += 1
+    return node
 
 
 def _ask_for(key: int, edges: Any) -> None:
@@ -155,19 +176,18 @@ def _ask_for(key: int, edges: Any) -> None:
     prefetch(edge_score, 2 * table.shape[1] * bucket)  # a view of every other number
 
 
-def _score_edges(first: int, new_slot: Any, tables: Any) -> None:
-    """Scores the edges at new_slot (R,), which lead to nodes first, first + 1 ..., reading hidden rows in place."""
+def _score_edges(context_idx: Any, word_id: Any, query: Any, slot: Any, tables: Any) -> None:
+    """Scores the edges of queries (R,), which are at slot (R,), reading hidden rows in place."""
     parent, last_word, hidden_row = tables.parent, tables.last_word, tables.hidden_row
     hidden, scale = tables.hidden, tables.scale
     edge_score = tables.edges[3]
     rows, bias, weight, order, table_size, multipliers, log_z = tables.output
-    for new in range(len(new_slot)):
-        node = first + new
-        if new + 1 < len(new_slot):
-            following = rows[last_word[node + 1]]
+    for new in range(len(query)):
+        if new + 1 < len(query):
+            following = rows[word_id[query[new + 1]]]
             for i in range(0, len(following), FLOATS_OF_LINE):
                 prefetch(following, i)
-        context, word = parent[node], np.int64(last_word[node])
+        context, word = context_idx[query[new]], word_id[query[new]]
         row = np.int64(hidden_row[context])
         product = row_product(hidden, row, rows, word)
         if len(scale):
@@ -177,8 +197,8 @@ def _score_edges(first: int, new_slot: Any, tables: Any) -> None:
         for age in range(order - 1):
             mixed = mixed_with(mixed, last_word[context], age, multipliers)
             total += weight[mixed % table_size + word]
-            context = parent[context]
-        edge_score[new_slot[new]] = min(total - log_z, np.float32(0.0))
+            context = np.int64(parent[context])
+        edge_score[slot[new]] = min(total - log_z, np.float32(0.0))
 
 
 def waiting_nodes(context_idx: Any, parent: Any, last_word: Any, hidden_row: Any) -> Any:
@@ -208,12 +228,16 @@ class NumbaEngine:
 
     Args:
         expansion: the engine's trie, hidden rows and hidden layer.
+        recombination: which histories share contexts, or None; the first history of a context keeps it.
         capacity: the engine's bound on memory, or None.
         room: the minimum number of new edges for which there is room when a loop begins.
     """
 
-    def __init__(self, expansion: Expansion, capacity: Capacity | None, room: int) -> None:
+    def __init__(
+        self, expansion: Expansion, recombination: Recombination | None, capacity: Capacity | None, room: int
+    ) -> None:
         self._expansion = expansion
+        self._recombination = recombination
         self._capacity = capacity
         self._room = room
         self._find = jit(find_edges)
@@ -221,6 +245,7 @@ class NumbaEngine:
         self._current: tuple[tuple[Tensor, ...], CachedLMTables] | None = None
         self.num_words = len(expansion.layer.networks[0].vocabulary)
         self._counts = np.zeros(NUM_COUNTS, dtype=np.int64)
+        self._no_endings = HashTable(1, expansion.trie.device)
 
     def tables(self, most_new: int | None = None) -> CachedLMTables | None:
         """The arrays, with room for new edges; None if the engine's bound leaves none.
@@ -231,19 +256,24 @@ class NumbaEngine:
         room = max(self._room, int(counts[LACKING])) if most_new is None else min(self._room, most_new)
         if self._capacity is not None and not self._capacity.has_room(room):
             return None
-        if trie.edges.count + room > MAX_LOAD * trie.edges.num_slots:
+        if trie.edges.num_free < room:
             trie.reserve_edges(room)
         if trie.nodes.num_free < room:
             trie.reserve_nodes(room)
+        most = min(trie.edges.num_free, trie.nodes.num_free)
+        if self._recombination is not None:
+            self._recombination.table.reserve(room)
+            most = min(most, self._recombination.table.num_free)
         counts[:] = 0
         counts[NODES], counts[EDGES] = trie.num_nodes, trie.edges.count
-        counts[MAX_EDGES] = min(int(MAX_LOAD * trie.edges.num_slots), trie.edges.count + trie.nodes.num_free)
+        counts[MAX_EDGES] = trie.edges.count + most
         return self.current_tables()
 
     def current_tables(self) -> CachedLMTables | None:
         """The arrays in their current state; None if no loop can compute a word's score."""
         trie, state, scale = self._expansion.trie, self._expansion.hidden.state, self._expansion.hidden.scale
-        grown = trie.edges.keys, trie.parent, state
+        endings = self._no_endings if self._recombination is None else self._recombination.table
+        grown = trie.edges.keys, trie.parent, state, endings.keys
         if self._current is None or any(now is not before for now, before in zip(grown, self._current[0], strict=True)):
             network = self._expansion.layer.networks[0]
             output = network.output_tables()
@@ -252,11 +282,13 @@ class NumbaEngine:
             hidden = state[:, network.state_size - network.hidden_size :]
             own_scale = scale[:, -1] if state.dtype == torch.int8 else scale.new_empty(0)
             edges = *trie.edges.for_loop(), trie.edge_score.numpy(), trie.edge_node.numpy()
+            factors = trie.parent.new_empty(0).long() if self._recombination is None else self._recombination.factors
+            shared = *endings.for_loop(), endings.values.numpy(), factors.numpy()
             parent, word, hidden_row = (column.numpy() for column in (trie.parent, trie.word, trie.hidden_row))
             self._current = (
                 grown,
                 CachedLMTables(
-                    edges, parent, word, hidden_row, hidden.numpy(), own_scale.numpy(), self._counts, output
+                    edges, shared, parent, word, hidden_row, hidden.numpy(), own_scale.numpy(), self._counts, output
                 ),
             )
         return self._current[1]
@@ -287,7 +319,9 @@ class NumbaEngine:
         num_new = int(counts[NODES]) - trie.num_nodes
         if num_new:
             trie.nodes.take(num_new)
-            trie.edges.count = int(counts[EDGES])
+            if self._recombination is not None:
+                self._recombination.table.count += num_new
+        trie.edges.count = int(counts[EDGES])
         statistics = self._expansion.layer.statistics
         statistics.num_edges += int(counts[SCORED])
         statistics.num_outputs += int(counts[SCORED])
@@ -344,13 +378,12 @@ class NumbaEngine:
         if not is_room or not self.expand(lacking):
             return False
         begin = time.perf_counter()
-        first, new_slot, is_done = trie.num_nodes, np.empty_like(missing), False
+        most, is_done = trie.edges.count + len(missing), False
         assert self._answer is not None
         while not is_done:
-            # Each new edge has a node of its own.
-            tables = self.tables(len(missing) - (trie.num_nodes - first))
+            tables = self.tables(most - trie.edges.count)
             assert tables is not None
-            is_done = self._answer(contexts, words, missing, tables, first, new_slot, *answers)
+            is_done = self._answer(contexts, words, missing, tables, *answers)
             self.take_nodes()
         if self._capacity is not None:
             row = trie.hidden_row.index_select(0, lacking).long()

@@ -295,7 +295,7 @@ def bytes_of_arrays(part):
     for name, value in vars(part).items():
         if isinstance(value, HashTable):
             total += num_bytes(value.keys) + num_bytes(value.values)
-        elif isinstance(value, torch.Tensor) and name not in ("edge_score", "edge_node", "_factor"):
+        elif isinstance(value, torch.Tensor) and name not in ("edge_score", "edge_node", "_factor", "factors"):
             total += num_bytes(value)
     return total
 

@@ -6,7 +6,7 @@ import torch
 from asr.kernels.jit import jit
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
-from asr.lm.cached.engine_numba import look_up_cached
+from asr.lm.cached.engine_numba import MAX_EDGES, look_up_cached
 from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.text.symbols import Vocabulary
 from tests.reference.toy_network import ToyNetwork
@@ -40,28 +40,35 @@ def asked_of_loop(engine, context_idx, word_id):
 
 @pytest.mark.parametrize("room", [1, 1024])
 @pytest.mark.parametrize(
-    ("dtype", "options"),
+    ("caches", "options"),
     [
-        ("float32", {}),
-        ("float32", {"maxent_order": 0}),
-        ("float32", {"cell": "sigmoid"}),
-        ("float32", {"num_layers": 2}),
-        ("int8", {}),
-        ("int8", {"num_layers": 2}),
+        ({}, {}),
+        ({}, {"maxent_order": 0}),
+        ({}, {"cell": "sigmoid"}),
+        ({}, {"num_layers": 2}),
+        ({"hidden_dtype": "int8"}, {}),
+        ({"hidden_dtype": "int8"}, {"num_layers": 2}),
+        ({"recombination_length": 1}, {}),
+        ({"recombination_length": 2}, {}),
+        ({"recombination_length": 3, "hidden_dtype": "int8"}, {}),
+        ({"recombination_length": 7}, {}),
     ],
 )
-def test_equal_to_the_engine_itself(room, dtype, options):
+def test_equal_to_the_engine_itself(room, caches, options):
     made, generator = network(**options), torch.Generator().manual_seed(0)
-    plain = CachedRNNLM(made, CacheOptions(hidden_dtype=dtype, compiled=False))
-    lent, looped = (CachedRNNLM(made, CacheOptions(hidden_dtype=dtype, loop_room=room)) for _ in range(2))
+    plain = CachedRNNLM(made, CacheOptions(compiled=False, **caches))
+    lent, looped = (CachedRNNLM(made, CacheOptions(loop_room=room, **caches)) for _ in range(2))
+    # With few words, many histories end in the same ones, and many queries of a call are equal.
+    length = caches.get("recombination_length", 7)
+    num_words = 8 if "recombination_length" in caches else len(VOCABULARY)
     context_idx, seen = plain.start(40), []
     for _ in range(6):
-        word_id = torch.randint(3, len(VOCABULARY), (40,), generator=generator)
+        word_id = torch.randint(3, num_words, (40,), generator=generator)
         expected, following = plain.score(context_idx, word_id)
         log_prob, next_idx, num_waits = asked_of_loop(lent, context_idx, word_id)
         # The network's products are made of other rows together.
         torch.testing.assert_close(log_prob, expected, rtol=0, atol=2e-6)
-        assert torch.equal(next_idx, following) and num_waits >= 1
+        assert torch.equal(next_idx, following) and (num_waits >= 1 or length == 1)
         log_prob_of_call, next_idx = looped.score(context_idx, word_id)
         torch.testing.assert_close(log_prob_of_call, expected, rtol=0, atol=2e-6)
         assert torch.equal(next_idx, following)
@@ -84,6 +91,7 @@ def test_equal_to_the_engine_itself(room, dtype, options):
     for name in ("seconds_find", "seconds_hidden", "seconds_output"):
         assert 0.0 < getattr(counts, name) < counts.seconds_total
     assert min(own.seconds_total, of_calls.seconds_total) > 0.0
+    assert (counts.num_contexts - 2 < counts.num_edges) == (length < 7)
     lent.reset()
     assert asked_of_loop(lent, *seen[0])[2] >= 1
 
@@ -105,7 +113,8 @@ def test_engines_that_approximate_have_no_loop():
     made = network()
     assert CachedRNNLM(made).lookup_tables() is not None
     for options in (
-        {"recombination_length": 2},
+        {"recombination_length": 2, "recombination": "best"},
+        {"recombination_length": 2, "history_precision": "sign"},
         {"history_precision": "sign"},
         {"hidden_dtype": "float16"},
         {"cache_scores": False},
@@ -146,6 +155,41 @@ def test_an_engine_with_a_capacity_has_a_loop_until_it_is_used_up(capacity_bytes
     assert (num_by_loop == 30) == (capacity_bytes == 10**7) and num_by_loop > 0
     statistics = bounded.statistics()
     assert (statistics.num_evictions > 0) == (capacity_bytes < 10**7)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_histories_share_contexts_in_the_loop_and_after_a_capacity_is_used_up(length):
+    """Both engines forget the same histories, so that the same ones come first afterwards."""
+    made, generator = network(), torch.Generator().manual_seed(0)
+    options = {"capacity_bytes": 60_000, "recombination_length": length, "loop_room": 8}
+    plain, looped = (CachedRNNLM(made, CacheOptions(compiled=compiled, **options)) for compiled in (False, True))
+    context_idx, num_by_loop = plain.start(40), 0
+    for _ in range(40):
+        word_id = torch.randint(3, len(VOCABULARY), (40,), generator=generator)
+        num_by_loop += looped.lookup_tables() is not None
+        expected, following = plain.score(context_idx, word_id)
+        found, own_following = looped.score(context_idx, word_id)
+        torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
+        assert torch.equal(own_following, following)
+        context_idx = following[torch.randint(40, (40,), generator=generator)]
+        for engine in (plain, looped):
+            engine.retain(context_idx)
+    counts, own = plain.statistics(), looped.statistics()
+    assert 0 < num_by_loop < 40 and own.num_evictions > 0
+    for name in ("num_evictions", "num_evicted_contexts", "num_contexts", "num_edges"):
+        assert getattr(counts, name) == getattr(own, name)
+
+
+def test_the_loop_adds_no_more_edges_than_the_table_of_endings_has_room_for():
+    """63 endings are half of 128 slots but for one; 65 edges and the nodes have room for more."""
+    engine = CachedRNNLM(network(), CacheOptions(recombination_length=2, loop_room=1))
+    words = torch.arange(3, 23)
+    _, contexts = engine.score(engine.start(20), words)
+    _, longer = engine.score(contexts.repeat_interleave(20)[:43], words.repeat(20)[:43])
+    engine.score(longer[:2], words[:1].repeat(2))  # A A A ends as A A does, and A B A as B A does
+    parts = engine.trie.edges, engine.trie.nodes, engine.recombination.table
+    assert (engine.trie.edges.count, *(part.num_free for part in parts)) == (65, 63, 15, 1)
+    assert engine.lookup_tables().counts[MAX_EDGES] == 66
 
 
 def test_a_call_may_take_the_last_edges_that_a_capacity_has_room_for():
