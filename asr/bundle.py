@@ -33,6 +33,7 @@ from asr.serialization import (
     atomic_folder,
     build_network,
     checksums,
+    copied_to_processes,
     fingerprint_of,
     fingerprint_of_description,
     load_weights,
@@ -148,6 +149,7 @@ _DENOMINATOR_FILE = "denominator.safetensors"
 _NGRAM_FILES = {"small_ngram": "small_ngram.bin", "large_ngram": "large_ngram.bin"}
 
 
+@copied_to_processes
 @dataclass
 class Bundle:
     """All parts of a trained recognizer.

@@ -48,6 +48,7 @@ from asr.models.interface import ACOUSTIC_SECONDS, NormalizingNetwork, in_parts,
 from asr.options import device_named, options_of
 from asr.pipeline import EnginePool, Engines, StreamPool, pipelined, to_device
 from asr.results import RecognitionResult, StageTimes, as_result, joined
+from asr.serialization import copied_to_processes
 from asr.text.lexicon import Lexicon
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class _Scored(NamedTuple):
     times: StageTimes
 
 
+@copied_to_processes
 class Recognizer(nn.Module):
     """Turns recordings into words. Needs neither Lightning, lhotse nor k2.
 

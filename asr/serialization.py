@@ -14,15 +14,17 @@ import importlib
 import json
 import math
 import os
+import pickle
 import shutil
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -211,6 +213,23 @@ def require_finite(state: dict[str, Tensor], path: Path) -> None:
 
 def _misfit(path: Path, reason: str) -> AsrError:
     return AsrError(f"{path}: the weights do not fit the network that its description builds ({reason}).")
+
+
+_Class = TypeVar("_Class", bound=type)
+
+
+def copied_to_processes(kind: _Class) -> _Class:
+    """A decorator for classes: another process that is given an object gets a copy of its tensors.
+
+    When torch sends a tensor to another process, it moves the numbers to shared memory and frees the memory where they
+    were. Arrays of the tensor, which compiled loops hold, would then be of freed memory.
+    """
+    ForkingPickler.register(kind, _pickled_as_bytes)
+    return kind
+
+
+def _pickled_as_bytes(value: Any) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
+    return pickle.loads, (pickle.dumps(value, pickle.HIGHEST_PROTOCOL),)
 
 
 def checksums(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:

@@ -25,6 +25,7 @@ from asr.errors import AsrError
 from asr.lm.combine import Difference, Interpolated, mapped_to
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.model import NgramLM
+from asr.serialization import copied_to_processes
 from asr.text.ctc_tokens import CTCTokens, PieceModel, TokenKind
 from asr.text.lexicon import Lexicon
 
@@ -52,6 +53,7 @@ class _Sources(NamedTuple):
     spelling_penalty: float
 
 
+@copied_to_processes
 class CTCDecoder:
     """Decodes the output of a CTC network; several threads may call it at the same time.
 

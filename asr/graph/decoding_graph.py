@@ -26,7 +26,7 @@ from asr.graph.context import BIPHONE_TOPOLOGY, TIED_STATES, TiedStates, compose
 from asr.graph.epsilon_removal import remove_epsilons
 from asr.graph.fst import INPUT_EPSILON, GraphArrays, offsets
 from asr.graph.topology import compose_topology, topology_named
-from asr.serialization import checksum_of_tensors, open_atomic
+from asr.serialization import checksum_of_tensors, copied_to_processes, open_atomic
 from asr.text.documents import parse_json
 from asr.text.symbols import SPECIAL_WORDS, TokenTable, Vocabulary
 
@@ -256,6 +256,7 @@ VERSION = 2
 _COMPRESSED = "compressed"  # the header's field with the types of compressed tensors, since version 2
 
 
+@copied_to_processes
 @dataclass(frozen=True, eq=False)
 class DecodingGraph:
     """A weighted transducer from frames to words; arcs are sorted by source state (CSR), and state 0 is the start.

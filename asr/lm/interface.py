@@ -11,6 +11,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from asr.kernels.lookup import LookupTables
+from asr.serialization import copied_to_processes
 from asr.text.symbols import Vocabulary
 
 
@@ -23,6 +24,10 @@ class LanguageModel(ABC):
     Only the four abstract members are needed. The others let a model take part in compiled searches, do expensive
     work for many contexts at once, and forget contexts.
     """
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        copied_to_processes(cls)
 
     @property
     @abstractmethod

@@ -6,16 +6,19 @@ import pickle
 import subprocess
 import sys
 from dataclasses import replace
+from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
 import pytest
 import torch
+import torch.multiprocessing
 
 from asr.bundle import Bundle
 from asr.decoding.build import available_modes
 from asr.decoding.settings import MODES, ResourceOptions
 from asr.errors import AsrError
 from asr.lm import offload
+from asr.lm.cached.engine import CachedRNNLM
 from asr.recognizer import Recognizer
 from asr.results import Alternative, RecognitionResult, StageTimes, Word, joined
 from asr.streaming import StreamingOptions, StreamingRecognizer, recognize_stream
@@ -301,6 +304,22 @@ def test_copies_recognize_the_same(recognizer):
     for copied in (copy.deepcopy(recognizer), pickle.loads(pickle.dumps(recognizer))):
         assert words_of(copied(waveform)) == before
     assert words_of(recognizer(waveform)) == before
+
+
+@pytest.mark.parametrize("part", ["itself", "bundle", "graph", "language model"])
+def test_other_processes_get_copies(bundle, part):
+    """torch moves tensors that it sends to shared memory, while loops have arrays of the memory where they were."""
+    lm = CachedRNNLM(bundle.rnn_lm.network)
+    recognizer = Recognizer(bundle, language_model=lm, lm_fusion="search")
+    waveform = tones(["PAT", "TO", "KIT"])
+    before = recognizer(waveform)[0]
+    sent = {"itself": recognizer, "bundle": bundle, "graph": bundle.graph, "language model": lm}[part]
+    received = pickle.loads(ForkingPickler.dumps(sent))
+    shared = [*recognizer.parameters(), *recognizer.buffers(), *bundle.small_ngram.arrays.tensors().values()]
+    assert len(shared) > 10 and not any(tensor.is_shared() for tensor in shared)
+    assert recognizer(waveform)[0].total == before.total
+    if part == "itself":
+        assert received(waveform)[0].total == before.total
 
 
 def test_the_recurrent_model_is_a_part_like_the_acoustic_model(bundle):
