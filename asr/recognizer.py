@@ -42,7 +42,7 @@ from asr.graph.context import TIED_STATES, TiedStates
 from asr.graph.decoding_graph import GraphModule
 from asr.kernels.heap import limit_compiled_shapes, release_now_and_then
 from asr.kernels.linear import byte_products
-from asr.lm.interface import LanguageModel
+from asr.lm.interface import LanguageModel, require_language_model
 from asr.models.adaptation import RecognizedSpeech, SpeakerTransform, adapt, score_of_speaker
 from asr.models.interface import ACOUSTIC_SECONDS, NormalizingNetwork, in_parts, moves_only
 from asr.options import device_named, options_of
@@ -119,7 +119,7 @@ class Recognizer(nn.Module):
 
     Raises:
         AsrError: the bundle has no parts for the mode; an option does not exist, is out of range or would have no
-            effect; or the decoder cannot run here.
+            effect; the language model's answers are not those of its interface; or the decoder cannot run here.
 
     Example:
         >>> recognizer = asr.load("librispeech")  # doctest: +SKIP
@@ -149,6 +149,8 @@ class Recognizer(nn.Module):
         self.features = bundle.features.network
         self.acoustic_model = bundle.acoustic_model.network
         self.graph = GraphModule(bundle.graph)
+        if language_model is not None:
+            require_language_model(language_model)
         self.language_model = language_model
         self.resources = resources if resources is not None else ResourceOptions()
         self.mode = chosen_mode(bundle, mode, language_model)

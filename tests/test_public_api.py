@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -120,6 +121,30 @@ def test_what_a_users_model_excludes_is_refused(tiny_bundle_folder: Path) -> Non
     bare = asr.Bundle(bundle.name, bundle.features, bundle.acoustic_model, bundle.graph)
     with pytest.raises(asr.AsrError, match="does not have the n-gram model of its graph"):
         asr.Recognizer(bare, language_model=model)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ((torch.zeros(3), torch.zeros(2, dtype=torch.int64)), r"score, log_prob: .* is \[0\.0, 0\.0, 0\.0\]"),
+        ((torch.tensor([0.0, math.nan]), torch.zeros(2, dtype=torch.int64)), r"log_prob: .* is \[0\.0, nan\]"),
+        ((torch.zeros(2, dtype=torch.int64),) * 2, r"log_prob: .* \(torch\.int64\); expected two log-probabilities"),
+        ((torch.zeros(2), torch.zeros(2)), r"next_idx: .* \(torch\.float32\); expected two contexts, torch\.int64"),
+    ],
+)
+def test_a_language_model_with_other_answers_is_refused(
+    tiny_bundle_folder: Path, answer: tuple[Tensor, Tensor], message: str
+) -> None:
+    model, bundle = PreferredWord("TO"), asr.Bundle.load(tiny_bundle_folder)
+    model.score = lambda context_idx, word_id: answer  # type: ignore[method-assign]
+    with pytest.raises(asr.AsrError, match=f"PreferredWord.*{message}"):
+        asr.Recognizer(bundle, language_model=model)
+    assert bundle.rnn_lm is not None
+    network: Any = bundle.rnn_lm.network  # as torch.hub gives it
+    with pytest.raises(
+        asr.AsrError, match=r"language_model is of the class RNNLanguageModel; .*CachedRNNLM\(network\)"
+    ):
+        asr.Recognizer(bundle, language_model=network)
 
 
 def test_old_names_of_modes_still_work(tiny_bundle_folder: Path) -> None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
+from asr.errors import AsrError
 from asr.kernels.lookup import LookupTables
 from asr.serialization import copied_to_processes
 from asr.text.symbols import Vocabulary
@@ -80,6 +82,33 @@ class LanguageModel(ABC):
         Args:
             live: (L,).
         """
+
+
+def require_language_model(model: object) -> None:
+    """Checks what a user gives as a language model, with one query of two words.
+
+    Raises:
+        AsrError: it is something else, or its answers are not those of the interface.
+    """
+    if not isinstance(model, LanguageModel):
+        raise AsrError(
+            f"language_model is of the class {type(model).__name__}; give an asr.lm.interface.LanguageModel, which "
+            "asr.lm.cached.engine.CachedRNNLM(network) makes of a network."
+        )
+    start = model.start(2)
+    log_prob, next_idx = model.score(start, torch.full_like(start, len(model.vocabulary) - 1))
+    for what, found, is_score in (
+        ("start", start, False),
+        ("score, log_prob", log_prob, True),
+        ("score, next_idx", next_idx, False),
+        ("final", model.final(next_idx), True),
+    ):
+        fits = found.is_floating_point() if is_score else found.dtype == torch.int64
+        if found.shape != (2,) or not fits or bool(torch.isnan(found).any()):
+            raise AsrError(
+                f"{type(model).__name__}.{what}: for two queries it is {found.tolist()} ({found.dtype}); expected two "
+                f"{'log-probabilities, floats' if is_score else 'contexts, torch.int64'}."
+            )
 
 
 CacheableTerms = Literal["none", "history", "group", "tree"]
