@@ -17,6 +17,8 @@ import platform
 import sys
 from dataclasses import asdict, dataclass
 
+from asr.errors import AsrError
+
 CPU_INDEX = "https://k2-fsa.github.io/k2/cpu.html"
 
 
@@ -147,6 +149,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.bundle and not args.compile:
+        raise AsrError("--bundle has no effect without --compile; give both, or see 'asr bundle info'.")
     if args.compile:
         if has_numba():
             from asr.bundle import bundle_folder

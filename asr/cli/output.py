@@ -18,6 +18,7 @@ from typing import IO, Any, TextIO
 
 from asr.cli.file_names import enter_names, read_names, with_names
 from asr.cli.recordings import Shard
+from asr.decoding.k2 import import_k2
 from asr.decoding.lattice_io import save_k2_lattice, write_kaldi_lattice, write_slf
 from asr.errors import AsrError
 from asr.recognizer import Recognizer
@@ -385,7 +386,7 @@ class LatticeWriter:
 
     Raises:
         AsrError: the folder cannot be written, another process is writing to the archive, or the format cannot be
-            compressed.
+            compressed or needs k2, which is not there.
     """
 
     def __init__(
@@ -400,6 +401,8 @@ class LatticeWriter:
     ) -> None:
         if is_packed and lattice_format == "k2":
             raise AsrError("--lattice-gzip is for the formats slf and kaldi; k2 cannot read compressed files.")
+        if lattice_format == "k2":
+            import_k2()  # before anything is recognized or written
         self._folder = Path(folder)
         self._format = lattice_format
         if is_packed is None:

@@ -21,6 +21,11 @@ def test_the_table_and_json_say_the_same(capsys):
         assert finding["text"].splitlines()[0] in table
 
 
+def test_a_bundle_is_for_compiling(capsys):
+    assert main(["doctor", "--bundle", "an4"]) == 2
+    assert "--bundle has no effect without --compile" in capsys.readouterr().err
+
+
 def test_a_missing_k2_comes_with_what_to_type(monkeypatch):
     monkeypatch.setitem(sys.modules, "k2", None)
     found = {finding.part: finding for finding in examine()}

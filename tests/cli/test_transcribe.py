@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import fcntl
 import gzip
+import importlib.util
 import json
 import os
 
@@ -297,6 +298,14 @@ def test_lattices_of_k2_are_not_packed(tmp_path, transcribe):
     code, _, errors = transcribe(path, *arguments)
     assert code == 2
     assert "--lattice-gzip is for the formats slf and kaldi" in errors
+    assert not (tmp_path / "lattices").exists()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("k2") is not None, reason="k2 is here")
+def test_without_k2_its_lattices_are_refused_before_anything_is_written(tmp_path, transcribe):
+    path = write(tmp_path / "a.wav", tones(WORDS))
+    code, lines, errors = transcribe(path, "--lattices", tmp_path / "lattices", "--lattice-format", "k2")
+    assert (code, lines) == (2, []) and "k2 cannot be imported" in errors
     assert not (tmp_path / "lattices").exists()
 
 
