@@ -74,7 +74,7 @@ SCALES = {"letters": (0.5, 1.5), "pieces": (0.5, 1.5), "phones": (1.25, 0.0)}
 OUR_BEAMS = ((2.0, 10), (4.0, 50), (6.0, 150), (8.0, 300), (11.0, 600), (14.0, 1500), (18.0, 3000))
 OUR_QUICK_BEAMS = ((2.0, 10), (4.0, 50), (8.0, 300))
 # search_beam, max_active_states, output_beam, context_beam with the neural model
-NEURAL_BEAMS = ((8.0, 300, 4.0, 4.0), (11.0, 600, 5.0, 5.0), (11.0, 600, 6.0, 6.0), (14.0, 1500, 8.0, 10.0))
+NEURAL_BEAMS = ((8.0, 300, 4.0, 4.0), (11.0, 600, 4.0, 4.0), (11.0, 600, 6.0, 6.0), (14.0, 1500, 8.0, 10.0))
 NEURAL_QUICK_BEAMS = NEURAL_BEAMS[:1]
 # The one of --quick first: pyctcdecode's own default, and torchaudio's for flashlight. kaldi-decoder and k2 prune by
 # score as ours does.
