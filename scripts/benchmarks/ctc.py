@@ -111,6 +111,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="kinds of tokens (default: all)")
     parser.add_argument("--utterances", type=int, help="utterances of each kind (default: 40, with --quick 8)")
     parser.add_argument("--corpora", type=Path, default=default_corpora(), help="folder with librispeech/")
+    parser.add_argument("--systems", nargs="+", help="only decoders of these names, as in the table")
     parser.add_argument("--no-neural", action="store_true", help="without the recurrent language model")
     parser.add_argument("--lexicon-free", action="store_true", help="decoders without a word list instead")
     parser.add_argument("--train", action="store_true", help="outputs of networks that are trained for this")
@@ -149,7 +150,7 @@ def main(arguments: list[str]) -> int:
         if kind == "pieces" and options.num_spellings > 1:
             several = CTCTokens(workload.tokens.symbols, kind=kind, num_spellings=options.num_spellings)
             workload = replace(workload, tokens=several)
-        results[kind] = measure(kind, bundle, workload, options.quick, not options.no_neural)
+        results[kind] = measure(kind, bundle, workload, options.quick, not options.no_neural, options.systems)
         if options.spelled is not None:
             results[kind]["spelled"] = measure_spelled(kind, bundle, workload, options.spelled or (SPELLING_PENALTY,))
     print(json.dumps(results))
@@ -157,9 +158,9 @@ def main(arguments: list[str]) -> int:
 
 
 def measure(
-    kind: str, bundle: Bundle, workload: CTCWorkload, quick: bool, neural: bool
+    kind: str, bundle: Bundle, workload: CTCWorkload, quick: bool, neural: bool, names: Sequence[str] | None = None
 ) -> dict[str, float | int | str | None]:
-    """The figures of one kind of tokens."""
+    """The figures of one kind of tokens, of all decoders or of those with these names."""
     ngram = bundle.small_ngram
     assert ngram is not None
     arpa = cache_folder() / f"{bundle.name}_small.arpa"
@@ -186,6 +187,8 @@ def measure(
             systems.append(("ours, neural", f"{beam:g}/{context_beam:g}", make))
     rows = []
     for name, beam, make in systems:
+        if names is not None and name not in names:
+            continue
         try:
             num_passes = 1 if "neural" in name else NUM_PASSES
             rows.append({"system": name, "beam": beam, **run(make(), workload, num_passes)})
@@ -399,7 +402,7 @@ def summary(rows: Sequence[dict[str, Any]], workload: CTCWorkload) -> dict[str, 
     by_system: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         by_system.setdefault(row["system"], []).append(row)
-    own = by_system["ours"] + by_system.get(OUR_PREFIX, [])
+    own = by_system.get("ours", []) + by_system.get(OUR_PREFIX, [])
     neural = by_system.get("ours, neural", []) + by_system.get("ours, summed, neural", [])
     best_peer = min((row["wer"] for name in PEER_BEAMS for row in by_system.get(name, [])), default=None)
     peer_rows = [row for name in PEER_BEAMS for row in by_system.get(name, [])]
@@ -419,7 +422,7 @@ def summary(rows: Sequence[dict[str, Any]], workload: CTCWorkload) -> dict[str, 
     found: dict[str, Any] = {
         "data": workload.name,
         "num_frames": workload.num_frames,
-        "wer_ours": round(min(row["wer"] for row in own), 3),
+        "wer_ours": round(min(row["wer"] for row in own), 3) if own else None,
         "wer_best_peer": None if best_peer is None else round(best_peer, 3),
         "time_over_best_peer_at_equal_wer": ratio(peer_rows),
         "wer_ours_neural": round(min(row["wer"] for row in neural), 3) if neural else None,
