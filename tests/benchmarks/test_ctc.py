@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from asr.ctc import CTCDecoder, CTCTokens
-from scripts.benchmarks import ctc
+from scripts.benchmarks import ctc, ctc_free, ctc_networks
 from scripts.benchmarks.ctc_workload import RECORDED, CTCWorkload, read, write
 from scripts.benchmarks.peers import ctc as peers
 
@@ -50,6 +50,30 @@ def test_the_frames_beside_the_benchmark_are_of_networks() -> None:
     for kind, of in kept.items():
         assert of.tokens.kind == kind
         assert len(of.frames) == len(of.references) == 8
+
+
+@pytest.mark.parametrize("name", ["ours", "pyctcdecode", "flashlight"])
+def test_words_are_found_without_a_list(workload: CTCWorkload, name: str) -> None:
+    if name != "ours" and importlib.util.find_spec(name) is None:
+        pytest.skip(f"needs {name}")
+    arguments = (5,) if name == "pyctcdecode" else (None, 5)
+    decode = getattr(ctc_free, name)(workload.tokens, *arguments)
+    assert [decode(frames) for frames in workload.frames] == TEXTS
+    assert ctc_free.words_of(CTCTokens(["<blk>", "▁A", "B", "▁"]), [1, 2, 2, 3, 1]) == ["ABB", "A"]
+
+
+def test_a_network_learns_to_read_scores(workload: CTCWorkload, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctc_networks, "_EPOCHS", 150)
+    recordings = [ctc_networks.Recording(Path(), tuple(words)) for words in TEXTS]
+    targets = [ctc_networks._target(recording, workload.tokens, None) for recording in recordings]
+    assert ctc_networks._target(ctc_networks.Recording(Path(), ("ÄH",)), workload.tokens, None) is None
+    network = ctc_networks.Readout(len(LETTERS), len(LETTERS))
+    ctc_networks._train(network, 0, workload.frames, targets)
+    network.eval()
+    with torch.no_grad():
+        found = [network(frames[None])[0] for frames in workload.frames]
+    decode = ctc_free.ours(workload.tokens, None, 5)
+    assert [decode(frames) for frames in found] == TEXTS
 
 
 @pytest.mark.parametrize("name", ["kaldi", "sherpa", "k2"])
