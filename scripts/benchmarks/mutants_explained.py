@@ -85,9 +85,7 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
         ): "numbers, which double from fewer, run out no later than slots",
     },
     "asr/lm/cached/approximations.py": {
-        ("key = (mixed ^ (mixed >> 31)) & (2**63 - 1)", "1 -> 2"): _HASH,
-        ("return (mixed ^ (mixed >> 31)) & (2**63 - 1)", "1 -> 2"): _HASH,
-        ("return (mixed ^ (mixed >> 31)) & (2**63 - 1)", "31 -> 32"): _HASH,
+        ("return (mixed ^ (mixed >> 31)) & _LARGEST", "31 -> 32"): _HASH,
         (
             "self._factor = (torch.randint(-bound, bound, (num_columns + 1,), generator=generator) * 2 + 1).to(device)",
             "2 -> 3",
