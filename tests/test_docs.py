@@ -359,7 +359,8 @@ def test_the_walk_through_names_the_files_that_run(tmp_path: Path) -> None:
     named = set(re.findall(r"\]\(\.\./asr/([\w/]+\.py)\)", section))
     (tmp_path / "trace.py").write_text(_TRACE, "utf-8")
     printed = _run([sys.executable, str(tmp_path / "trace.py")], _scratch(tmp_path / "folder"))
-    traced = set(printed.partition("files:")[2].split())
+    # Python asks old_paths.py for every package that is not installed.
+    traced = set(printed.partition("files:")[2].split()) - {"old_paths.py"}
     assert traced - named == set(), "these files run and are not in the walk-through"
     # Some files run only on some processors and versions of torch.
     assert len(named - traced) <= 3, f"these files are in the walk-through and do not run: {named - traced}"

@@ -63,7 +63,7 @@ def test_words_are_found_without_a_list(workload: CTCWorkload, name: str) -> Non
 
 
 def test_a_network_learns_to_read_scores(workload: CTCWorkload, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ctc_networks, "_EPOCHS", 150)
+    monkeypatch.setattr(ctc_networks, "_EPOCHS", 400)
     recordings = [ctc_networks.Recording(Path(), tuple(words)) for words in TEXTS]
     targets = [ctc_networks._target(recording, workload.tokens, None) for recording in recordings]
     assert ctc_networks._target(ctc_networks.Recording(Path(), ("ÄH",)), workload.tokens, None) is None

@@ -88,7 +88,7 @@ def test_nothing_else_compiles_loops() -> None:
 
 _LOOKUP = """
 from typing import Any, NamedTuple
-from asr.lm.interface import compiled_lookup
+from asr.kernels.lookup import compiled_lookup
 
 class Tables(NamedTuple):
     score: Any
@@ -101,7 +101,7 @@ def lookup(context_idx, word_id, tables, log_prob, next_idx):
 """
 _LOOKUP_CALLER = """
 from typing import Any, NamedTuple
-from asr.lm.interface import look_up
+from asr.kernels.lookup import look_up
 
 class Outer(NamedTuple):
     inner: Any
