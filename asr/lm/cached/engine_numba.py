@@ -120,6 +120,8 @@ def answer_missing(context_idx: Any, word_id: Any, missing: Any, tables: Any, lo
     contexts must have their hidden rows.
     """
     table, multiplier, shift, edge_score, edge_node = tables.edges
+    endings, ending_multiplier, ending_shift, ending_node, factors = tables.endings
+    parent, last_word, hidden_row = tables.parent, tables.last_word, tables.hidden_row
     counts, width = tables.counts, table.shape[1]
     slots, new, num_new = np.empty(len(missing), dtype=np.int64), np.empty(len(missing), dtype=np.int64), 0
     has_room = True
@@ -136,7 +138,20 @@ def answer_missing(context_idx: Any, word_id: Any, missing: Any, tables: Any, lo
                 break
             slot = -1 - slot
             table[slot // width, slot % width] = key
-            edge_node[slot] = _node_of(context_idx[query], word_id[query], tables)
+            node = np.int64(counts[NODES])
+            if len(factors):  # histories that end in the same words share a node
+                ending = key_of_ending(context_idx[query], word_id[query], parent, last_word, factors)
+                ending_slot = slot_of(endings, ending, ending_multiplier, ending_shift)
+                if ending_slot >= 0:
+                    node = np.int64(ending_node[ending_slot])
+                else:
+                    ending_slot = -1 - ending_slot
+                    endings[ending_slot // endings.shape[1], ending_slot % endings.shape[1]] = ending
+                    ending_node[ending_slot] = node
+            if node == counts[NODES]:
+                parent[node], last_word[node], hidden_row[node] = context_idx[query], word_id[query], -1
+                counts[NODES] += 1
+            edge_node[slot] = node
             new[num_new] = which
             num_new += 1
             counts[EDGES] += 1
@@ -148,24 +163,6 @@ def answer_missing(context_idx: Any, word_id: Any, missing: Any, tables: Any, lo
         for which in range(len(missing)):
             log_prob[missing[which]] = edge_score[slots[which]]
     return has_room
-
-
-def _node_of(context: int, word: int, tables: Any) -> int:
-    """The node that a new edge leads to: that of its history's last words if histories share nodes, or a new one."""
-    table, multiplier, shift, held, factors = tables.endings
-    parent, last_word, counts = tables.parent, tables.last_word, tables.counts
-    node = counts[NODES]
-    if len(factors):
-        key = key_of_ending(context, word, parent, last_word, factors)
-        slot = slot_of(table, key, multiplier, shift)
-        if slot >= 0:
-            return held[slot]
-        slot = -1 - slot
-        table[slot // table.shape[1], slot % table.shape[1]], held[slot] = key, node
-    parent[node], last_word[node] = context, word
-    tables.hidden_row[node] = -1
-    counts[NODES] += 1
-    return node
 
 
 def _ask_for(key: int, edges: Any) -> None:
