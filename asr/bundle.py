@@ -350,6 +350,7 @@ class Bundle:
 
     @classmethod
     def _with_graph(cls, folder: Path, manifest: dict[str, Any], graph: Callable[[], DecodingGraph]) -> Bundle:
+        """Loads all other parts; then `graph` waits for the graph."""
         rnn_lm = None
         if "rnn_lm" in manifest:
             vocabulary = Vocabulary.from_file(folder / manifest["rnn_lm"]["words"])

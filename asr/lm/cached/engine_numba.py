@@ -46,7 +46,8 @@ class CachedLMTables(NamedTuple):
 
     Attributes:
         edges: the table's keys, its hash's multiplier and shift, and the edges' scores and nodes.
-        endings: of `Recombination.for_loop`, which says which histories share a node.
+        endings: the table of `Recombination`, which says which histories share a node: its keys, its hash's multiplier
+            and shift, and its nodes; then the factors of `key_of_ending`, none if all histories are kept apart.
         parent, last_word, hidden_row: (nodes,) of the trie.
         hidden: (rows, H) the input of the output layer, float32 or int8.
         scale: (rows,) float32, by which int8 rows are multiplied; (0,) for float32.

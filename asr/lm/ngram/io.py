@@ -61,7 +61,7 @@ def save_ngram_lm(lm: NgramLM, path: str | Path, compressed: bool = False) -> No
         header["index"] = [index.num_homes, index.word_bits, index.key_bits]
     position = 0
     for name, array in arrays.items():
-        position = -(-position // _ALIGNMENT) * _ALIGNMENT
+        position = _aligned(position)
         stored = _compressed(array) if compressed else array
         num_bytes = [stored.nbytes] if compressed else []
         header["arrays"][name] = [str(array.dtype), len(array), position, _crc(stored), *num_bytes]
