@@ -1,8 +1,8 @@
 """The search as its backends see it: the graph, tokens and candidates, frames, and what a backend computes.
 
 `asr.decoding.frame` is the algorithm in plain torch. A backend computes the same with numba or Triton, bit for bit. A
-`FrameBackend` does the parts of a frame before and after the language model; a `ChunkBackend` processes whole chunks in
-one call. `asr.decoding.selection.select_backend` chooses.
+`FrameBackend` does the parts of a frame before and after the language model; a `ChunkBackend` processes whole chunks,
+frame by frame or in one call. `asr.decoding.selection.select_backend` chooses.
 
 Shapes: N streams, T frames, C tokens of the acoustic model, S states, E arcs of a set, W words, K active tokens, A
 candidates.
@@ -365,7 +365,10 @@ class SearchSink:
 
 
 class ChunkBackend(Protocol):
-    """A search over whole chunks."""
+    """A search over whole chunks, for one graph and one language model, used by one thread at a time.
+
+    `asr.decoding.frame.FrameSearch` makes one of a `FrameBackend`.
+    """
 
     def search(self, tokens: ActiveTokens, chunk: Chunk, sink: SearchSink) -> ActiveTokens:
         """Tokens before the chunk -> tokens after each stream's last frame.
@@ -375,16 +378,3 @@ class ChunkBackend(Protocol):
             chunk: `score_offset` is changed in place.
             sink: receives backpointers and losing arcs.
         """
-
-
-@dataclass(frozen=True)
-class Backend:
-    """The backend of one search. It belongs to one graph and one language model, and to one thread at a time.
-
-    Args:
-        frame: processes single frames.
-        chunk: processes whole chunks; None to process the frames of a chunk one by one with `frame`.
-    """
-
-    frame: FrameBackend
-    chunk: ChunkBackend | None = None

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asr.decoding.backend import ActiveTokens, ArcSet, ArcWords, Backend, SearchGraph
+from asr.decoding.backend import ActiveTokens, ArcSet, ArcWords, ChunkBackend, SearchGraph
 from asr.decoding.backtrace import Backtrace
 from asr.decoding.cpu.lattice import ChunkRecords, LatticeBackpointers, LosingArcs, add_losses, connect_chunk
 from asr.decoding.frame import TokenSearch
@@ -119,7 +119,7 @@ class ChunkedSearch:
         search_graph: SearchGraph,
         options: DecodingOptions,
         lm: LanguageModel,
-        first: Backend,
+        first: ChunkBackend,
         make_backend: BackendFactory,
         keep_lattice: bool,
     ) -> None:

@@ -18,9 +18,9 @@ from torch import Tensor
 from asr.decoding.backend import (
     ActiveTokens,
     ArcSet,
-    Backend,
     Candidates,
     Chunk,
+    ChunkBackend,
     Expansion,
     Frame,
     FrameBackend,
@@ -64,19 +64,19 @@ class TokenSearch:
         graph: Searchable,
         options: DecodingOptions,
         lm: LanguageModel | None,
-        backend: Backend,
+        backend: ChunkBackend,
         backtrace: Backtrace,
         lattice: LatticeRecords | None = None,
         *,
         held: Tensor | None = None,
     ) -> None:
-        self._am_scale = options.am_scale
+        self._graph = graph
+        self._options = options
         self._lm = lm
         self._held = () if held is None else (held,)
         self._backtrace = backtrace
         self._lattice = lattice
-        self._frames = FrameSearch(graph, options, lm, backend.frame)
-        self._chunks = self._frames if backend.chunk is None else backend.chunk
+        self._backend = backend
         self._device = graph.final_score.device
         self._tokens = ActiveTokens.empty(self._device)
         self._score_offset = torch.zeros(0, dtype=torch.float64, device=self._device)
@@ -94,7 +94,7 @@ class TokenSearch:
         context_idx = torch.zeros_like(stream) if self._lm is None else self._lm.start(num_streams)
         tokens = ActiveTokens.initial(torch.arange(num_streams, device=self._device), state, context_idx)
         score_offset = self._score_offset.new_zeros(num_streams)
-        tokens = self._frames.follow_epsilons(tokens, score_offset, self._backtrace)
+        tokens = follow_epsilons(tokens, score_offset, self._backtrace, self._graph, self._options, self._lm)
         self._score_offset[stream] += score_offset
         tokens.stream = stream.index_select(0, tokens.stream)
         self._tokens = ActiveTokens.join([self._tokens, tokens])
@@ -126,9 +126,9 @@ class TokenSearch:
             chosen = (row >= 0).nonzero().squeeze(1)
             tokens = self._tokens.select(chosen)
             tokens.stream = row.index_select(0, chosen)
-        chunk = Chunk(log_prob * self._am_scale, num_frames, self._score_offset.index_select(0, stream))
+        chunk = Chunk(log_prob * self._options.am_scale, num_frames, self._score_offset.index_select(0, stream))
         sink = SearchSink(self._backtrace, self._lattice, lambda parts: self._collect([waiting, *parts]), is_end)
-        tokens = self._chunks.search(tokens, chunk, sink)
+        tokens = self._backend.search(tokens, chunk, sink)
         tokens.stream = stream.index_select(0, tokens.stream)
         self._score_offset[stream] = chunk.score_offset
         self._tokens = ActiveTokens.join([waiting, tokens])
@@ -169,7 +169,7 @@ class TokenSearch:
 
 
 class FrameSearch:
-    """Token passing, frame by frame, for all streams together; a `ChunkBackend`.
+    """Token passing, frame by frame, for all streams together: makes a `ChunkBackend` of a `FrameBackend`.
 
     Args:
         graph: the graph to search.
@@ -223,47 +223,54 @@ class FrameSearch:
         kept.backpointer = sink.backtrace.add(kept.backpointer, graph_arc.index_select(0, survivors.kept))
         if sink.lattice is not None:
             sink.lattice.add(tokens, candidates, graph_arc, survivors, kept.backpointer)
-        return self.follow_epsilons(kept, frame.score_offset, sink.backtrace)
+        return follow_epsilons(kept, frame.score_offset, sink.backtrace, self._graph, self._options, self._lm)
 
     def _score_words(self, tokens: ActiveTokens, expansion: Expansion, score_offset: Tensor) -> Candidates:
         return score_words(self._lm, self._options.lm_scale, tokens, self._graph.emitting, expansion, score_offset)
 
-    def follow_epsilons(self, tokens: ActiveTokens, score_offset: Tensor, backtrace: Backtrace) -> ActiveTokens:
-        """Follows epsilon arcs until no token is new or better; score_offset (N,) is changed in place."""
-        arcs = self._graph.epsilon
-        if arcs is None:
-            return tokens
-        options, num_streams = self._options, len(score_offset)
-        newest = tokens
-        while len(newest):
-            source, arc = expand(arcs.arc_begin, newest.state)
-            if not len(source):
-                break
-            stream = newest.stream.index_select(0, source)
-            score = newest.score.index_select(0, source) + arcs.score.index_select(0, arc)
-            shift = torch.zeros_like(score_offset)
-            score = normalize_scores(score, stream, shift)
-            expansion = Expansion(source, arc, stream, score, torch.ones_like(shift, dtype=torch.bool))
-            if self._lm is not None:
-                expansion = prune_before_words(expansion, arcs, options)
-            candidates = score_words(self._lm, options.lm_scale, newest, arcs, expansion, shift)
-            # The scores of both sets must be relative to the same offset.
-            candidates.score += shift.index_select(0, candidates.stream).float()
-            both = ActiveTokens.join([tokens, extended(newest, candidates)])
-            both.score = normalize_scores(both.score, both.stream, score_offset)
-            context_idx = None if self._lm is None else both.context_idx
-            winner = recombine(both.stream * self._graph.num_states + both.state, both.score, context_idx)
-            score = only_winners(both.score, winner)
-            kept = prune_tokens(score, both.stream, num_streams, options.search_beam, options.min_active_states, None)
-            is_new = kept >= len(tokens)
-            old, new = kept[~is_new], kept[is_new]
-            newest = both.select(new)
-            graph_arc = arcs.arc_of(candidates.arc.index_select(0, new - len(tokens)))
-            newest.backpointer = backtrace.add(newest.backpointer, graph_arc)
-            tokens = ActiveTokens.join([both.select(old), newest])
-        tokens = tokens.select(_prune(tokens.score, tokens.stream, num_streams, options))
-        # Backends require the tokens of a stream to be adjacent.
-        return tokens if num_streams == 1 else tokens.select(torch.sort(tokens.stream, stable=True).indices)
+
+def follow_epsilons(
+    tokens: ActiveTokens,
+    score_offset: Tensor,
+    backtrace: Backtrace,
+    graph: Searchable,
+    options: DecodingOptions,
+    lm: LanguageModel | None,
+) -> ActiveTokens:
+    """Follows the graph's epsilon arcs until no token is new or better; score_offset (N,) is changed in place."""
+    arcs = graph.epsilon
+    if arcs is None:
+        return tokens
+    num_streams, newest = len(score_offset), tokens
+    while len(newest):
+        source, arc = expand(arcs.arc_begin, newest.state)
+        if not len(source):
+            break
+        stream = newest.stream.index_select(0, source)
+        score = newest.score.index_select(0, source) + arcs.score.index_select(0, arc)
+        shift = torch.zeros_like(score_offset)
+        score = normalize_scores(score, stream, shift)
+        expansion = Expansion(source, arc, stream, score, torch.ones_like(shift, dtype=torch.bool))
+        if lm is not None:
+            expansion = prune_before_words(expansion, arcs, options)
+        candidates = score_words(lm, options.lm_scale, newest, arcs, expansion, shift)
+        # The scores of both sets must be relative to the same offset.
+        candidates.score += shift.index_select(0, candidates.stream).float()
+        both = ActiveTokens.join([tokens, extended(newest, candidates)])
+        both.score = normalize_scores(both.score, both.stream, score_offset)
+        context_idx = None if lm is None else both.context_idx
+        winner = recombine(both.stream * graph.num_states + both.state, both.score, context_idx)
+        score = only_winners(both.score, winner)
+        kept = prune_tokens(score, both.stream, num_streams, options.search_beam, options.min_active_states, None)
+        is_new = kept >= len(tokens)
+        old, new = kept[~is_new], kept[is_new]
+        newest = both.select(new)
+        graph_arc = arcs.arc_of(candidates.arc.index_select(0, new - len(tokens)))
+        newest.backpointer = backtrace.add(newest.backpointer, graph_arc)
+        tokens = ActiveTokens.join([both.select(old), newest])
+    tokens = tokens.select(_prune(tokens.score, tokens.stream, num_streams, options))
+    # Backends require the tokens of a stream to be adjacent.
+    return tokens if num_streams == 1 else tokens.select(torch.sort(tokens.stream, stable=True).indices)
 
 
 def score_words(

@@ -31,7 +31,6 @@ from torch import Tensor
 
 from asr.decoding.backend import ActiveTokens, ArcSet, ArcWords, Chunk, SearchGraph, SearchSink
 from asr.decoding.backtrace import Backtrace, SpelledPath, hypothesis_of_path
-from asr.decoding.frame import FrameSearch
 from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis, LogProbCheck, check_chunks, skip_blanks
 from asr.decoding.k2 import FINAL_LABEL, WIDEST_BEAM, lattice_from_k2, require_k2, to_k2
 from asr.decoding.lattice import Lattice, best_path, prune
@@ -190,8 +189,7 @@ class OnlineLatticeRescorer:
         stays = (known[place] == self._tokens.state).nonzero().squeeze(1)
         tokens = self._tokens.select(stays)
         tokens.state = order[place[stays]]
-        backend = select_backend(part, self._options, self._lm)
-        search = backend.chunk or FrameSearch(part, self._options, self._lm, backend.frame)
+        search = select_backend(part, self._options, self._lm)
         log_prob = torch.zeros(1, num_frames, 1, device=tokens.state.device)
         chunk = Chunk(log_prob, torch.tensor([num_frames], device=log_prob.device), self._score_offset)
         # The backpointers of a lattice are few, and are never collected.

@@ -10,16 +10,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 
-from asr.decoding.backend import Backend, Searchable
+from asr.decoding.backend import ChunkBackend, FrameBackend, Searchable
 from asr.decoding.cpu.chunk import NumbaChunkSearch
 from asr.decoding.cpu.chunk_lm import NumbaChunkSearchWithLM
 from asr.decoding.cpu.frame import NumbaFrameBackend
 from asr.decoding.cpu.lattice_search import NumbaLatticeSearch
-from asr.decoding.frame import SplitFrameBackend, TorchFrameBackend
+from asr.decoding.frame import FrameSearch, SplitFrameBackend, TorchFrameBackend
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import lattice_margin
 from asr.errors import AsrError
@@ -29,7 +28,7 @@ from asr.lm.interface import LanguageModel
 BACKENDS = ("auto", "torch", "numba", "triton")
 """The names that `select_backend` accepts. `auto` is the fastest backend that runs on the device."""
 
-BackendFactory = Callable[[Searchable, DecodingOptions, "LanguageModel | None", bool], Backend]
+BackendFactory = Callable[[Searchable, DecodingOptions, "LanguageModel | None", bool], ChunkBackend]
 """Makes the backend of one search: graph, options, language model, and whether a lattice is kept."""
 
 
@@ -60,7 +59,7 @@ def select_backend(
     lm: LanguageModel | None,
     keep_lattice: bool = False,
     name: str = "auto",
-) -> Backend:
+) -> ChunkBackend:
     """The backend for one search.
 
     Args:
@@ -74,50 +73,62 @@ def select_backend(
         AsrError: as for `backend_name`.
     """
     name = backend_name(name, graph.final_score.device)
+    by_chunks: ChunkBackend | None = None
+    # Only single frames can follow epsilons or limit the contexts of a state.
+    if graph.epsilon is None and (lm is None or options.max_contexts_per_state is None):
+        if name == "numba":
+            by_chunks = _numba_search(graph, options, lm)
+        elif name == "triton":
+            by_chunks = _triton_search(graph, options, lm, keep_lattice)
+    return by_chunks or FrameSearch(graph, options, lm, frame_backend(graph, options, lm is not None, name))
+
+
+def frame_backend(graph: Searchable, options: DecodingOptions, has_lm: bool, name: str = "auto") -> FrameBackend:
+    """The backend for single frames of a search.
+
+    Args:
+        graph, options, name: as for `select_backend`.
+        has_lm: whether a language model takes part.
+    """
+    name = backend_name(name, graph.final_score.device)
     if name == "torch":
-        return Backend(TorchFrameBackend(graph, options, lm is not None))
-    found = _numba_backend(graph, options, lm) if name == "numba" else _triton_backend(graph, options, lm, keep_lattice)
-    if lm is not None and options.max_contexts_per_state is not None:
+        return TorchFrameBackend(graph, options, has_lm)
+    if name == "numba":
+        found: FrameBackend = NumbaFrameBackend(graph, options, has_lm)
+    else:
+        from asr.decoding.gpu.frame import FrameLimits, TritonFrameBackend
+
+        found = TritonFrameBackend(graph, FrameLimits(options, has_lm, graph.final_score.device))
+    if has_lm and options.max_contexts_per_state is not None:
         # Only the torch backend can limit the contexts per state.
-        frame = SplitFrameBackend(found.frame, TorchFrameBackend(graph, options, has_lm=True))
-        return replace(found, frame=frame)
+        return SplitFrameBackend(found, TorchFrameBackend(graph, options, has_lm))
     return found
 
 
-def _numba_backend(graph: Searchable, options: DecodingOptions, lm: LanguageModel | None) -> Backend:
-    frame = NumbaFrameBackend(graph, options, lm is not None)
-    if graph.epsilon is not None:
-        return Backend(frame)
+def _numba_search(graph: Searchable, options: DecodingOptions, lm: LanguageModel | None) -> ChunkBackend:
     if lm is None:
-        return Backend(frame, NumbaChunkSearch(graph, options))
-    if options.max_contexts_per_state is not None:
-        return Backend(frame)
+        return NumbaChunkSearch(graph, options)
     tables = lm.lookup_tables()
     if tables is None:
-        return Backend(frame, NumbaChunkSearchWithLM(graph, options, lm))
+        return NumbaChunkSearchWithLM(graph, options, lm)
     if graph.is_pushed and tables.always_answers:
-        return Backend(frame, NumbaLatticeSearch(graph, options, lm))
+        return NumbaLatticeSearch(graph, options, lm)
     # In a decoding graph, most queried histories are pruned at once. If the model must expand them first, it is cheaper
     # to query it for all streams together.
     looks_up = graph.is_pushed or tables.always_answers
-    return Backend(frame, NumbaChunkSearchWithLM(graph, options, lm, looks_up))
+    return NumbaChunkSearchWithLM(graph, options, lm, looks_up)
 
 
-def _triton_backend(
+def _triton_search(
     graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, keep_lattice: bool
-) -> Backend:
+) -> ChunkBackend:
     from asr.decoding.gpu.chunk_lm import TritonChunkSearchWithLM
     from asr.decoding.gpu.cuda_graph import CudaGraphSearch
     from asr.decoding.gpu.frame import FrameLimits, TritonFrameBackend
 
     device = graph.final_score.device
     limits = FrameLimits(options, lm is not None, device)
-    frame = TritonFrameBackend(graph, limits)
-    if graph.epsilon is not None:
-        return Backend(frame)
     if lm is None:
         margin = lattice_margin(options) if keep_lattice else None
-        return Backend(frame, CudaGraphSearch(graph, limits, capture=device.type == "cuda", margin=margin))
-    if options.max_contexts_per_state is not None:
-        return Backend(frame)
-    return Backend(frame, TritonChunkSearchWithLM(graph, options, lm, frame))
+        return CudaGraphSearch(graph, limits, capture=device.type == "cuda", margin=margin)
+    return TritonChunkSearchWithLM(graph, options, lm, TritonFrameBackend(graph, limits))

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from asr.decoding.backend import Backend, SearchGraph
+from asr.decoding.backend import ChunkBackend, SearchGraph
 from asr.decoding.backtrace import Backtrace, Ending, best_arcs, endings_of
 from asr.decoding.chunks import ChunkedSearch
 from asr.decoding.frame import TokenSearch
@@ -143,7 +143,7 @@ class TokenPassingDecoder:
         self._make_backend = backend
         # Backends of searches that have ended, by whether a lattice was kept and by the CUDA stream that their buffers
         # belong to. Those with a language model are not kept.
-        self._idle_backends: defaultdict[tuple[bool, int], deque[Backend]] = defaultdict(deque)
+        self._idle_backends: defaultdict[tuple[bool, int], deque[ChunkBackend]] = defaultdict(deque)
         if (keep_lattice or self._rescores or self._in_chunks) and graph.has_epsilons:
             raise AsrError(
                 "The graph has arcs that read no frame, so no lattice can be made. Build the graph without input "
@@ -252,7 +252,7 @@ class TokenPassingDecoder:
             self.host_graph, self.options, endings, backtrace, num_frames.cpu(), original_frame, lattice
         )
 
-    def _take_backend(self, lm: LanguageModel | None, keep_lattice: bool) -> Backend:
+    def _take_backend(self, lm: LanguageModel | None, keep_lattice: bool) -> ChunkBackend:
         """Takes an idle backend or makes one; on a GPU, its buffers belong to the current stream."""
         if lm is None:
             try:

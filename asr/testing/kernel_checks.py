@@ -22,8 +22,8 @@ import torch
 import triton
 from torch import Tensor
 
-from asr.decoding.backend import ArcSet, ArcWords, Backend, Candidates, Searchable
-from asr.decoding.frame import TorchFrameBackend
+from asr.decoding.backend import ArcSet, ArcWords, Candidates, ChunkBackend, Searchable
+from asr.decoding.frame import FrameSearch, TorchFrameBackend
 from asr.decoding.gpu import cut_off, losing_arcs
 from asr.decoding.gpu import kernels as search_kernels
 from asr.decoding.gpu.cuda_graph import CudaGraphSearch
@@ -201,10 +201,11 @@ def check_search(graph: DecodingGraph, seed: int, block: int, in_buffers: bool) 
     beam, limits = ((3.0, (4, 6)), (float("inf"), (0, 10**6)))[seed % 2]
     options = DecodingOptions(search_beam=beam, min_active_states=limits[0], max_active_states=limits[1])
 
-    def made(searched: Searchable, options: DecodingOptions, _: Any, keep_lattice: bool) -> Backend:
+    def made(searched: Searchable, options: DecodingOptions, _: Any, keep_lattice: bool) -> ChunkBackend:
         own = FrameLimits(options, False, _CPU, block)
-        frames = TritonFrameBackend(searched, own, 2 * block)
-        return Backend(frames, CudaGraphSearch(searched, own, False, 4, 4 * block) if in_buffers else None)
+        if in_buffers:
+            return CudaGraphSearch(searched, own, False, 4, 4 * block)
+        return FrameSearch(searched, options, None, TritonFrameBackend(searched, own, 2 * block))
 
     backends: tuple[Any, Any] = ("torch", made)
     expected, found = (

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from asr.bundle import Bundle
-from asr.decoding.backend import Backend, Searchable
+from asr.decoding.backend import ChunkBackend, Searchable
 from asr.decoding.build import decoding_options
+from asr.decoding.frame import FrameSearch
 from asr.decoding.interface import DecodeResult, DecodingOptions
-from asr.decoding.selection import BackendFactory, select_backend
+from asr.decoding.selection import BackendFactory, frame_backend, select_backend
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from asr.kernels import hash_table
@@ -37,18 +38,17 @@ class NotHere(Exception):
 def backend_of(name: str) -> BackendFactory:
     """A backend by its name; `triton frames` runs single frames, `triton chunks` runs chunks without a CUDA graph."""
 
-    def made(graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, keep_lattice: bool) -> Backend:
-        backend = select_backend(graph, options, lm, keep_lattice, name.split()[0])
+    def made(graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, keep_lattice: bool) -> ChunkBackend:
         if name == "triton frames":
-            return Backend(backend.frame)
+            return FrameSearch(graph, options, lm, frame_backend(graph, options, lm is not None, "triton"))
         # With a language model the chunk search is no CUDA graph anyway.
-        if name == "triton chunks" and backend.chunk is not None and lm is None:
+        if name == "triton chunks" and graph.epsilon is None and lm is None:
             from asr.decoding.gpu.cuda_graph import CudaGraphSearch
             from asr.decoding.gpu.frame import FrameLimits
 
             limits = FrameLimits(options, False, graph.final_score.device)
-            return Backend(backend.frame, CudaGraphSearch(graph, limits, capture=False))
-        return backend
+            return CudaGraphSearch(graph, limits, capture=False)
+        return select_backend(graph, options, lm, keep_lattice, name.split()[0])
 
     return made
 

@@ -19,8 +19,8 @@ from torch import Tensor
 from asr.audio.io import read_audio
 from asr.cli.options import add_recognizer_arguments, recognizer_from
 from asr.cli.recordings import audio_files
-from asr.decoding.backend import ActiveTokens, Backend, Candidates, Expansion, Frame, Searchable, Survivors
-from asr.decoding.frame import TorchFrameBackend
+from asr.decoding.backend import ActiveTokens, Candidates, Expansion, Frame, Searchable, Survivors
+from asr.decoding.frame import FrameSearch, TorchFrameBackend
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.lm.cached.engine import CachedRNNLM
@@ -36,8 +36,8 @@ class WatchedBackend(TorchFrameBackend):
     lm: CombinedLM
     histories: ClassVar[dict[str, set[int]]] = {"asked": set(), "bound": set(), "survived": set()}
 
-    def __init__(self, graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, _: bool) -> None:
-        super().__init__(graph, options, lm is not None)
+    def __init__(self, graph: Searchable, options: DecodingOptions) -> None:
+        super().__init__(graph, options, has_lm=True)
         self._asked: tuple[Tensor, Tensor] | None = None
 
     def expand(self, tokens: ActiveTokens, frame: Frame, *, prune: bool = True) -> Expansion:
@@ -90,7 +90,8 @@ def main(argv: Sequence[str]) -> int:
     if engine.vocabulary != bundle.small_ngram.vocabulary:
         large = RemappedLM(engine, bundle.small_ngram.vocabulary)
     search = TokenPassingDecoder(
-        bundle.graph, recognizer.options, backend=lambda *of_search: Backend(WatchedBackend(*of_search))
+        *(bundle.graph, recognizer.options),
+        backend=lambda graph, options, lm, _: FrameSearch(graph, options, lm, WatchedBackend(graph, options)),
     )
     lm = WatchedBackend.lm = Difference(large, bundle.small_ngram)
     for path in audio_files(args.audio)[:: args.every]:

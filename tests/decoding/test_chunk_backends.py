@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from asr.decoding.backend import ActiveTokens, Backend, Searchable, SearchGraph
+from asr.decoding.backend import ActiveTokens, ChunkBackend, Searchable, SearchGraph
 from asr.decoding.backtrace import Backtrace
 from asr.decoding.cpu.arrays import arc_arrays, largest_excess
-from asr.decoding.frame import TokenSearch, TorchFrameBackend
+from asr.decoding.frame import TokenSearch
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.selection import BackendFactory, select_backend
 from asr.decoding.token_passing import TokenPassingDecoder
@@ -58,10 +58,10 @@ def test_kernels_in_buffers_of_a_fixed_size(
 
     searches: list[CudaGraphSearch] = []
 
-    def made(graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, _: bool) -> Backend:
+    def made(graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, _: bool) -> ChunkBackend:
         frame_limits = FrameLimits(options, False, torch.device("cpu"))
         searches.append(CudaGraphSearch(graph, frame_limits, False, frames_per_call, initial_capacity))
-        return Backend(TorchFrameBackend(graph, options, False), searches[-1])
+        return searches[-1]
 
     _check_same_paths(made, beam, limits, monkeypatch)
     assert len(searches) == 2
@@ -75,8 +75,8 @@ def test_loops(frames_per_call: int, beam: float, limits: tuple[int, int], monke
     pytest.importorskip("numba")
     from asr.decoding.cpu.chunk import NumbaChunkSearch
 
-    def made(graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, _: bool) -> Backend:
-        return Backend(TorchFrameBackend(graph, options, False), NumbaChunkSearch(graph, options, frames_per_call))
+    def made(graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, _: bool) -> ChunkBackend:
+        return NumbaChunkSearch(graph, options, frames_per_call)
 
     _check_same_paths(made, beam, limits, monkeypatch)
 
@@ -108,10 +108,9 @@ def test_the_excess_is_how_much_later_arcs_are_better() -> None:
 def _numba_with_lm(looks_up: bool) -> BackendFactory:
     from asr.decoding.cpu.chunk_lm import NumbaChunkSearchWithLM
 
-    def made(graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, _: bool) -> Backend:
+    def made(graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, _: bool) -> ChunkBackend:
         assert lm is not None
-        search = NumbaChunkSearchWithLM(graph, options, lm, looks_up, backpointers_per_call=100)
-        return Backend(TorchFrameBackend(graph, options, True), search)
+        return NumbaChunkSearchWithLM(graph, options, lm, looks_up, backpointers_per_call=100)
 
     return made
 

@@ -6,6 +6,7 @@ The kernels run in Triton's interpreter here, one program after the other.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -14,13 +15,12 @@ import torch
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from asr.decoding.backend import ActiveTokens, Backend, Frame, FrameBackend, Searchable, SearchGraph, SearchSink
+from asr.decoding.backend import ActiveTokens, Frame, FrameBackend, Searchable, SearchGraph, SearchSink
 from asr.decoding.backtrace import Backtrace
-from asr.decoding.frame import FrameSearch, SplitFrameBackend, TorchFrameBackend
+from asr.decoding.frame import FrameSearch, SplitFrameBackend, TorchFrameBackend, follow_epsilons
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import LatticeRecords
-from asr.decoding.selection import BackendFactory, select_backend
-from asr.lm.interface import LanguageModel
+from asr.decoding.selection import frame_backend
 from tests.decoding.random_graphs import random_graph, random_log_prob
 from tests.reference.table_lm import TableLM
 
@@ -54,7 +54,7 @@ _WORSE_FIRST = {
 @example(**_WORSE_FIRST, skip_beam=None, max_contexts=None, many_arcs=False)
 def test_loops_keep_the_same_paths(**case: Any) -> None:
     pytest.importorskip("numba")
-    _check_same_paths(functools.partial(select_backend, name="numba"), **case)
+    _check_same_paths(functools.partial(frame_backend, name="numba"), **case)
 
 
 @pytest.mark.slow
@@ -64,18 +64,18 @@ def test_kernels_keep_the_same_paths(**case: Any) -> None:
     pytest.importorskip("triton", reason="the kernels need triton; its interpreter runs them without a GPU")
     from asr.decoding.gpu.frame import FrameLimits, TritonFrameBackend
 
-    def small(graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, keep_lattice: bool) -> Backend:
-        limits = FrameLimits(options, lm is not None, torch.device("cpu"))
-        frame: FrameBackend = TritonFrameBackend(graph, limits, initial_capacity=64)
-        if lm is not None and options.max_contexts_per_state is not None:
-            frame = SplitFrameBackend(frame, TorchFrameBackend(graph, options, True))
-        return Backend(frame)
+    def small(graph: Searchable, options: DecodingOptions, has_lm: bool) -> FrameBackend:
+        limits = FrameLimits(options, has_lm, torch.device("cpu"))
+        frame = TritonFrameBackend(graph, limits, initial_capacity=64)
+        if has_lm and options.max_contexts_per_state is not None:
+            return SplitFrameBackend(frame, TorchFrameBackend(graph, options, True))
+        return frame
 
     _check_same_paths(small, **case)
 
 
 def _check_same_paths(
-    make_backend: BackendFactory,
+    make_backend: Callable[[Searchable, DecodingOptions, bool], FrameBackend],
     seed: int,
     with_lm: bool,
     epsilons: bool,
@@ -104,15 +104,15 @@ def _check_same_paths(
     searched = SearchGraph(graph, options)
     lm = TableLM(graph.vocabulary, seed, num_history_words=2) if with_lm else None
     outcomes = []
-    for make in (functools.partial(select_backend, name="torch"), make_backend):
+    for make in (TorchFrameBackend, make_backend):
         backtrace = Backtrace(graph.device, collects=False)
         records = LatticeRecords(num_utts, options) if keeps_lattice and not epsilons else None
         sink = SearchSink(backtrace, records, lambda parts: None)
-        search = FrameSearch(searched, options, lm, make(searched, options, lm, records is not None).frame)
+        search = FrameSearch(searched, options, lm, make(searched, options, with_lm))
         start = torch.zeros(num_utts, dtype=torch.int64)
         tokens = ActiveTokens.initial(torch.arange(num_utts), start, start if lm is None else lm.start(num_utts))
         offset = torch.zeros(num_utts, dtype=torch.float64)
-        tokens = search.follow_epsilons(tokens, offset, backtrace)
+        tokens = follow_epsilons(tokens, offset, backtrace, searched, options, lm)
         frames = []
         for frame in range(num_frames):
             begin = (torch.arange(num_utts) * num_frames + frame) * log_prob.shape[2]

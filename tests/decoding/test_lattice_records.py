@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asr.decoding import lattice
-from asr.decoding.backend import Backend, ChunkBackend, Searchable, SearchGraph
+from asr.decoding.backend import ChunkBackend, Searchable, SearchGraph
 from asr.decoding.backtrace import Backtrace, best_arcs, endings_of
 from asr.decoding.cpu.chunk import NumbaChunkSearch
 from asr.decoding.cpu.chunk_lm import NumbaChunkSearchWithLM
 from asr.decoding.cpu.frame import NumbaFrameBackend
 from asr.decoding.cpu.lattice import LatticeBackpointers, LosingArcs, add_losses, kept_within, order_by_source
 from asr.decoding.cpu.lattice_search import NumbaLatticeSearch
-from asr.decoding.frame import TokenSearch, TorchFrameBackend
+from asr.decoding.frame import FrameSearch, TokenSearch, TorchFrameBackend
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import Lattice, LatticeRecords
 from asr.decoding.rescoring import rescore_lattice
@@ -77,13 +77,12 @@ def test_loops_give_the_tensor_forms_lattice(
     # Two words of history: with all of them an open beam keeps every word sequence, a minute an example.
     lm = None if kind == "no language model" else TableLM(graph.vocabulary, seed, num_history_words=2)
 
-    def numba_backend(graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, _: bool) -> Backend:
-        chunk: ChunkBackend | None = None
+    def numba_backend(graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, _: bool) -> ChunkBackend:
         if lm is None:
-            chunk = NumbaChunkSearch(graph, options, frames_per_call)
-        elif kind == "chunks":
-            chunk = NumbaChunkSearchWithLM(graph, options, lm)
-        return Backend(NumbaFrameBackend(graph, options, lm is not None), chunk)
+            return NumbaChunkSearch(graph, options, frames_per_call)
+        if kind == "chunks":
+            return NumbaChunkSearchWithLM(graph, options, lm)
+        return FrameSearch(graph, options, lm, NumbaFrameBackend(graph, options, True))
 
     found = TokenPassingDecoder(graph, options, backend=numba_backend).search(
         log_prob, NUM_FRAMES, lm, keep_lattice=True
@@ -113,11 +112,9 @@ def ngrams(tmp_path_factory: pytest.TempPathFactory) -> list[NgramLM]:
 
 
 def _rescoring_backend(chunk: ChunkFactory) -> BackendFactory:
-    """Frames are an error: everything must go through the chunk backend."""
-
-    def made(graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, keep_lattice: bool) -> Backend:
+    def made(graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, keep_lattice: bool) -> ChunkBackend:
         assert lm is not None and keep_lattice
-        return Backend(TorchFrameBackend(graph, options, True), chunk(graph, options, lm))
+        return chunk(graph, options, lm)
 
     return made
 
@@ -185,12 +182,12 @@ def test_a_lattice_rescored_by_a_recurrent_network() -> None:
     expected = rescore_lattice(joint, options, CachedRNNLM(network), True, make_backend=reference)
     engine, makers = CachedRNNLM(network), []
 
-    def chosen(*arguments: Any) -> Backend:
+    def chosen(*arguments: Any) -> ChunkBackend:
         makers.append(select_backend(*arguments, name="numba"))
         return makers[-1]
 
     found = rescore_lattice(joint, options, engine, True, make_backend=chosen)
-    assert isinstance(makers[0].chunk, NumbaChunkSearchWithLM)
+    assert isinstance(makers[0], NumbaChunkSearchWithLM)
     for path, other in zip(found, expected, strict=True):
         assert path is not None and other is not None and torch.equal(path.graph_arc, other.graph_arc)
         assert path.lattice is not None and other.lattice is not None
@@ -291,7 +288,7 @@ def test_collecting_while_it_searches_costs_a_lattice_nothing(with_lm: bool, mon
     for collects in (False, True):
         most.append(0)
         lm = TableLM(graph.vocabulary, 1, num_history_words=1) if with_lm else None
-        backend = Backend(TorchFrameBackend(searched, options, with_lm))
+        backend = FrameSearch(searched, options, lm, TorchFrameBackend(searched, options, with_lm))
         backtrace, records = Backtrace(torch.device("cpu"), collects), LatticeRecords(4, options)
         search = TokenSearch(searched, options, lm, backend, backtrace, records)
         search.advance(search.start(torch.zeros(4, dtype=torch.int64)), log_prob, num_frames)

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from asr.cli import doctor
-from asr.decoding.backend import ActiveTokens, Backend, Chunk, ChunkBackend, Searchable, SearchGraph, SearchSink
+from asr.decoding.backend import ActiveTokens, Chunk, ChunkBackend, Searchable, SearchGraph, SearchSink
 from asr.decoding.frame import FrameSearch, SplitFrameBackend, TorchFrameBackend
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.rescoring import LatticeGraph
-from asr.decoding.selection import select_backend
+from asr.decoding.selection import frame_backend, select_backend
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from asr.kernels.jit import triton_available
@@ -53,7 +53,7 @@ def test_the_numba_backend_of_each_search(tmp_path: Path) -> None:
     searched, table_lm = SearchGraph(graph, OPTIONS), TableLM(graph.vocabulary)
     ngrams = _ngrams(tmp_path, table_lm)
     kinds: dict[str, type] = {
-        name: type(select_backend(searched, OPTIONS, lm, keep_lattice, "numba").chunk)
+        name: type(select_backend(searched, OPTIONS, lm, keep_lattice, "numba"))
         for name, lm, keep_lattice in [
             ("no language model", None, False),
             ("a lattice", None, True),
@@ -70,32 +70,33 @@ def test_the_numba_backend_of_each_search(tmp_path: Path) -> None:
         "n-grams": NumbaChunkSearchWithLM,
     }
     limited = DecodingOptions(max_contexts_per_state=2)
-    backend = select_backend(searched, limited, table_lm, name="numba")
-    assert isinstance(backend.frame, SplitFrameBackend) and backend.chunk is None
-    assert isinstance(select_backend(searched, limited, None, name="numba").frame, NumbaFrameBackend)
+    assert isinstance(select_backend(searched, limited, table_lm, name="numba"), FrameSearch)
+    assert isinstance(frame_backend(searched, limited, True, "numba"), SplitFrameBackend)
+    assert isinstance(select_backend(searched, limited, None, name="numba"), NumbaChunkSearch)
+    assert isinstance(frame_backend(searched, limited, False, "numba"), NumbaFrameBackend)
     with_epsilons = SearchGraph(random_graph(3, epsilons=True), OPTIONS)
-    assert select_backend(with_epsilons, OPTIONS, None, name="numba").chunk is None
+    assert isinstance(select_backend(with_epsilons, OPTIONS, None, name="numba"), FrameSearch)
     decoder = TokenPassingDecoder(graph, OPTIONS, backend="torch")
     lattice = decoder.search(random_log_prob(3, 2, 5), torch.tensor([5, 4]), keep_lattice=True).lattice
     assert lattice is not None
     pushed = LatticeGraph(lattice, OPTIONS)
     for keep_lattice in (False, True):
-        backend = select_backend(pushed, OPTIONS, ngrams, keep_lattice, "numba")
-        assert isinstance(backend.chunk, NumbaLatticeSearch)
+        assert isinstance(select_backend(pushed, OPTIONS, ngrams, keep_lattice, "numba"), NumbaLatticeSearch)
 
 
 def test_the_reference_runs_frame_by_frame() -> None:
-    backend = select_backend(SearchGraph(random_graph(0), OPTIONS), OPTIONS, None, name="torch")
-    assert isinstance(backend.frame, TorchFrameBackend) and backend.chunk is None
+    searched = SearchGraph(random_graph(0), OPTIONS)
+    assert isinstance(select_backend(searched, OPTIONS, None, name="torch"), FrameSearch)
+    assert isinstance(frame_backend(searched, OPTIONS, False, "torch"), TorchFrameBackend)
 
 
 @pytest.mark.parametrize(("lm_fusion", "graphs"), [("search", [SearchGraph]), ("lattice", [SearchGraph, LatticeGraph])])
 def test_a_decoder_makes_all_its_backends_alike(lm_fusion: str, graphs: list[type]) -> None:
     made: list[type] = []
 
-    def make(searched: Searchable, options: DecodingOptions, lm: LanguageModel | None, keep_lattice: bool) -> Backend:
+    def make(searched: Searchable, options: DecodingOptions, lm: LanguageModel | None, records: bool) -> ChunkBackend:
         made.append(type(searched))
-        return select_backend(searched, options, lm, keep_lattice, "torch")
+        return select_backend(searched, options, lm, records, "torch")
 
     graph = random_graph(3)
     log_prob = random_log_prob(3, 1, 8)
@@ -135,9 +136,9 @@ class ExclusiveSearch:
 def test_threads_share_a_decoder_but_no_backend() -> None:
     made = []
 
-    def exclusive(graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, _: bool) -> Backend:
+    def exclusive(graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, _: bool) -> ChunkBackend:
         frame = TorchFrameBackend(graph, options, lm is not None)
-        made.append(Backend(frame, ExclusiveSearch(FrameSearch(graph, options, lm, frame))))
+        made.append(ExclusiveSearch(FrameSearch(graph, options, lm, frame)))
         return made[-1]
 
     decoder = TokenPassingDecoder(random_graph(1), OPTIONS, backend=exclusive)

@@ -11,8 +11,9 @@ import torch
 
 from asr.audio.io import read_audio
 from asr.bundle import Bundle
-from asr.decoding.backend import Backend, Searchable
+from asr.decoding.backend import ChunkBackend, Searchable
 from asr.decoding.cpu.frame import NumbaFrameBackend
+from asr.decoding.frame import FrameSearch
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import Lattice
 from asr.decoding.rescoring import rescore_lattice
@@ -40,8 +41,8 @@ def _recordings(corpora: Path, name: str) -> list[Path]:
     return found
 
 
-def _frame_by_frame(graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, _: bool) -> Backend:
-    return Backend(NumbaFrameBackend(graph, options, lm is not None))
+def _frame_by_frame(graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, _: bool) -> ChunkBackend:
+    return FrameSearch(graph, options, lm, NumbaFrameBackend(graph, options, lm is not None))
 
 
 @pytest.mark.parametrize("mode", ["auto", "large_ngram"])

@@ -11,9 +11,9 @@ import torch
 pytest.importorskip("triton", reason="the kernels need triton; its interpreter runs them without a GPU")
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
-from asr.decoding.backend import Backend, SearchGraph
+from asr.decoding.backend import ChunkBackend, SearchGraph
 from asr.decoding.backtrace import Backtrace
-from asr.decoding.frame import TokenSearch, TorchFrameBackend
+from asr.decoding.frame import FrameSearch, TokenSearch, TorchFrameBackend
 from asr.decoding.gpu.chunk_lm import TritonChunkSearchWithLM
 from asr.decoding.gpu.frame import FrameLimits, TritonFrameBackend
 from asr.decoding.interface import DecodingOptions
@@ -38,10 +38,10 @@ def test_chunks_find_the_same(
     outcomes = []
     for with_kernels in (False, True):
         lm = TableLM(graph.vocabulary, seed, num_history_words=2)
-        backend = Backend(TorchFrameBackend(searched, options, True))
+        backend: ChunkBackend = FrameSearch(searched, options, lm, TorchFrameBackend(searched, options, True))
         if with_kernels:
             frames = TritonFrameBackend(searched, FrameLimits(options, True, torch.device("cpu"), block=64), 16)
-            backend = Backend(frames, TritonChunkSearchWithLM(searched, options, lm, frames))
+            backend = TritonChunkSearchWithLM(searched, options, lm, frames)
         backtrace = Backtrace(graph.device, collects)
         search = TokenSearch(searched, options, lm, backend, backtrace)
         stream = search.start(torch.zeros(4, dtype=torch.int64))

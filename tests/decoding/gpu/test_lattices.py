@@ -13,9 +13,9 @@ from torch import Tensor
 pytest.importorskip("triton", reason="the kernels need triton; its interpreter runs them without a GPU")
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
-from asr.decoding.backend import Backend, Searchable, SearchGraph
+from asr.decoding.backend import ChunkBackend, Searchable, SearchGraph
 from asr.decoding.backtrace import Backtrace, endings_of
-from asr.decoding.frame import TokenSearch, TorchFrameBackend
+from asr.decoding.frame import FrameSearch, TokenSearch, TorchFrameBackend
 from asr.decoding.gpu.chunk_lm import TritonChunkSearchWithLM
 from asr.decoding.gpu.cuda_graph import CudaGraphSearch
 from asr.decoding.gpu.frame import FrameLimits, TritonFrameBackend
@@ -42,14 +42,12 @@ CASES = [
 
 def made_search(
     searched: Searchable, options: DecodingOptions, lm: LanguageModel | None, capacity: int, frames_per_call: int
-) -> Backend:
+) -> ChunkBackend:
     limits = FrameLimits(options, lm is not None, CPU, block=64)
     if lm is None:
         margin = lattice_margin(options)
-        chunk = CudaGraphSearch(searched, limits, False, frames_per_call, capacity, margin)
-        return Backend(TorchFrameBackend(searched, options, False), chunk)
-    frames = TritonFrameBackend(searched, limits, capacity)
-    return Backend(frames, TritonChunkSearchWithLM(searched, options, lm, frames))
+        return CudaGraphSearch(searched, limits, False, frames_per_call, capacity, margin)
+    return TritonChunkSearchWithLM(searched, options, lm, TritonFrameBackend(searched, limits, capacity))
 
 
 @pytest.mark.parametrize(("beam", "output_beam", "limits", "capacity", "frames_per_call", "with_lm"), CASES)
@@ -67,7 +65,7 @@ def test_the_records_are_the_same(
     searched, found = SearchGraph(graph, options), []
     for with_kernels in (False, True):
         lm = TableLM(graph.vocabulary, 4, num_history_words=1) if with_lm else None
-        backend = Backend(TorchFrameBackend(searched, options, with_lm))
+        backend: ChunkBackend = FrameSearch(searched, options, lm, TorchFrameBackend(searched, options, with_lm))
         if with_kernels:
             backend = made_search(searched, options, lm, capacity, frames_per_call)
         backtrace, records = Backtrace(CPU, collects=False), LatticeRecords(4, options)
@@ -90,7 +88,7 @@ def test_the_lattices_are_the_same(with_lm: bool) -> None:
     log_prob, num_frames = random_log_prob(7, 3, 5), torch.tensor([2, 5, 0])
     options = DecodingOptions(search_beam=4.0, output_beam=3.0, min_active_states=2, max_active_states=30)
 
-    def made(searched: Searchable, own: DecodingOptions, lm: LanguageModel | None, keep_lattice: bool) -> Backend:
+    def made(searched: Searchable, own: DecodingOptions, lm: LanguageModel | None, keep_lattice: bool) -> ChunkBackend:
         assert keep_lattice
         return made_search(searched, own, lm, 64, 3)
 
