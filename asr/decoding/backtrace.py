@@ -356,7 +356,7 @@ class SpelledPath:
             arc: (L,) int64.
             frame_of: original numbers of the frames that these arcs read; None if no frames were skipped.
         """
-        arc = arc.to(graph.device)
+        arc = arc.to(graph.token_id.device)
         token_id = graph.token_id.index_select(0, arc)
         reads = (token_id >= 0).to(torch.int64)
         owner, word = expand(graph.word_begin, arc)

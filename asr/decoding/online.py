@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,6 +55,13 @@ class EndpointRules:
 _FRAMES_BETWEEN_SETTLINGS = 8
 
 
+class _Traced(NamedTuple):
+    """A path from the stream's start; None if no token is active."""
+
+    ending: Ending
+    path: SpelledPath | None
+
+
 @dataclass
 class _Progress:
     """The progress of a stream.
@@ -64,6 +72,7 @@ class _Progress:
         settled: the prefix that all partial paths share.
         unsettled_frames: original numbers of the decoded frames after that prefix; None if no frames are skipped.
         num_unsettled: frames read since the last attempt to extend `settled`.
+        best: the best path so far, complete or not; None if it has not been traced since the last chunk.
     """
 
     num_frames: int = 0
@@ -71,6 +80,7 @@ class _Progress:
     settled: SpelledPath = field(default_factory=SpelledPath)
     unsettled_frames: Tensor | None = None
     num_unsettled: int = 0
+    best: _Traced | None = None
 
 
 class StreamingDecoder:
@@ -154,13 +164,14 @@ class StreamingDecoder:
                 kept = frame[row, : int(kept_frames[row])] + one.num_frames
                 one.unsettled_frames = kept if one.unsettled_frames is None else torch.cat([one.unsettled_frames, kept])
             one.num_frames += num
+            one.best = None
             one.num_unsettled += num
             if one.num_unsettled >= _FRAMES_BETWEEN_SETTLINGS:
                 self._settle(streams[row], one)
 
     def partial(self, stream: int) -> Hypothesis | None:
         """The best path so far, complete or not; None if no token is active."""
-        return self._result(stream, unfinished=True).best
+        return self._result(self._open(stream), self._best(stream)).best
 
     def num_settled_words(self, stream: int) -> int:
         """The number of leading words of `partial` that can no longer change."""
@@ -170,14 +181,14 @@ class StreamingDecoder:
     def is_endpoint(self, stream: int) -> bool:
         """Whether the utterance has ended by the endpoint rules."""
         num_frames = self._open(stream).num_frames
-        path = self._path(stream, self._ending(stream, unfinished=True))
+        path = self._best(stream).path
         if path is None:
             return self._rules.apply(False, num_frames, num_frames)
         return self._rules.apply(len(path.word_ids) > 0, num_frames - path.spoken_end, num_frames)
 
     def finalize(self, stream: int) -> DecodeResult:
         """Ends a stream and returns its best complete path, or the best unfinished one if none is complete."""
-        result = self._result(stream, unfinished=False)
+        result = self._result(self._open(stream), self._traced(stream, unfinished=False))
         self._search.drop(stream)
         del self._progress[stream]
         return result
@@ -203,21 +214,24 @@ class StreamingDecoder:
         if progress.unsettled_frames is not None:
             progress.unsettled_frames = progress.unsettled_frames[progress.settled.num_frames - before :]
 
-    def _ending(self, stream: int, unfinished: bool) -> Ending:
-        return ending_of(self._search_graph, self.options, self._lm, *self._search.active(stream), unfinished)
+    def _best(self, stream: int) -> _Traced:
+        """The best path so far, which partial results and endpoints share."""
+        progress = self._open(stream)
+        if progress.best is None:
+            progress.best = self._traced(stream, unfinished=True)
+        return progress.best
 
-    def _path(self, stream: int, ending: Ending) -> SpelledPath | None:
-        """The best path from the stream's start; None if no token is active."""
+    def _traced(self, stream: int, unfinished: bool) -> _Traced:
+        """The best path; only a complete one, if there is any, unless `unfinished`."""
+        progress = self._open(stream)
+        ending = ending_of(self._search_graph, self.options, self._lm, *self._search.active(stream), unfinished)
         if ending.backpointer is None:
-            return None
-        progress = self._open(stream)
+            return _Traced(ending, None)
         arc = self._backtrace.path(ending.backpointer)
-        return progress.settled.followed_by(self.graph, arc, progress.unsettled_frames)
+        return _Traced(ending, progress.settled.followed_by(self.graph, arc, progress.unsettled_frames))
 
-    def _result(self, stream: int, unfinished: bool) -> DecodeResult:
-        progress = self._open(stream)
-        ending = self._ending(stream, unfinished)
-        path = self._path(stream, ending)
+    def _result(self, progress: _Progress, traced: _Traced) -> DecodeResult:
+        ending, path = traced
         hypotheses: tuple[Hypothesis, ...] = ()
         if path is not None:
             scores = (ending.total, ending.graph_score, ending.lm_score)

@@ -126,6 +126,7 @@ class TokenPassingDecoder:
         if lm_fusion not in LM_FUSIONS:
             raise AsrError(f"There is no LM fusion {lm_fusion!r}; choose one of {', '.join(LM_FUSIONS)}.")
         self.graph = graph
+        self._device = graph.device
         self.options = options if options is not None else DecodingOptions()
         self._check = LogProbCheck(len(graph.tokens), inputs)
         self._search_graph = SearchGraph(graph, self.options)
@@ -217,8 +218,8 @@ class TokenPassingDecoder:
         """
         self._check(log_prob, num_frames)
         num_utts = len(num_frames)
-        log_prob = log_prob.to(self.graph.device, torch.float32)
-        num_frames = num_frames.to(self.graph.device, torch.int64)
+        log_prob = log_prob.to(self._device, torch.float32)
+        num_frames = num_frames.to(self._device, torch.int64)
         original_frame = None
         if self.options.blank_skip_threshold is not None:
             log_prob, num_frames, original_frame, _ = skip_blanks(
@@ -235,14 +236,14 @@ class TokenPassingDecoder:
             found = chunked.search(log_prob, num_frames)
             backtrace, records = chunked.backtrace, chunked.records
         else:
-            backtrace = Backtrace(self.graph.device, collects=collects_on(self.graph.device, keep_lattice))
+            backtrace = Backtrace(self._device, collects=collects_on(self._device, keep_lattice))
             records = LatticeRecords(num_utts, self.options) if keeps_losing else None
             search = TokenSearch(self._search_graph, self.options, lm, backend, backtrace, records, held=held)
             search.advance(search.start(torch.zeros_like(num_frames)), log_prob, num_frames)
             found = search.all_active()
         endings = endings_of(self._search_graph, self.options, lm, *found)
         if lm is None or in_chunks:  # its buffers have been read
-            self._idle_backends[keeps_losing, _stream_number(self.graph.device)].append(backend)
+            self._idle_backends[keeps_losing, _stream_number(self._device)].append(backend)
         lattice: Lattice | None = None
         if records is not None:
             parts = records.collected(backtrace, endings)
@@ -256,7 +257,7 @@ class TokenPassingDecoder:
         """Takes an idle backend or makes one; on a GPU, its buffers belong to the current stream."""
         if lm is None:
             try:
-                return self._idle_backends[keep_lattice, _stream_number(self.graph.device)].pop()
+                return self._idle_backends[keep_lattice, _stream_number(self._device)].pop()
             except IndexError:
                 pass  # all are in use
         return self._make_backend(self._search_graph, self.options, lm, keep_lattice)

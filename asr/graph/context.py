@@ -8,6 +8,7 @@ Shapes: P phones, silence first; C columns of the acoustic model; S states and A
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -58,6 +59,7 @@ class TiedStates:
                         names[column] = f"{phone}_{state + 1}_{leaf}"
         return names
 
+    @functools.cached_property
     def phone_of_column(self) -> npt.NDArray[np.int64]:
         """The phone that each column belongs to, (C,)."""
         phone = np.zeros(self.num_columns, dtype=np.int64)
@@ -65,6 +67,11 @@ class TiedStates:
         phone[self.entry] = everyone
         phone[self.loop] = everyone
         return phone
+
+    @functools.cached_property
+    def _entries(self) -> frozenset[int]:
+        """The columns of first frames."""
+        return frozenset(self.entry.flatten().tolist())
 
     @classmethod
     def from_file(cls, path: Path) -> TiedStates:
@@ -85,12 +92,10 @@ class TiedStates:
             runs: (column, first frame, frame after the last) of each run of equal columns other than 0. An entry column
                 in two consecutive frames means that a phone of one frame occurs twice.
         """
-        owner = self.phone_of_column()
-        entries = set(self.entry.flatten().tolist())
         phones: list[tuple[int, int, int]] = []
         for column, first, after in runs:
-            phone = int(owner[column])
-            if column in entries:
+            phone = int(self.phone_of_column[column])
+            if column in self._entries:
                 phones += [(phone, frame, frame + 1) for frame in range(first, after)]
             elif phones and phones[-1][0] == phone and phones[-1][2] == first:
                 phones[-1] = (phone, phones[-1][1], after)
@@ -148,7 +153,7 @@ class TiedStates:
         shape = (len(tied.phones), len(tied.phones))
         if tied.entry.shape != shape or tied.loop.shape != shape or min(tied.entry.min(), tied.loop.min()) < 0:
             raise AsrError(f"tied states: the tables must be {shape[0]} by {shape[1]} columns of the network.")
-        owner = tied.phone_of_column()
+        owner = tied.phone_of_column
         everyone = np.arange(len(tied.phones))
         if (owner[tied.entry] != everyone).any() or (owner[tied.loop] != everyone).any():
             raise AsrError("tied states: two phones share a column; a column must belong to one phone.")
@@ -199,7 +204,7 @@ def compose_biphones(
     )
     nodes = _Nodes(state, column, offsets(np.bincount(state[1:], minlength=graph.num_states)) + 1)
     fill = (jit(fill_arcs) if compiled else None) or _fill_arrays
-    fill(_arcs(graph), nodes, _Columns(states.entry, states.loop, states.phone_of_column()), _arcs(composed))
+    fill(_arcs(graph), nodes, _Columns(states.entry, states.loop, states.phone_of_column), _arcs(composed))
     return composed
 
 

@@ -287,7 +287,7 @@ class LitChainModel(pl.LightningModule):
             )
         data.open(self.network)
         column_accuracy = np.ones(data.states.num_columns, dtype=np.float32)
-        column_accuracy[data.states.phone_of_column() == 0] = self.silence_accuracy
+        column_accuracy[data.states.phone_of_column == 0] = self.silence_accuracy
         self._objective = LfMmi(data.graph, self.leak, self.smbr_weight, column_accuracy, self.teacher_weight)
 
     def on_fit_start(self) -> None:

@@ -63,7 +63,7 @@ def phone_likelihoods(corpus: PreparedCorpus, network: nn.Module, states: TiedSt
     Returns:
         for each utterance, (T', C).
     """
-    owner = torch.from_numpy(states.phone_of_column())
+    owner = torch.from_numpy(states.phone_of_column)
     posteriors = []
     for index in range(len(corpus)):
         column = _log_prob(corpus, index, network).exp()

@@ -68,7 +68,7 @@ def test_no_more_columns_than_asked_for() -> None:
 
 def test_columns_belong_to_one_phone() -> None:
     states = grow_trees(PHONES, statistics({2: 0.0, 3: 2.0, 4: 5.0}), max_columns=14)
-    owner = states.phone_of_column()
+    owner = states.phone_of_column
     assert (owner[states.entry] == np.arange(5)).all() and (owner[states.loop] == np.arange(5)).all()
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from asr.kernels.hash_table import BYTES_PER_SLOT, marked_positions
+from asr.kernels.jit import has_package
 from asr.lm.cached.approximations import CacheOptions, QuantizedHistory, Recombination
 from asr.lm.cached.engine_numba import CachedLMTables, NumbaEngine
 from asr.lm.cached.eviction import ByteCosts, Capacity
@@ -284,8 +285,12 @@ class CachedRNNLM(LanguageModel):
             self.expansion, self.output, self.recombination, self.capacity, options, self.search_device, self.reset
         )
         self._numba_engine: NumbaEngine | None = None
-        if options.allows_loops and self.device.type == self.search_device.type == "cpu":
-            self._numba_engine = NumbaEngine(self.expansion, self.recombination, self.capacity, options.loop_room)
+        if options.allows_loops and self.device.type == self.search_device.type == "cpu" and has_package("numba"):
+            tables = network.output_tables()
+            if tables is not None:
+                self._numba_engine = NumbaEngine(
+                    self.expansion, tables, self.recombination, self.capacity, options.loop_room
+                )
         self.reset()
 
     def _capacity(self, capacity_bytes: int) -> Capacity:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from asr.kernels.hash_table import HashTable, distinct_values, home_bucket, slot_of
-from asr.kernels.jit import Intrinsic, jit, jit_required
+from asr.kernels.jit import Intrinsic, jit_required
 from asr.kernels.lookup import compiled_lookup
 from asr.lm.cached.approximations import Recombination, key_of_ending
 from asr.lm.cached.eviction import Capacity
@@ -221,25 +221,33 @@ def waiting_nodes(context_idx: Any, parent: Any, last_word: Any, hidden_row: Any
 class NumbaEngine:
     """Answers an engine's calls with compiled loops, and provides its arrays to loops that query without a call.
 
-    Edges, nodes and scores are those of `TorchEngine`. For engines on a CPU whose options allow loops. If no loop can
-    compute the network's output layer, or there is no more room within the capacity, methods return None.
+    Edges, nodes and scores are those of `TorchEngine`. If there is no more room within the capacity, methods return
+    None.
 
     Args:
         expansion: the engine's trie, hidden rows and hidden layer.
+        output: the `output_tables` of the network.
         recombination: which histories share contexts, or None; the first history of a context keeps it.
         capacity: the engine's bound on memory, or None.
         room: the minimum number of new edges for which there is room when a loop begins.
     """
 
     def __init__(
-        self, expansion: Expansion, recombination: Recombination | None, capacity: Capacity | None, room: int
+        self,
+        expansion: Expansion,
+        output: tuple[Any, ...],
+        recombination: Recombination | None,
+        capacity: Capacity | None,
+        room: int,
     ) -> None:
         self._expansion = expansion
+        self._output = output
         self._recombination = recombination
         self._capacity = capacity
         self._room = room
-        self._find = jit(find_edges)
-        self._answer = jit(answer_missing)
+        self._find = jit_required(find_edges)
+        self._answer = jit_required(answer_missing)
+        self._waiting = jit_required(waiting_nodes)
         self._current: tuple[tuple[Tensor, ...], CachedLMTables] | None = None
         self.num_words = len(expansion.layer.networks[0].vocabulary)
         self._counts = np.zeros(NUM_COUNTS, dtype=np.int64)
@@ -267,16 +275,13 @@ class NumbaEngine:
         counts[MAX_EDGES] = trie.edges.count + most
         return self.current_tables()
 
-    def current_tables(self) -> CachedLMTables | None:
-        """The arrays in their current state; None if no loop can compute a word's score."""
+    def current_tables(self) -> CachedLMTables:
+        """The arrays in their current state."""
         trie, state, scale = self._expansion.trie, self._expansion.hidden.state, self._expansion.hidden.scale
         endings = self._no_endings if self._recombination is None else self._recombination.table
         grown = trie.edges.keys, trie.parent, state, endings.keys
         if self._current is None or any(now is not before for now, before in zip(grown, self._current[0], strict=True)):
             network = self._expansion.layer.networks[0]
-            output = network.output_tables()
-            if output is None or jit(look_up_cached) is None:
-                return None
             hidden = state[:, network.state_size - network.hidden_size :]
             own_scale = scale[:, -1] if state.dtype == torch.int8 else scale.new_empty(0)
             edges = *trie.edges.for_loop(), trie.edge_score.numpy(), trie.edge_node.numpy()
@@ -286,7 +291,15 @@ class NumbaEngine:
             self._current = (
                 grown,
                 CachedLMTables(
-                    edges, shared, parent, word, hidden_row, hidden.numpy(), own_scale.numpy(), self._counts, output
+                    edges,
+                    shared,
+                    parent,
+                    word,
+                    hidden_row,
+                    hidden.numpy(),
+                    own_scale.numpy(),
+                    self._counts,
+                    self._output,
                 ),
             )
         return self._current[1]
@@ -328,9 +341,8 @@ class NumbaEngine:
     def expand(self, context_idx: Tensor) -> bool:
         """Computes missing rows of contexts (K,), whose parents all have rows -> whether there was room."""
         trie, hidden = self._expansion.trie, self._expansion.hidden
-        loop = jit_required(waiting_nodes)
         nodes = (part.numpy() for part in (trie.parent, trie.word, trie.hidden_row))
-        node, before, which, word = map(torch.from_numpy, loop(context_idx.contiguous().numpy(), *nodes))
+        node, before, which, word = map(torch.from_numpy, self._waiting(context_idx.contiguous().numpy(), *nodes))
         if self._capacity is not None and not self._capacity.has_row_room(len(node)):
             return False
         if 0 < len(node) < self._expansion.rows_ahead:
@@ -350,14 +362,13 @@ class NumbaEngine:
     def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor] | None:
         """See `CachedRNNLM.score`; None if there may be no room within the engine's bound."""
         begin = time.perf_counter()
-        tables = self.current_tables()
-        if tables is None or self._find is None or (self._capacity is not None and not self._capacity.has_room(0)):
+        if self._capacity is not None and not self._capacity.has_room(0):
             return None
         log_prob, next_idx = torch.empty(len(word_id)), torch.empty_like(context_idx)
         missing = np.empty(len(word_id), dtype=np.int64)
         arrays = (tensor.contiguous().numpy() for tensor in (context_idx, word_id, log_prob, next_idx))
         contexts, words, *answers = arrays
-        missing = missing[: self._find(contexts, words, tables.edges, *answers, missing)]
+        missing = missing[: self._find(contexts, words, self.current_tables().edges, *answers, missing)]
         counts = self._expansion.layer.statistics
         counts.seconds_find += time.perf_counter() - begin
         if len(missing) and not self._add(contexts, words, missing, answers):
@@ -377,7 +388,6 @@ class NumbaEngine:
             return False
         begin = time.perf_counter()
         most, is_done = trie.edges.count + len(missing), False
-        assert self._answer is not None
         while not is_done:
             tables = self.tables(most - trie.edges.count)
             assert tables is not None
