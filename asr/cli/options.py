@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import math
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -204,6 +206,24 @@ def _choices(choices: Mapping[str, str]) -> str:
     return "; ".join(f"{name}: {text}" for name, text in choices.items())
 
 
+def _with_flags_in_errors(function: Callable[..., Recognizer]) -> Callable[..., Recognizer]:
+    """Where errors are about options that were given, they name the flags: `--workers` instead of `num_workers`."""
+
+    @functools.wraps(function)
+    def call(args: argparse.Namespace, *more: Any) -> Recognizer:
+        options = {**setting_options(), **options_of(ResourceOptions)}
+        try:
+            return function(args, *more)
+        except AsrError as error:
+            names = re.compile(rf"\b({'|'.join(name for name in options if '_' in name)})\b")
+            if any(getattr(args, name) is not None for name in names.findall(str(error))):
+                raise AsrError(names.sub(lambda match: options[match[0]].flag, str(error))) from error
+            raise
+
+    return call
+
+
+@_with_flags_in_errors
 def recognizer_from(args: argparse.Namespace, mode: str | None = None) -> Recognizer:
     """Loads the recognizer that the arguments describe; `mode` overrides theirs.
 

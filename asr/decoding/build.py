@@ -165,23 +165,13 @@ class Placement:
         device_bytes: device memory for the tables of the models; the rest of the tables stays on the host. None puts
             everything on the device.
         hidden_device, output_device: where the recurrent model runs its hidden and its output layer; None is `device`.
-            Hidden states are kept, and histories looked up, where the output layer is.
-
-    Raises:
-        AsrError: `device_bytes` is combined with `hidden_device` or `output_device`.
+            Hidden states are kept, and histories looked up, where the output layer is. Not with `device_bytes`.
     """
 
     device: torch.device
     device_bytes: int | None = None
     hidden_device: torch.device | None = None
     output_device: torch.device | None = None
-
-    def __post_init__(self) -> None:
-        if self.device_bytes is not None and (self.hidden_device or self.output_device):
-            raise AsrError(
-                "lm_device_bytes keeps tables in host memory and cannot be combined with lm_hidden_device or "
-                "lm_output_device; leave out one of them."
-            )
 
 
 def language_models(

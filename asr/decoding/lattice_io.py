@@ -673,19 +673,6 @@ def lattice_to_k2(lattice: Lattice, options: DecodingOptions) -> Any:
     return fsa
 
 
-def lattice_from_k2_fsa(fsa: Any, name: str = "FSA") -> Lattice:
-    """Converts a `k2.Fsa` of `lattice_to_k2` back to a lattice.
-
-    Raises:
-        AsrError: an attribute is missing, or the arcs are not those of a lattice.
-    """
-    missing = [attribute for attribute in (*_SCORES, "graph_arc", "aux_labels") if not hasattr(fsa, attribute)]
-    if missing:
-        raise AsrError(f"{name}: the FSA lacks the attribute {missing[0]!r}; use one that `lattice_to_k2` created.")
-    attributes = {attribute: getattr(fsa, attribute) for attribute in (*_SCORES, "graph_arc")}
-    return _lattice_of_arcs(fsa.arcs.values(), attributes, fsa.aux_labels.tolist(), name)
-
-
 def _lattice_of_arcs(
     arcs: torch.Tensor, attributes: Mapping[str, torch.Tensor], words: Sequence[Sequence[int]], name: str
 ) -> Lattice:

@@ -106,7 +106,8 @@ class ResourceOptions:
             such as `cuda` and `cpu`; histories are kept where the output layer is. None is the recognizer's device.
 
     Raises:
-        AsrError: a value is out of range, or this machine has no such device.
+        AsrError: a value is out of range, this machine has no such device, or `lm_device_bytes` is combined with
+            another device of the language model.
     """
 
     max_segment_seconds: float = option(25.0, "cut longer recordings at pauses", needs="whole recordings")
@@ -157,6 +158,11 @@ class ResourceOptions:
             raise AsrError(f"max_segment_seconds is {self.max_segment_seconds}; give 1 second or more.")
         if self.batch_seconds is not None and not 0.0 < self.batch_seconds < math.inf:
             raise AsrError(f"batch_seconds is {self.batch_seconds}; it must be above 0, and finite.")
+        if self.lm_device_bytes is not None and (self.lm_hidden_device or self.lm_output_device):
+            raise AsrError(
+                "lm_device_bytes keeps tables in host memory and cannot be combined with lm_hidden_device or "
+                "lm_output_device; leave out one of them."
+            )
 
 
 @dataclass(frozen=True)

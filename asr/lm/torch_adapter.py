@@ -45,7 +45,7 @@ class WordModule(nn.Module, StatefulNetwork):
     module runs once per history, not once per successor.
 
     Args:
-        module: its symbols are the ids of `vocabulary`.
+        module: a `StatefulModule`; its symbols are the ids of `vocabulary`.
         vocabulary: the words.
     """
 

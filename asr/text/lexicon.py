@@ -151,11 +151,6 @@ class Lexicon:
         upper, written = (cls.from_files(paths, keep_stress, upper_case) for upper_case in (True, False))
         return written if sum(word in written for word in words) > sum(word in upper for word in words) else upper
 
-    @classmethod
-    def of_letters(cls, words: Iterable[str], name: str = "letters") -> Lexicon:
-        """A lexicon in which the pronunciation of each word is its characters."""
-        return cls({word: [tuple(word)] for word in words}, name=name)
-
     @property
     def phones(self) -> tuple[str, ...]:
         """All phones, sorted."""

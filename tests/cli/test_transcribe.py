@@ -364,6 +364,20 @@ def test_a_given_language_model_is_used_or_refused(tmp_path, tiny_bundle_folder,
         assert f"{unused[0]} has no effect in the mode" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--workers", "99"], "--workers is 99; it must be between 0 and 64"),
+        (["--search-beam", "-1"], "--search-beam is -1.0; it must be above 0"),
+        (["--lm-device-mb", "1", "--lm-hidden-device", "cpu"], "--lm-device-mb keeps tables in host memory"),
+        (["--mode", "ngram", "--rnn-weight", "0.5"], "--rnn-weight has no effect here"),
+    ],
+)
+def test_errors_name_the_options_that_were_given(given, message, tiny_bundle_folder, capsys):
+    assert main(["transcribe", "--bundle", str(tiny_bundle_folder), "none.wav", *given]) == 2
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("lattice_format", ["kaldi", "slf"])
 def test_jobs_that_share_a_folder_of_lattices(tmp_path, transcribe, tiny_bundle_folder, lattice_format):
     """Recordings of one name in two jobs, utterance ids with dots, and lattices of other recordings are all kept."""

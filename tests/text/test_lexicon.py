@@ -126,10 +126,9 @@ def test_restriction_reports_unknown_words_once() -> None:
     assert unknown == ["ZYZZYVA", "QUUX"]
 
 
-def test_merging_prefers_the_first_and_letters_spell() -> None:
+def test_merging_prefers_the_first() -> None:
     merged = Lexicon({"A": [("AH",)]}).merged_with(Lexicon({"A": [("EY",)], "B": [("B", "IY")]}))
     assert merged["A"] == [("AH",)] and merged["B"] == [("B", "IY")]
-    assert Lexicon.of_letters(["DON'T"])["DON'T"] == [("D", "O", "N", "'", "T")]
 
 
 @pytest.mark.slow
