@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from asr.decoding.build import LanguageModels
+from asr.decoding.interface import LanguageModels
 
 
 class StreamPool:

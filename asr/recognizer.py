@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from asr.audio.segments import Segment, open_recordings, segment_batches
 from asr.bundle import Bundle
 from asr.decoding.build import (
-    LanguageModels,
     Placement,
     build_decoder,
     calibration_of,
@@ -31,7 +30,7 @@ from asr.decoding.build import (
     language_models,
     recognition_settings,
 )
-from asr.decoding.interface import Decoder, DecodeResult, DecodingOptions, Hypothesis
+from asr.decoding.interface import Decoder, DecodeResult, DecodingOptions, Hypothesis, LanguageModels
 from asr.decoding.nbest import n_best
 from asr.decoding.rescoring import SecondPass
 from asr.decoding.settings import Pass, ResourceOptions, refuse_unused, setting_options

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 
 from asr.audio.resample import FeatureStream, ResampleStream, checked_rate
 from asr.audio.segments import as_samples
-from asr.decoding.build import LanguageModels
-from asr.decoding.interface import DecodeResult, Hypothesis
+from asr.decoding.interface import DecodeResult, Hypothesis, LanguageModels
 from asr.decoding.online import EndpointRules, StreamingDecoder
 from asr.decoding.settings import Pass
 from asr.decoding.token_passing import TokenPassingDecoder

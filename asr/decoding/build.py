@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from asr.bundle import Bundle
-from asr.decoding.interface import Decoder, DecodingOptions
+from asr.decoding.interface import Decoder, DecodingOptions, LanguageModels
 from asr.decoding.settings import EXTERNAL_MODE, MODES, OLD_NAMES, Settings
 from asr.decoding.token_passing import LM_FUSIONS, TokenPassingDecoder
 from asr.decoding.words import Calibration
@@ -24,7 +24,6 @@ from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels.jit import has_package
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
-from asr.lm.cached.statistics import QueryStatistics
 from asr.lm.combine import LISTED_SHARE, Difference, Interpolated, mapped_to
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.model import NgramLM
@@ -126,34 +125,6 @@ def _tuned(bundle: Bundle, mode: str) -> Any:
     if mode == EXTERNAL_MODE:
         mode = next((name for name in (*available_modes(bundle), *MODES) if name in by_mode), "ngram")
     return by_mode.get(mode, by_mode.get("ngram", {}))
-
-
-@dataclasses.dataclass
-class LanguageModels:
-    """A mode's language model in the form that the decoder queries.
-
-    Args:
-        model: the large model minus the graph's own; None if the graph's own model decides.
-        engine: the recurrent model's query engine inside `model`, for its statistics; None without a recurrent model.
-        second: the language models of the second pass, or None.
-    """
-
-    model: LanguageModel | None
-    engine: CachedRNNLM | None
-    second: LanguageModels | None = None
-
-    def statistics(self) -> QueryStatistics | None:
-        """Combined statistics of the recurrent models of all passes; None without one."""
-        counts = [None if self.engine is None else self.engine.statistics()]
-        counts.append(None if self.second is None else self.second.statistics())
-        known = [one for one in counts if one is not None]
-        return sum(known[1:], known[0]) if known else None
-
-    def forget_contexts(self) -> None:
-        """Tells the models that none of their contexts are in use any more."""
-        for models in (self, self.second):
-            if models is not None and models.model is not None:
-                models.model.retain(models.model.start(0))
 
 
 @dataclasses.dataclass(frozen=True)

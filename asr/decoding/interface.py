@@ -1,4 +1,4 @@
-"""The interface of all decoders: options, input and its checks, hypotheses and results.
+"""The interface of all decoders: language models, options, input and its checks, hypotheses and results.
 
 Shapes: N utterances, T frames, C tokens.
 """
@@ -20,6 +20,8 @@ from asr.options import check_options, option
 
 if TYPE_CHECKING:
     from asr.decoding.lattice import Lattice
+    from asr.lm.cached.engine import CachedRNNLM
+    from asr.lm.cached.statistics import QueryStatistics
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,34 @@ class Decoder(Protocol):
 _WIDEST_BEAM = 1e30  # wider beams become infinite: float32 cannot hold much more
 _MAX_SCALE = 1e6
 _MOST_STATES = 2**63 - 1
+
+
+@dataclass
+class LanguageModels:
+    """A mode's language model in the form that the decoder queries.
+
+    Args:
+        model: the large model minus the graph's own; None if the graph's own model decides.
+        engine: the recurrent model's query engine inside `model`, for its statistics; None without a recurrent model.
+        second: the language models of the second pass, or None.
+    """
+
+    model: LanguageModel | None
+    engine: CachedRNNLM | None
+    second: LanguageModels | None = None
+
+    def statistics(self) -> QueryStatistics | None:
+        """Combined statistics of the recurrent models of all passes; None without one."""
+        counts = [None if self.engine is None else self.engine.statistics()]
+        counts.append(None if self.second is None else self.second.statistics())
+        known = [one for one in counts if one is not None]
+        return sum(known[1:], known[0]) if known else None
+
+    def forget_contexts(self) -> None:
+        """Tells the models that none of their contexts are in use any more."""
+        for models in (self, self.second):
+            if models is not None and models.model is not None:
+                models.model.retain(models.model.start(0))
 
 
 @dataclass(frozen=True)

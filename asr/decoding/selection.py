@@ -40,11 +40,9 @@ def backend_name(name: str, device: torch.device) -> str:
     """
     if name not in BACKENDS:
         raise AsrError(f"There is no search backend {name!r}; choose one of {', '.join(BACKENDS)}.")
-    runs = {
-        "torch": True,
-        "numba": device.type == "cpu" and has_package("numba"),
-        "triton": triton_available(device),
-    }
+    if name == "torch":
+        return name
+    runs = {"numba": device.type == "cpu" and has_package("numba"), "triton": triton_available(device)}
     if name == "auto":
         return "triton" if device.type == "cuda" and runs["triton"] else "numba" if runs["numba"] else "torch"
     if not runs[name]:

@@ -139,8 +139,7 @@ class TokenPassingDecoder:
             raise AsrError(f"lm_fusion 'chunks' needs a CPU, but the graph is on {graph.device}; choose lattice.")
         self._keep_lattice = keep_lattice
         if isinstance(backend, str):
-            backend_name(backend, graph.device)
-            backend = functools.partial(select_backend, name=backend)
+            backend = functools.partial(select_backend, name=backend_name(backend, graph.device))
         self._make_backend = backend
         # Backends of searches that have ended, by whether a lattice was kept and by the CUDA stream that their buffers
         # belong to. Those with a language model are not kept.
