@@ -211,13 +211,14 @@ def _with_flags_in_errors(function: Callable[..., Recognizer]) -> Callable[..., 
 
     @functools.wraps(function)
     def call(args: argparse.Namespace, *more: Any) -> Recognizer:
-        options = {**setting_options(), **options_of(ResourceOptions)}
+        flags = {name: one.flag for name, one in (setting_options() | options_of(ResourceOptions)).items()}
+        flags["lm_fusion"] = "--lm-fusion"
         try:
             return function(args, *more)
         except AsrError as error:
-            names = re.compile(rf"\b({'|'.join(name for name in options if '_' in name)})\b")
+            names = re.compile(rf"\b({'|'.join(name for name in flags if '_' in name)})\b")
             if any(getattr(args, name) is not None for name in names.findall(str(error))):
-                raise AsrError(names.sub(lambda match: options[match[0]].flag, str(error))) from error
+                raise AsrError(names.sub(lambda match: flags[match[0]], str(error))) from error
             raise
 
     return call

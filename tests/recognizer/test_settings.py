@@ -149,7 +149,7 @@ def test_the_command_line_has_every_option(tiny_bundle_folder, capsys):
     assert "--word-beam is now --skip-beam" in capsys.readouterr().err
     recognizer = recognizer_from(args)
     assert (recognizer.options.skip_beam, recognizer.resources.cache_bytes) == (4.0, 3_000_000)
-    with pytest.raises(AsrError, match="output_beam has no effect here: it needs a lattice"):
+    with pytest.raises(AsrError, match=r"--output-beam has no effect here: it needs a lattice \(--lm-fusion"):
         recognizer_from(parsed("--bundle", tiny_bundle_folder, "--ngram-only", "--output-beam", 4))
 
 
