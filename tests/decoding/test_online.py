@@ -103,6 +103,22 @@ def test_partial_results_and_stream_numbers() -> None:
     assert decoder.start(1) == [first]
 
 
+def test_partial_results_and_endpoints_share_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = random_graph(3, num_states=20, num_arcs=80)
+    decoder = StreamingDecoder(graph)
+    (stream,) = decoder.start()
+    log_prob, traced = random_log_prob(3, 1, 6), []
+    path = backtrace_module.Backtrace.path
+    monkeypatch.setattr(backtrace_module.Backtrace, "path", lambda *args: traced.append(1) or path(*args))
+    partial = []
+    for begin in (0, 3):
+        decoder.advance([stream], log_prob[:, begin : begin + 3], torch.tensor([3]))
+        decoder.is_endpoint(stream)
+        partial += [decoder.partial(stream), decoder.partial(stream)]
+    assert len(traced) == 2
+    assert partial[0] == partial[1] != partial[2] == partial[3]
+
+
 def test_endpoint_after_blanks() -> None:
     graph = random_graph(3, num_states=20, num_arcs=80)
     decoder = StreamingDecoder(graph, endpoint_rules=EndpointRules(3, 3, 50))
