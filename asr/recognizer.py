@@ -39,6 +39,7 @@ from asr.decoding.words import WordAligner, can_align
 from asr.errors import AsrError
 from asr.graph.context import TIED_STATES, TiedStates
 from asr.graph.decoding_graph import GraphModule
+from asr.kernels.autograd import no_autograd
 from asr.kernels.heap import limit_compiled_shapes, release_now_and_then
 from asr.kernels.linear import byte_products
 from asr.lm.interface import LanguageModel, require_language_model
@@ -276,7 +277,7 @@ class Recognizer(nn.Module):
         """Stays in evaluation mode whatever `mode` is: dropout and the like are always off in a recognizer."""
         return super().train(False)
 
-    @torch.no_grad()
+    @no_autograd()
     def forward(
         self,
         audio: Any,
@@ -326,7 +327,7 @@ class Recognizer(nn.Module):
         in_order = [dict(sorted(parts.items())) for parts in found]
         return [joined([*parts.values()], [begin / self.sampling_rate for begin in parts]) for parts in in_order]
 
-    @torch.no_grad()
+    @no_autograd()
     def speaker_transform(
         self, audio: Any, sampling_rate: int | None = None, num_samples: Tensor | Sequence[int] | None = None
     ) -> SpeakerTransform:
@@ -508,7 +509,6 @@ class Recognizer(nn.Module):
                 self._decoders[keep_lattices] = decoder
             return self._decoders[keep_lattices]
 
-    @torch.no_grad()
     def _warm_up(self, decoder: Decoder, keep_lattices: bool) -> None:
         """Compiles all loops that recognition needs, so that the first recording's times do not include it."""
         second = self.settings.language_models

@@ -28,6 +28,7 @@ from asr.decoding.token_passing import TokenPassingDecoder
 from asr.decoding.warmup import made_up_log_prob, needs_warm_up
 from asr.decoding.words import calibrated, only_words, spoken
 from asr.errors import AsrError
+from asr.kernels.autograd import no_autograd
 from asr.kernels.heap import release_now_and_then
 from asr.lm.interface import LanguageModel
 from asr.models.external.network import ExternalNetwork
@@ -163,11 +164,11 @@ def _encoder(network: Any, options: StreamingOptions, frame_seconds: float, draf
 
 
 def _one_at_a_time(method: _Method) -> _Method:
-    """Decorator that runs a method under its object's lock."""
+    """Decorator that runs a method under its object's lock, without gradients."""
 
     @wraps(method)
     def locked(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with self._lock:
+        with self._lock, no_autograd():
             return method(self, *args, **kwargs)
 
     return cast(_Method, locked)
@@ -271,6 +272,7 @@ class StreamingRecognizer:
         AsrError: the decoder cannot run here.
     """
 
+    @no_autograd()
     def __init__(self, recognizer: Recognizer, options: StreamingOptions | None = None) -> None:
         self.options = options if options is not None else StreamingOptions()
         self._lock = threading.RLock()
@@ -339,7 +341,6 @@ class StreamingRecognizer:
         commit_frames = None if seconds is None else max(1, round(seconds / self.frame_seconds))
         return StreamingDecoder(self._graph, options, model, rules, commit_frames)
 
-    @torch.no_grad()
     def _warm_up(self) -> None:
         """Compiles all loops that streams need, so that the first stream does not wait for it."""
         recognizer = self._recognizer
@@ -394,7 +395,6 @@ class StreamingRecognizer:
         return number
 
     @_one_at_a_time
-    @torch.no_grad()
     def push(self, stream: int, samples: Any) -> None:
         """Takes more samples of a stream.
 
@@ -419,7 +419,6 @@ class StreamingRecognizer:
             one.windows.push(one.features.push(one.resampler.push(samples.float().cpu())))
 
     @_one_at_a_time
-    @torch.no_grad()
     def close(self, stream: int) -> None:
         """Ends a stream; its last result still comes from `step`."""
         one = self._open(stream)

@@ -22,6 +22,7 @@ from asr.ctc.spelled_words import SpellingModel
 from asr.ctc.stream import CTCStream
 from asr.ctc.word_models import listed_words, ngram_of_spellings, read_ngram, uniform_ngram
 from asr.errors import AsrError
+from asr.kernels.autograd import no_autograd
 from asr.lm.combine import Difference, Interpolated, mapped_to
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.model import NgramLM
@@ -213,7 +214,7 @@ class CTCDecoder:
         if isinstance(nbest, bool) or not isinstance(nbest, int) or nbest < 1:
             raise AsrError(f"nbest is {nbest!r}; ask for 1 hypothesis or more.")
         frames = as_frames(log_probs, lengths, self.tokens, self._inputs, self.device)
-        with torch.no_grad():
+        with no_autograd():
             found = self._search.decode(frames, nbest)
         return found[0] if frames.is_single else found
 
@@ -242,7 +243,8 @@ class CTCDecoder:
             if self.frame_shift is None:
                 raise AsrError("commit_seconds needs the frame shift; build the decoder with frame_shift=SECONDS.")
             commit_frames = max(1, round(commit_seconds / self.frame_shift))
-        return CTCStream(self._search, self.tokens, self._inputs, self.device, commit_frames)
+        with no_autograd():
+            return CTCStream(self._search, self.tokens, self._inputs, self.device, commit_frames)
 
     def _words(
         self,
@@ -343,7 +345,7 @@ class CTCDecoder:
         generator = torch.Generator().manual_seed(0)
         log_probs = torch.rand((2, 8, len(self.tokens)), generator=generator).log_softmax(2)
         frames = as_frames(log_probs, None, self.tokens, "scores", self.device, checks_blank=False)
-        with torch.no_grad():
+        with no_autograd():
             for nbest in (1, 2):
                 self._search.decode(frames, nbest)
 

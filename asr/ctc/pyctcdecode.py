@@ -41,6 +41,7 @@ from asr.ctc.prefix_kernel import BOUNDARY, Rules
 from asr.ctc.word_models import is_kenlm_binary, listed_words, read_ngram
 from asr.ctc.word_trie import WordTrie
 from asr.errors import AsrError
+from asr.kernels.autograd import no_autograd
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.model import NgramLM
 from asr.text.documents import parse_json
@@ -378,7 +379,7 @@ class BeamSearchDecoderCTC:
         words = self._scored_words(hotwords, hotword_weight)
         history = self._history if prune_history else 0
         rules = self._rules(words, beam_width, beam_prune_logp, token_min_logp, history)
-        with torch.no_grad(), self._models.lent() as lm:
+        with no_autograd(), self._models.lent() as lm:
             before = () if lm_start_state is None else lm_start_state.words
             context = 0 if lm is None else self._context_after(before, lm)
             beams = [PrefixBeam(rules, context) for _ in chunks]

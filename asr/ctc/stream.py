@@ -17,6 +17,7 @@ from asr.ctc.prefix_beam import read_chunks
 from asr.ctc.prefix_search import TokenSearch
 from asr.errors import AsrError
 from asr.graph.topology import with_last_boundary
+from asr.kernels.autograd import no_autograd
 from asr.text.ctc_tokens import CTCTokens
 
 
@@ -65,14 +66,14 @@ class CTCStream:
         if not frames.is_single:
             raise AsrError("a stream reads one utterance; give (frames, tokens), and open a stream for each utterance.")
         if len(frames.log_prob[0]):
-            with torch.no_grad():
+            with no_autograd():
                 self._reader.accept(frames.log_prob)
         self._num_frames += len(frames.log_prob[0])
 
     def partial(self) -> CTCHypothesis:
         """The best hypothesis so far."""
         self._require_open()
-        with torch.no_grad():
+        with no_autograd():
             return self._reader.partial(self._num_frames)
 
     @property
@@ -85,7 +86,7 @@ class CTCStream:
         """Ends the stream and returns the best hypothesis."""
         self._require_open()
         self._is_open = False
-        with torch.no_grad():
+        with no_autograd():
             return self._reader.finish(self._num_frames)
 
     def _require_open(self) -> None:

@@ -23,8 +23,11 @@ from asr.ctc.language_models import model_maker
 from asr.ctc.word_models import graph_ngram, trie_of, uniform_ngram
 from asr.errors import AsrError
 from asr.lm.cached.approximations import CacheOptions
+from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.ngram.model import NgramLM
+from asr.text.symbols import Vocabulary
 from tests.ctc.oracle import ForgetfulNgram, best_of_paths, best_word_sequences
+from tests.reference.toy_network import ToyNetwork
 
 pytestmark = pytest.mark.slow
 
@@ -443,3 +446,18 @@ def test_a_word_may_be_found_in_a_spelling_of_more_pieces() -> None:
         (best,) = decoder(log_probs)
         assert best.text == text  # no words are better than one that the frames do not spell
         assert tuple(token.text for token in best.tokens) == pieces
+
+
+def test_decoders_and_streams_that_change_into_and_out_of_inference_mode() -> None:
+    network = ToyNetwork(len(WORDS))
+    network.vocabulary = Vocabulary(WORDS)
+    log_probs = random_frames(12, seed=3)
+    expected = CTCDecoder(SYMBOLS, words=WORDS, lm=CachedRNNLM(network), warm_up=False)(log_probs)[0]
+    with torch.inference_mode():
+        decoder = CTCDecoder(SYMBOLS, words=WORDS, lm=CachedRNNLM(network), warm_up=False)
+        stream = decoder.stream()
+        assert decoder(log_probs)[0] == expected
+        stream.accept(log_probs[:6])
+    assert decoder(log_probs)[0] == expected
+    stream.accept(log_probs[6:])
+    assert stream.finish().text == expected.text

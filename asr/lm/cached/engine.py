@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from asr.kernels.autograd import no_autograd
 from asr.kernels.hash_table import BYTES_PER_SLOT, marked_positions
 from asr.kernels.jit import has_package
 from asr.lm.cached.approximations import CacheOptions, QuantizedHistory, Recombination
@@ -247,6 +248,7 @@ class CachedRNNLM(LanguageModel):
         synchronize: whether to wait for the device before reading the clock, so that the times of stages are true.
     """
 
+    @no_autograd()
     def __init__(
         self,
         network: StatefulNetwork,
@@ -309,13 +311,13 @@ class CachedRNNLM(LanguageModel):
             capacity_bytes, costs, self.expansion, self.output, self.recombination, self.sharing, kept_levels
         )
 
+    @no_autograd()
     def reset(self) -> None:
         """Forgets every history; earlier context indices become invalid. Statistics are kept."""
         for part in (self.trie, self.hidden, self.output, self.recombination, self.sharing, self.capacity):
             if part is not None:
                 part.clear()
-        with torch.no_grad():
-            row = self.hidden.append(self.network.initial_state().unsqueeze(0))
+        row = self.hidden.append(self.network.initial_state().unsqueeze(0))
         self.trie.hidden_row[BEFORE_START] = int(row)
 
     @property
@@ -327,6 +329,7 @@ class CachedRNNLM(LanguageModel):
         """The history `<s>` for each stream, context_idx (num_streams,)."""
         return torch.full((num_streams,), START, dtype=torch.int64, device=self.search_device)
 
+    @no_autograd()
     def retain(self, live: Tensor) -> None:
         """See `LanguageModel.retain`. Only an engine with a capacity forgets, and nothing before the first call.
 
@@ -342,6 +345,7 @@ class CachedRNNLM(LanguageModel):
         else:
             self.capacity.retain(live.to(self.device))
 
+    @no_autograd()
     def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
         """log P(word | history) and the history extended by the word: log_prob (Q,), next_idx (Q,)."""
         begin = self._clock.now()
@@ -368,6 +372,7 @@ class CachedRNNLM(LanguageModel):
         """
         return None if self._numba_engine is None else self._numba_engine.tables()
 
+    @no_autograd()
     def expand(self, context_idx: Tensor, live: Tensor) -> None:
         """See `LanguageModel.expand`: computes the hidden rows of those contexts (K,) that have none."""
         if self._numba_engine is not None:

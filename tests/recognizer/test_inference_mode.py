@@ -1,0 +1,61 @@
+"""Whoever loads or calls something in `torch.inference_mode()` may go on outside of it, and the other way round."""
+
+from __future__ import annotations
+
+import torch
+
+import asr
+from asr.lm.cached.approximations import CacheOptions
+from asr.lm.cached.engine import CachedRNNLM
+from asr.recognizer import Recognizer
+from asr.streaming import StreamingRecognizer
+from asr.testing.tones import RATE, TEXT, tones
+from tests.reference.toy_network import ToyNetwork
+
+SENTENCES = [line.split() for line in TEXT[:2]]
+
+
+def test_recognizers_loaded_and_called_in_inference_mode(tiny_bundle_folder):
+    expected = [asr.load(tiny_bundle_folder)(tones(words), RATE)[0].text for words in SENTENCES]
+    with torch.inference_mode():
+        recognizer = asr.load(tiny_bundle_folder)
+        first = recognizer(tones(SENTENCES[0]), RATE)[0].text
+    second = recognizer(tones(SENTENCES[1]), RATE)[0].text
+    with torch.inference_mode():
+        again = recognizer(tones(SENTENCES[0]), RATE)[0].text
+    assert [first, second] == expected
+    assert again == first
+
+
+def test_streams_that_change_modes_between_chunks(tiny_bundle_folder):
+    recognizer = Recognizer(asr.Bundle.load(tiny_bundle_folder))
+    with torch.inference_mode():
+        streams = StreamingRecognizer(recognizer)
+    stream = streams.open(RATE)
+    texts = []
+    for number, piece in enumerate(tones(SENTENCES[0]).split(RATE // 4)):
+        with torch.inference_mode(number % 2 == 0):
+            streams.push(stream, piece)
+            while streams.is_ready:
+                texts += [result.text for result in streams.step() if result.is_final]
+    streams.close(stream)
+    while streams.is_ready:
+        texts += [result.text for result in streams.step() if result.is_final]
+    assert " ".join(texts) == recognizer(tones(SENTENCES[0]), RATE)[0].text
+
+
+def test_cached_models_that_change_modes_between_queries():
+    word_id = torch.tensor([3, 4, 5])
+    for options in (CacheOptions(), CacheOptions(capacity_bytes=1 << 20), CacheOptions(recombination_length=1)):
+        expected, found = [], []
+        plain = CachedRNNLM(ToyNetwork(), options)
+        with torch.inference_mode():
+            switched = CachedRNNLM(ToyNetwork(), options)
+        for model, scores in ((plain, expected), (switched, found)):
+            context_idx = model.start(3)
+            for step in range(4):
+                with torch.inference_mode(step % 2 == 0 and model is switched):
+                    log_prob, context_idx = model.score(context_idx, word_id)
+                    model.retain(context_idx)
+                    scores.append(log_prob.tolist())
+        assert found == expected
