@@ -125,6 +125,8 @@ def build_network(
     except (TypeError, ValueError, ArithmeticError, RuntimeError, MemoryError) as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise AsrError(f"{where}: {class_name} does not take the arguments given there ({reason}).") from error
+    if torch.get_default_dtype() != torch.float32:
+        network.float()
     return ModelSpec(class_name, arguments, network.eval())
 
 

@@ -126,7 +126,7 @@ class StreamingOptions:
         )
 
 
-_NO_SAMPLES = torch.zeros(0)
+_NO_SAMPLES = torch.zeros(0, dtype=torch.float32)
 
 
 # Cache of the language model that a warm-up queries, and the frames of a chunk in the warm-up.

@@ -128,12 +128,20 @@ def test_what_a_users_model_excludes_is_refused(tiny_bundle_folder: Path) -> Non
     [
         ((torch.zeros(3), torch.zeros(2, dtype=torch.int64)), r"score, log_prob: .* is \[0\.0, 0\.0, 0\.0\]"),
         ((torch.tensor([0.0, math.nan]), torch.zeros(2, dtype=torch.int64)), r"log_prob: .* is \[0\.0, nan\]"),
-        ((torch.zeros(2, dtype=torch.int64),) * 2, r"log_prob: .* \(torch\.int64\); expected two log-probabilities"),
-        ((torch.zeros(2), torch.zeros(2)), r"next_idx: .* \(torch\.float32\); expected two contexts, torch\.int64"),
+        (
+            (torch.zeros(2, dtype=torch.int64),) * 2,
+            r"log_prob: .* \(torch\.int64\); expected a tensor of two log-probabilities",
+        ),
+        (
+            (torch.zeros(2), torch.zeros(2)),
+            r"next_idx: .* \(torch\.float32\); expected a tensor of two contexts, torch\.int64",
+        ),
+        ((torch.zeros(2), torch.tensor([0, -1])), r"next_idx: .* is \[0, -1\] \(torch\.int64\); .* of 0 or more"),
+        (([-1.0, -1.0], torch.zeros(2, dtype=torch.int64)), r"score, log_prob: .* it is a list; expected a tensor"),
     ],
 )
 def test_a_language_model_with_other_answers_is_refused(
-    tiny_bundle_folder: Path, answer: tuple[Tensor, Tensor], message: str
+    tiny_bundle_folder: Path, answer: tuple[Any, Tensor], message: str
 ) -> None:
     model, bundle = PreferredWord("TO"), asr.Bundle.load(tiny_bundle_folder)
     model.score = lambda context_idx, word_id: answer  # type: ignore[method-assign]
@@ -219,3 +227,41 @@ def test_a_stream_takes_integers(recognizer: asr.Recognizer) -> None:
             last = streaming.step()
         totals.append(last[-1].total)
     assert totals[0] == pytest.approx(totals[1], abs=0.5)
+
+
+@pytest.mark.parametrize("fusion", ["lattice", "search", "chunks"])
+def test_a_users_model_may_answer_in_float64(tiny_bundle_folder: Path, fusion: str) -> None:
+    model = PreferredWord("TO")
+    expected = asr.load(tiny_bundle_folder, language_model=model, lm_fusion=fusion)(tones(PAT_TO_KIT))[0]
+    score, final = model.score, model.final
+
+    def in_double(context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
+        log_prob, next_idx = score(context_idx, word_id)
+        return log_prob.double(), next_idx
+
+    model.score, model.final = in_double, lambda context_idx: final(context_idx).double()  # type: ignore[method-assign]
+    found = asr.load(tiny_bundle_folder, language_model=model, lm_fusion=fusion)(tones(PAT_TO_KIT))[0]
+    assert found.text == expected.text and found.lm_score == pytest.approx(expected.lm_score, abs=1e-4)
+
+
+@pytest.mark.parametrize("fusion", ["lattice", "search", "chunks"])
+def test_torchs_default_dtype_changes_nothing(tiny_bundle_folder: Path, fusion: str) -> None:
+    samples = tones(PAT_TO_KIT)
+    expected = asr.load(tiny_bundle_folder, lm_fusion=fusion)(samples, nbest=2)[0]
+    torch.set_default_dtype(torch.float64)
+    try:
+        recognizer = asr.load(tiny_bundle_folder, lm_fusion=fusion)
+        found = recognizer(samples, nbest=2)[0]
+        streaming = asr.StreamingRecognizer(recognizer)
+        stream = streaming.open()
+        streaming.push(stream, samples)
+        streaming.close(stream)
+        results = []
+        while streaming.is_ready:
+            results += streaming.step()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found.words == expected.words
+    totals = [[one.total for one in result.hypotheses] for result in (found, expected)]
+    assert totals[0] == pytest.approx(totals[1], abs=1e-5)
+    assert results[-1].text == expected.text

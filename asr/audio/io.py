@@ -99,7 +99,7 @@ class AudioFile(os.PathLike[str]):
         stream = ResampleStream(rate, self.sampling_rate)
         for block in blocks:
             yield stream.push(torch.from_numpy(_mixed(block, rate)))
-        if len(rest := stream.push(torch.zeros(0), is_last=True)):
+        if len(rest := stream.push(torch.zeros(0, dtype=torch.float32), is_last=True)):
             yield rest
 
 
@@ -107,7 +107,7 @@ def _joined(pieces: list[Tensor]) -> Tensor:
     """Joins pieces to one tensor (L,); frees each piece when it has been copied, which empties the list."""
     if len(pieces) == 1:
         return pieces.pop()
-    whole = torch.empty(sum(map(len, pieces)))
+    whole = torch.empty(sum(map(len, pieces)), dtype=torch.float32)
     position = 0
     pieces.reverse()
     while pieces:

@@ -162,7 +162,7 @@ class ResampleStream:
         self._old_rate, self._new_rate = old_rate, new_rate
         self._old, self._new, margin = block_sizes(old_rate, new_rate)
         self._margin = -(-margin // self._old)
-        self._held = torch.zeros(0)
+        self._held = torch.zeros(0, dtype=torch.float32)
         # The block at which the buffer begins, and the next block to be output.
         self._first_block = 0
         self._next_block = 0
@@ -196,7 +196,7 @@ class FeatureStream:
         self._fbank = fbank
         # Frames that are computed again before the first new one; their windows must be in the buffer.
         self._margin = -(-fbank.frame_length // fbank.frame_shift)
-        self._held = torch.zeros(0)
+        self._held = torch.zeros(0, dtype=torch.float32)
         self._first_frame = 0
         self._next_frame = 0
 
@@ -210,7 +210,7 @@ class FeatureStream:
             whole = (len(self._held) - fbank.frame_length) // fbank.frame_shift + 1
             num_frames = self._first_frame + max(0, whole)
         if num_frames <= self._next_frame:
-            return torch.zeros(0, fbank.feature_dim)
+            return torch.zeros(0, fbank.feature_dim, dtype=torch.float32)
         held = self._held.to(fbank.window.device)
         features = fbank(held.unsqueeze(0), torch.tensor([len(held)]))[0][0]
         new = features[self._next_frame - self._first_frame : num_frames - self._first_frame]

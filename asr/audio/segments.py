@@ -200,7 +200,7 @@ def segments_at_pauses(
         AsrError: as `split_at_pauses`, and what the pieces raise.
     """
     longest, window = _segment_sizes(sampling_rate, max_seconds)
-    begin, held = 0, torch.zeros(0)
+    begin, held = 0, torch.zeros(0, dtype=torch.float32)
     for piece in pieces:
         held = torch.cat([held, piece])
         while len(held) > longest:

@@ -91,7 +91,7 @@ class PhonesToLetters:
         Returns:
             The letters; "" if none of the phones is known.
         """
-        context, score, texts = self.ngram.start(1), torch.zeros(1), [""]
+        context, score, texts = self.ngram.start(1), torch.zeros(1, dtype=torch.float32), [""]
         for phone in phones:
             pairs = self._pairs_of.get(phone)
             if pairs is None:

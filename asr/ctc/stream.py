@@ -113,7 +113,7 @@ class _GraphStream:
 
     def finish(self, num_frames: int) -> CTCHypothesis:
         graph = self._search.graph
-        no_frames = torch.zeros((1, 0, len(graph.tokens)), device=graph.device)
+        no_frames = torch.zeros((1, 0, len(graph.tokens)), dtype=torch.float32, device=graph.device)
         last, num = with_last_boundary(no_frames, torch.zeros(1, dtype=torch.int64), self._search.boundary_id)
         if int(num[0]):
             self._decoder.advance([self._number], last, num)

@@ -144,7 +144,7 @@ def with_unlisted_as_unknown(ngram: NgramLM, words: Collection[str]) -> NgramLM:
     listed = {*SPECIAL_WORDS, *words}
     unlisted = [word_id for word_id, word in enumerate(ngram.vocabulary.words) if word not in listed]
     score[UNK_ID] = torch.logsumexp(score[[UNK_ID, *unlisted]].double(), 0)
-    plain = replace(arrays, score=score, score_level=torch.zeros(0), index=None)
+    plain = replace(arrays, score=score, score_level=torch.zeros(0, dtype=torch.float32), index=None)
     return NgramLM(ngram.vocabulary, plain, ngram.order, ngram.name)
 
 

@@ -85,7 +85,7 @@ class ArcWords:
             changed = self.num_words.index_select(0, arc).nonzero().squeeze(1)
         arc, context_idx = arc.index_select(0, changed), context_idx.index_select(0, changed)
         if not len(changed):
-            return changed, torch.zeros(0, device=arc.device), context_idx
+            return changed, torch.zeros(0, dtype=torch.float32, device=arc.device), context_idx
         word = self.word_id.index_select(0, self.word_begin.index_select(0, arc))
         return changed, *self.score_rest(lm, arc, *lm.score(context_idx, word))
 

@@ -229,7 +229,7 @@ def ending_of(
     final, graph_score = _final(graph, tokens)
     lm_score = torch.zeros_like(graph_score)
     if lm is not None and len(final) and not unfinished:
-        lm_score = lm.final(final.context_idx)
+        lm_score = lm.final(final.context_idx).to(graph_score.dtype)
     total = _total(graph, options, final, lm_score)
     ends = (final, graph_score, lm_score, total)
     if not len(tokens):
@@ -261,7 +261,7 @@ def endings_of(
     final, graph_score = _final(graph, tokens)
     lm_score = torch.zeros_like(graph_score)
     if lm is not None and len(final):
-        lm_score = lm.final(final.context_idx)
+        lm_score = lm.final(final.context_idx).to(graph_score.dtype)
     total = _total(graph, options, final, lm_score)
     best, best_token = (
         _first_best(total, final.stream, num_streams),

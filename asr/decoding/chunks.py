@@ -49,7 +49,7 @@ class ChunkGraph:
         self.num_states = len(arc_begin) - 1
         own_words = ArcWords.of_arcs(*words, graph_arc)
         self.emitting = ArcSet(arc_begin, dst_state, torch.zeros_like(dst_state), score, graph_arc, own_words)
-        self.final_score = self.final_graph_score = torch.zeros(self.num_states)
+        self.final_score = self.final_graph_score = torch.zeros(self.num_states, dtype=torch.float32)
 
 
 class Front(NamedTuple):
@@ -216,7 +216,7 @@ class ChunkedSearch:
         unfinished = best[tokens.stream] == -math.inf
         total = torch.where(unfinished, tokens.score, total)
         best = best_score(total, tokens.stream, num_utts)
-        loss = torch.full((num_records,), math.inf)
+        loss = torch.full((num_records,), math.inf, dtype=torch.float32)
         loss[tokens.backpointer] = best[tokens.stream] - total
         return np.asarray(loss.numpy(), dtype=np.float32)
 
@@ -233,7 +233,9 @@ class ChunkedSearch:
         backend = self._make_backend(graph, self._bounds, self._lm, self._keep_lattice)
         search = TokenSearch(graph, self._bounds, self._lm, backend, self.backtrace, self.records, held=held)
         stream = search.resume(tokens, num_utts)
-        search.advance(stream, torch.zeros(num_utts, int(span.num_rescored.max()), 1), span.num_rescored)
+        search.advance(
+            stream, torch.zeros(num_utts, int(span.num_rescored.max()), 1, dtype=torch.float32), span.num_rescored
+        )
         tokens, offset = search.all_active()
         order = torch.sort(tokens.stream, stable=True).indices
         return tokens.select(order), before + offset

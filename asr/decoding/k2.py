@@ -61,7 +61,7 @@ def lattice_from_k2(fsas: Any, order: list[int], graph: DecodingGraph, log_prob:
     graph_state[dst_state[inner]] = graph.dst_state[graph_arc].to(torch.int64)
     stays = torch.ones(num_states, dtype=torch.bool, device=device)
     stays[dst_state[is_final]] = False
-    final_score = torch.full((num_states,), -torch.inf, device=device)
+    final_score = torch.full((num_states,), -torch.inf, dtype=torch.float32, device=device)
     ends = src_state[is_final]
     # With the online intersecter, every state is final. Only those that are final in the graph count.
     ends = ends[graph.final_score[graph_state[ends]] > -torch.inf]
@@ -87,9 +87,9 @@ def lattice_from_k2(fsas: Any, order: list[int], graph: DecodingGraph, log_prob:
         src_state=number[src_state[inner]],
         dst_state=number[dst_state[inner]],
         arc=graph_arc,
-        lm_score=torch.zeros(len(inner), device=device),
+        lm_score=torch.zeros(len(inner), dtype=torch.float32, device=device),
         final_graph_score=final_score[by_frame],
-        final_lm_score=torch.zeros(len(by_frame), device=device),
+        final_lm_score=torch.zeros(len(by_frame), dtype=torch.float32, device=device),
     )
     return lattice_from_graph(parts, graph, log_prob), utt_of_fsa[used].tolist()
 

@@ -179,7 +179,7 @@ class OnlineLatticeRescorer:
             graph_arc,
             ArcWords.of_arcs(graph.word_begin, graph.word_id, graph_arc),
         )
-        no_end = torch.full((num_states,), -torch.inf, device=score.device)
+        no_end = torch.full((num_states,), -torch.inf, dtype=torch.float32, device=score.device)
         return _NewFrames(num_states, emitting, no_end, no_end)
 
     def _follow(self, part: _NewFrames, start_state: Tensor, num_frames: int) -> None:
@@ -190,7 +190,7 @@ class OnlineLatticeRescorer:
         tokens = self._tokens.select(stays)
         tokens.state = order[place[stays]]
         search = select_backend(part, self._options, self._lm)
-        log_prob = torch.zeros(1, num_frames, 1, device=tokens.state.device)
+        log_prob = torch.zeros(1, num_frames, 1, dtype=torch.float32, device=tokens.state.device)
         chunk = Chunk(log_prob, torch.tensor([num_frames], device=log_prob.device), self._score_offset)
         # The backpointers of a lattice are few, and are never collected.
         self._tokens = search.search(tokens, chunk, SearchSink(self.backtrace, None, lambda parts: None))
@@ -331,7 +331,7 @@ class K2StreamingDecoder:
         if path is not None:
             hypothesis = path.hypothesis(self.graph, self.options, frame_of)
             return DecodeResult((hypothesis,), True, num_kept, path.lattice, frame_of)
-        empty = torch.zeros(0, len(self.graph.tokens), device=self.graph.device)
+        empty = torch.zeros(0, len(self.graph.tokens), dtype=torch.float32, device=self.graph.device)
         log_prob = torch.cat([empty, *one.log_prob])
         found = self._fallback.search(log_prob[None], torch.tensor([num_kept]), self._lm, held=self._held())
         # Blanks have been skipped already, so the fallback has skipped no more frames.

@@ -493,7 +493,7 @@ class LatticeRecords:
         """
         score, stream = candidates.score, candidates.stream
         # Losing arcs outside the search beam are dropped, except those above a survivor that min_active_states kept.
-        lowest = torch.full((self._num_utts,), -self._search_beam, device=score.device)
+        lowest = torch.full((self._num_utts,), -self._search_beam, dtype=torch.float32, device=score.device)
         of_survivors = torch.where(survives, score, torch.full_like(score, torch.inf))
         lowest.scatter_reduce_(0, stream, of_survivors, "amin", include_self=True)
         stays = survives[winner] & (score[winner] - score <= self.margin) & (score >= lowest[stream])
@@ -553,7 +553,7 @@ class LatticeRecords:
         begin = torch.tensor(blocks, device=arc.device)
         # Losing arcs are in the order of the blocks that they lead to.
         losing_begin = torch.searchsorted(frame.index_select(0, dst), frame.index_select(0, begin)).tolist()
-        loss = torch.full((len(arc) + 1,), torch.inf, device=arc.device)
+        loss = torch.full((len(arc) + 1,), torch.inf, dtype=torch.float32, device=arc.device)
         loss[living] = 0.0  # -1 marks the spare last entry
         before_losing, before = (torch.where(one < 0, len(arc), one) for one in (src, previous))
         ends = zip(blocks, [*blocks[1:], len(arc)], strict=True)
@@ -609,11 +609,11 @@ class LatticeRecords:
             dst_state = number[dst]
         starts = torch.arange(num_utts, device=arc.device)
         final_state = torch.where(final.backpointer < 0, final.stream, number[final.backpointer])
-        no_end = torch.full((num_utts + len(state),), -torch.inf, device=arc.device)
+        no_end = torch.full((num_utts + len(state),), -torch.inf, dtype=torch.float32, device=arc.device)
         ends = (final_state >= 0).nonzero().squeeze(1)
         final_graph_score = torch.cat([ending.final_graph_score for ending in endings])[ends]
         final_lm_score = torch.cat([ending.final_lm_score for ending in endings])[ends]
-        lm_score = torch.zeros(len(src_state), device=arc.device)
+        lm_score = torch.zeros(len(src_state), dtype=torch.float32, device=arc.device)
         if self._lm_scores:
             of_backpointers, of_losing = _joined(self._lm_scores, (none.double(), none.double()))
             lm_score = torch.cat([of_backpointers[kept], of_losing[kept_losing]]).float()
@@ -636,7 +636,7 @@ def _joined(parts: list[tuple[Tensor, ...]], none: tuple[Tensor, ...]) -> tuple[
 
 def _final_losses(backpointer: Tensor, endings: Sequence[Ending], num_records: int) -> Tensor:
     """The loss of ending at each backpointer against the utterance's best path, (R,) float32; inf if not final."""
-    loss = torch.full((num_records,), torch.inf)
+    loss = torch.full((num_records,), torch.inf, dtype=torch.float32)
     lost = [ending.final_total.max() - ending.final_total for ending in endings if len(ending.final)]
     if lost:
         has_arcs = backpointer >= 0

@@ -663,7 +663,7 @@ def lattice_to_k2(lattice: Lattice, options: DecodingOptions) -> Any:
         total.view(torch.int32).long(),
     ]
     fsa = k2.Fsa(torch.stack(columns, dim=1)[order].to(torch.int32).contiguous())
-    zeros = torch.zeros(num_ends)
+    zeros = torch.zeros(num_ends, dtype=torch.float32)
     fsa.am_score = torch.cat([lattice.am_score, zeros])[order]
     fsa.graph_score = torch.cat([lattice.graph_score, lattice.final_graph_score[ends]])[order]
     fsa.lm_score = torch.cat([lattice.lm_score, lattice.final_lm_score[ends]])[order]
@@ -697,7 +697,7 @@ def _lattice_of_arcs(
         frame[dst] = frame[src] + 1
     chosen = [words[position] for position in inner.tolist()]
     num_words = torch.tensor([len(row) for row in chosen], dtype=torch.int64)
-    no_end = torch.full((num_states,), -torch.inf)
+    no_end = torch.full((num_states,), -torch.inf, dtype=torch.float32)
     return Lattice(
         frame=frame,
         utt_idx=torch.zeros(num_states, dtype=torch.int64),
@@ -712,7 +712,9 @@ def _lattice_of_arcs(
         word_begin=torch.cat([num_words.new_zeros(1), num_words.cumsum(0)]),
         word_id=torch.tensor([word for row in chosen for word in row], dtype=torch.int64),
         final_graph_score=no_end.index_copy(0, values[ends, 0], attributes["graph_score"][ends]),
-        final_lm_score=torch.zeros(num_states).index_copy(0, values[ends, 0], attributes["lm_score"][ends]),
+        final_lm_score=torch.zeros(num_states, dtype=torch.float32).index_copy(
+            0, values[ends, 0], attributes["lm_score"][ends]
+        ),
     )
 
 

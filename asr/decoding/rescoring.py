@@ -128,7 +128,11 @@ def rescore_lattice(
     search = TokenSearch(graph, bounds, lm, backend, backtrace, records, held=held)
     stream = search.start(lattice.start_state)
     # The acoustic scores are on the arcs of the lattice.
-    search.advance(stream, torch.zeros(num_utts, lattice.num_frames, 1, device=device), lattice.frames_of_utts())
+    search.advance(
+        stream,
+        torch.zeros(num_utts, lattice.num_frames, 1, dtype=torch.float32, device=device),
+        lattice.frames_of_utts(),
+    )
     endings = endings_of(graph, bounds, lm, *search.all_active())
     rescored: list[Lattice | None] = [None] * num_utts
     if records is not None:

@@ -107,7 +107,7 @@ def padded(tensor: Tensor, num_rows: int = 1) -> Tensor:
 
 def padded_room(*shape: int) -> Tensor:
     """An array of the shape, on wider rows in memory if the width is not a multiple of NARROW."""
-    return torch.empty(*shape[:-1], shape[-1] + -shape[-1] % NARROW)
+    return torch.empty(*shape[:-1], shape[-1] + -shape[-1] % NARROW, dtype=torch.float32)
 
 
 def add_products_by_row(products: Any, left: Any, right: Any) -> None:

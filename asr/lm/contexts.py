@@ -247,8 +247,8 @@ class DenseContexts:
         """Raises AsrError if a context did not fit its bits."""
         if self._exceeds is not None and bool(self._exceeds):
             raise AsrError(
-                f"A context index of a combined language model exceeds {_PACKED_BITS - 1} bits. Limit the model's "
-                "contexts, for example by a capacity."
+                f"A context index of a combined language model is not one of 0 to 2**{_PACKED_BITS - 1} - 1; number "
+                "the histories as they are met, and limit them, for example by a capacity."
             )
 
     def lookup_tables(self) -> tuple[NumberingTables, ...]:

@@ -62,7 +62,7 @@ def network_word_scores(
         log_prob (L,) float32; and for an NCE output, if `normalized`, the true log Z minus the constant one (L,), else
         None.
     """
-    log_prob, excess = torch.empty(len(token_id)), torch.empty(len(token_id))
+    log_prob, excess = torch.empty(len(token_id), dtype=torch.float32), torch.empty(len(token_id), dtype=torch.float32)
     has_excess = False
     log_z = network.exact_log_z(len(token_id)) if normalized and isinstance(network, RNNLanguageModel) else None
 
@@ -94,7 +94,7 @@ def network_word_scores(
 @torch.no_grad()
 def language_model_word_scores(lm: LanguageModel, token_id: NDArray[np.int32], sentences_at_once: int = 4096) -> Tensor:
     """The same for any `LanguageModel`: log_prob (L,)."""
-    log_prob = torch.empty(len(token_id))
+    log_prob = torch.empty(len(token_id), dtype=torch.float32)
     for sentences in pack_sentences(token_id, 0, sentences_at_once):
         context_idx = lm.start(sentences.sizes[0])
         for (num_alive,), words in sentences.chunks(1):
@@ -223,7 +223,7 @@ _HISTORY_WORDS_AT_ONCE = 4096  # their word vectors stay in a CPU's cache
 def network_distributions(network: StatefulNetwork, token_id: NDArray[np.int32]) -> Tensor:
     """Normalized log P(every word | history), (L, V). For texts of a few hundred words: L * V scores are computed."""
     every_word = torch.arange(len(network.vocabulary), device=network.initial_state().device)
-    log_prob = torch.empty(len(token_id), len(every_word))
+    log_prob = torch.empty(len(token_id), len(every_word), dtype=torch.float32)
     # NCE's `log_prob` is at most 0; normalization needs the scores themselves.
     is_nce = isinstance(network, RNNLanguageModel) and isinstance(network.output, NceOutput)
     score_of = network.word_score if is_nce else network.log_prob
@@ -242,7 +242,7 @@ def network_distributions(network: StatefulNetwork, token_id: NDArray[np.int32])
 @torch.no_grad()
 def language_model_distributions(lm: LanguageModel, token_id: NDArray[np.int32]) -> Tensor:
     """The same for any `LanguageModel`; not normalized if its scores are not."""
-    log_prob = torch.empty(len(token_id), len(lm.vocabulary))
+    log_prob = torch.empty(len(token_id), len(lm.vocabulary), dtype=torch.float32)
     for sentences in pack_sentences(token_id, 0, sentences_at_once=64):
         context_idx = lm.start(sentences.sizes[0])
         every_word = torch.arange(len(lm.vocabulary), device=context_idx.device)

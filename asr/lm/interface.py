@@ -20,8 +20,9 @@ from asr.text.symbols import Vocabulary
 class LanguageModel(ABC):
     """A language model that a decoder can query in batches.
 
-    A context index is a number that the model gives to a word history. Context indices and word ids are int64 tensors
-    on the model's device; log probabilities are natural logarithms, float32. Queries come in any order and may repeat.
+    A context index is a number from 0 to 2**31 - 1 that the model gives to a word history. (Only combinations of models
+    use larger ones.) Context indices and word ids are int64 tensors on the model's device; log probabilities are
+    natural logarithms, float32. Queries come in any order and may repeat.
 
     Only the four abstract members are needed. The others let a model take part in compiled searches, do expensive
     work for many contexts at once, and forget contexts.
@@ -103,12 +104,24 @@ def require_language_model(model: object) -> None:
         ("score, next_idx", next_idx, False),
         ("final", model.final(next_idx), True),
     ):
-        fits = found.is_floating_point() if is_score else found.dtype == torch.int64
-        if found.shape != (2,) or not fits or bool(torch.isnan(found).any()):
+        if not (_are_two_scores(found) if is_score else _are_two_contexts(found)):
+            shown = f"{found.tolist()} ({found.dtype})" if isinstance(found, Tensor) else f"a {type(found).__name__}"
             raise AsrError(
-                f"{type(model).__name__}.{what}: for two queries it is {found.tolist()} ({found.dtype}); expected two "
-                f"{'log-probabilities, floats' if is_score else 'contexts, torch.int64'}."
+                f"{type(model).__name__}.{what}: for two queries it is {shown}; expected a tensor of two "
+                f"{'log-probabilities, floats' if is_score else 'contexts, torch.int64 of 0 or more'}."
             )
+
+
+def _are_two_scores(found: object) -> bool:
+    if not isinstance(found, Tensor) or found.shape != (2,) or not found.is_floating_point():
+        return False
+    return not bool(torch.isnan(found).any())
+
+
+def _are_two_contexts(found: object) -> bool:
+    if not isinstance(found, Tensor) or found.shape != (2,) or found.dtype != torch.int64:
+        return False
+    return bool((found >= 0).all())
 
 
 CacheableTerms = Literal["none", "history", "group", "tree"]

@@ -362,7 +362,7 @@ class HostNgramLM(LanguageModel):
         arc_idx, passed = self._finder.follow(context_idx, word_id)
         keys = [arc_idx, *(torch.add(state, self._host.num_arcs) for _, state in passed)]
         rows = self._rows.rows(torch.cat(keys)).split([len(key) for key in keys])
-        backoff = torch.zeros(len(word_id), device=self._device)
+        backoff = torch.zeros(len(word_id), dtype=torch.float32, device=self._device)
         for (query, _), row in zip(passed, rows[1:], strict=True):
             backoff.index_add_(0, query, _score_of(row))
         return backoff + _score_of(rows[0]), rows[0][:, 1].to(torch.int64)
@@ -399,7 +399,7 @@ def bytes_to_find_arcs(lm: NgramLM) -> int:
 
 def _what_finds_arcs(lm: NgramLM) -> NgramArrays:
     """Only the arrays that finding an arc needs; the others stay on the host."""
-    nothing = torch.zeros(0)
+    nothing = torch.zeros(0, dtype=torch.float32)
     label = narrow(lm.arrays.label) if is_narrow(len(lm.vocabulary)) else lm.arrays.label
     return replace(
         lm.arrays, label=label, score=nothing, dst_state=nothing, backoff_score=nothing, score_level=nothing, index=None

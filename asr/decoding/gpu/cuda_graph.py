@@ -76,7 +76,7 @@ class FrameBuffers:
         def zeros(size: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(size, dtype=dtype, device=device)
 
-        self.log_prob = torch.zeros(sizes.streams, sizes.frames, sizes.columns, device=device)
+        self.log_prob = torch.zeros(sizes.streams, sizes.frames, sizes.columns, dtype=torch.float32, device=device)
         self._frame_begin = torch.arange(sizes.streams, device=device) * (sizes.frames * sizes.columns)
         self.num_frames = zeros(sizes.streams, torch.int64)
         self.score_offset = zeros(sizes.streams, torch.float64)

@@ -157,7 +157,7 @@ class CutOff:
         self._histogram = torch.zeros(
             _NUM_ROUNDS.value, num_streams, _NUM_BUCKETS.value, dtype=torch.int32, device=device
         )
-        self.threshold = torch.zeros(num_streams, device=device)
+        self.threshold = torch.zeros(num_streams, dtype=torch.float32, device=device)
 
     def empty(self) -> None:
         """Clears what a failed run has left."""

@@ -192,7 +192,7 @@ class Recombination:
         self._best = torch.full((num_slots,), kernels.UNBEATEN.value, dtype=torch.int64, device=device)
         self._slot = torch.zeros(num_candidates, dtype=torch.int32, device=device)
         self.winner = torch.zeros_like(self._slot)
-        self.value = torch.zeros(num_candidates, device=device)
+        self.value = torch.zeros(num_candidates, dtype=torch.float32, device=device)
         self._by_stream = torch.zeros(3, num_streams, dtype=torch.int32, device=device)
         self.num_inside = self._by_stream[0]
         self._cut_off = CutOff(num_candidates, num_streams, limits.selection_block, device)

@@ -190,7 +190,7 @@ class LosingArcBuffers:
 
         self.number = zeros(found.num_arcs)
         self.src, self.dst, self.arc = zeros(num_losing), zeros(num_losing), zeros(num_losing)
-        self.score_gap = torch.zeros(num_losing, device=device)
+        self.score_gap = torch.zeros(num_losing, dtype=torch.float32, device=device)
         self._worst = torch.zeros(found.num_streams, dtype=torch.int32, device=device)
         self._tile_count, self._tile_end = zeros(found.num_tiles), zeros(found.num_tiles)
 

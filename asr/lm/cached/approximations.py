@@ -168,7 +168,7 @@ class Recombination:
 
     def clear(self) -> None:
         self.table = HashTable(16, self.device)
-        self._best_score = torch.empty(0, device=self.device)
+        self._best_score = torch.empty(0, dtype=torch.float32, device=self.device)
         self._best_call = torch.empty(0, dtype=torch.int32, device=self.device)
 
     @property
@@ -194,7 +194,9 @@ class Recombination:
         """Positions (B,) of the edges, one per node, that by score (R,) now represent their node (R,) < num_nodes."""
         missing = num_nodes - self._best_score.numel()
         if missing > 0:
-            self._best_score = torch.cat((self._best_score, torch.full((missing,), -torch.inf, device=self.device)))
+            self._best_score = torch.cat(
+                (self._best_score, torch.full((missing,), -torch.inf, dtype=torch.float32, device=self.device))
+            )
             self._best_call = torch.cat((self._best_call, self._best_call.new_zeros(missing)))
         distinct, which = torch.unique(node, return_inverse=True)
         best = segment_max(score, which, distinct.numel())

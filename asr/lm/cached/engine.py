@@ -177,7 +177,7 @@ class TorchEngine:
         if self._keeps_scores or self._recombination is not None:
             log_prob = self._log_prob(context_idx, word_id)
         else:
-            log_prob = torch.zeros(one.numel(), device=key.device)
+            log_prob = torch.zeros(one.numel(), dtype=torch.float32, device=key.device)
         if self._recombination is None:
             node = self._trie.new_nodes(context_idx, word_id)
         else:

@@ -49,9 +49,11 @@ class OutputCache:
         self.clear()
 
     def clear(self) -> None:
-        self._history_normalizer = torch.empty(0, device=self.device)
+        self._history_normalizer = torch.empty(0, dtype=torch.float32, device=self.device)
         self._group_normalizer = HashTable(1, self.device)
-        self._held_paths = torch.empty(0, _HELD_NODES if self.cache_paths else 0, device=self.device)
+        self._held_paths = torch.empty(
+            0, _HELD_NODES if self.cache_paths else 0, dtype=torch.float32, device=self.device
+        )
 
     def limit_groups(self, num_histories: int) -> None:
         """Bounds the normalizers of groups to `bytes_of_groups` for each of `num_histories` histories."""
@@ -111,11 +113,13 @@ class OutputCache:
         """Makes room for histories numbered below num_histories."""
         added = num_histories - self._history_normalizer.numel()
         if self.cache_history and added > 0:
-            unknown = torch.full((added,), float("nan"), device=self.device)
+            unknown = torch.full((added,), float("nan"), dtype=torch.float32, device=self.device)
             self._history_normalizer = torch.cat((self._history_normalizer, unknown))
         added = num_histories - len(self._held_paths)
         if self.cache_paths and added > 0:
-            unknown = torch.full((added, self._held_paths.shape[1]), float("nan"), device=self.device)
+            unknown = torch.full(
+                (added, self._held_paths.shape[1]), float("nan"), dtype=torch.float32, device=self.device
+            )
             self._held_paths = torch.cat((self._held_paths, unknown))
 
     def _of_group(self, row: Tensor, hidden: Tensor, history: Tensor, group: Tensor) -> Tensor:

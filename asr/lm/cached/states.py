@@ -58,7 +58,7 @@ class HiddenStore:
         self.rows = RowAllocator(_FIRST_ROWS, self.device, self.max_rows)
         self.state = torch.empty(_FIRST_ROWS, self.state_size, dtype=self.dtype, device=self.device)
         self.last_used = torch.zeros(_FIRST_ROWS, dtype=torch.int32, device=self.device)
-        self.scale = torch.empty(_FIRST_ROWS, len(self._parts), device=self.device)
+        self.scale = torch.empty(_FIRST_ROWS, len(self._parts), dtype=torch.float32, device=self.device)
 
     @property
     def bytes_per_row(self) -> int:
@@ -307,7 +307,10 @@ class Expansion:
             if above.numel() == 0:
                 break
             levels.append(above)
-        known, state = levels[-1][:0], torch.empty(0, self.hidden.state_size, device=self.hidden.device)
+        known, state = (
+            levels[-1][:0],
+            torch.empty(0, self.hidden.state_size, dtype=torch.float32, device=self.hidden.device),
+        )
         for level in reversed(levels):
             before = self._with_known(self.trie.parent.index_select(0, level).long(), known, state)
             state = self.layer.step(before, self.trie.word.index_select(0, level).long())

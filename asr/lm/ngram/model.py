@@ -159,7 +159,7 @@ class NgramArrays:
             backoff_state=torch.from_numpy(backoff_state),
             backoff_score=torch.from_numpy(backoff_score),
             word_map=torch.from_numpy(word_map),
-            score_level=torch.zeros(0),
+            score_level=torch.zeros(0, dtype=torch.float32),
         )
 
 

@@ -198,7 +198,7 @@ class RNNLanguageModel(nn.Module, StatefulNetwork):
 
     def initial_state(self) -> Tensor:
         """The state before `<s>` is read: zeros, (S,)."""
-        return torch.zeros(self.state_size, device=next(self.layers.parameters()).device)
+        return torch.zeros(self.state_size, dtype=torch.float32, device=next(self.layers.parameters()).device)
 
     def step(self, state: Tensor, word_id: Tensor) -> Tensor:
         """state (Q, S), word_id (Q,) -> next state (Q, S)."""

@@ -120,7 +120,7 @@ def log_sums(
     order = order[torch.arange(-(-num_queries // ROWS) * ROWS).clamp(max=num_queries - 1)]
     columns = [values[order].contiguous().numpy() for values in (*queries, places)]
     arrays = [table.numpy() if isinstance(table, Tensor) else table for table in tables]
-    top = torch.full((len(order),), -torch.inf)
+    top = torch.full((len(order),), -torch.inf, dtype=torch.float32)
     total = torch.zeros(len(order), dtype=torch.float64)
 
     def work(begin: int, end: int) -> None:
@@ -129,7 +129,7 @@ def log_sums(
         loop(*(column[part] for column in columns), *arrays, *room, top[part].numpy(), total[part].numpy())
 
     in_threads(work, len(order) // ROWS, rows_at_least=8)
-    log_z = torch.empty(num_queries)
+    log_z = torch.empty(num_queries, dtype=torch.float32)
     log_z[order] = (top + total.log()).float()
     return log_z
 
