@@ -92,14 +92,14 @@ class StreamingOptions:
     def __post_init__(self) -> None:
         positive = ("chunk_seconds", "silence_before_words", "silence_after_words", "longest_utterance")
         for name in (*positive, "partial_search_beam", "partial_max_active_states"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise AsrError(f"streaming: {name} is {getattr(self, name)}; it must be above 0, and finite.")
+            if not _is_positive(getattr(self, name)):
+                raise AsrError(f"streaming: {name} is {getattr(self, name)!r}; it must be above 0, and finite.")
         commit = self.force_commit_seconds
-        if commit is not None and not 0 < commit < math.inf:
-            raise AsrError(f"streaming: force_commit_seconds is {commit}; it must be above 0, and finite, or None.")
+        if commit is not None and not _is_positive(commit):
+            raise AsrError(f"streaming: force_commit_seconds is {commit!r}; it must be above 0, and finite, or None.")
         for name in ("left_seconds", "right_seconds", "memory_seconds", "min_feature_std"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise AsrError(f"streaming: {name} is {getattr(self, name)}; it must be 0 or more, and finite.")
+            if getattr(self, name) != 0 and not _is_positive(getattr(self, name)):
+                raise AsrError(f"streaming: {name} is {getattr(self, name)!r}; it must be 0 or more, and finite.")
         if self.decoder not in ("token-passing", "k2"):
             raise AsrError(f"streaming: there is no decoder {self.decoder!r}; choose token-passing or k2.")
         if self.partial_policy not in PARTIAL_POLICIES:
@@ -161,6 +161,11 @@ def _encoder(network: Any, options: StreamingOptions, frame_seconds: float, draf
                 f"streaming: {name} sets windows, but {network.model.name} keeps states and has none; leave it out."
             )
     return StateEncoder(network)
+
+
+def _is_positive(value: object) -> bool:
+    """Whether an option is a number above 0, and finite."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def _one_at_a_time(method: _Method) -> _Method:

@@ -141,7 +141,8 @@ def run(arguments: Sequence[str]) -> int:
         print(_group_help(name, group), file=sys.stdout if rest else sys.stderr)
         return 0 if rest else 2
     if name not in COMMANDS:
-        raise AsrError(f"asr: there is no command {' '.join(arguments[:2])!r}; there are: {', '.join(COMMANDS)}.")
+        unknown = " ".join(arguments[: 2 if group else 1])
+        raise AsrError(f"asr: there is no command {unknown!r}; there are: {', '.join(COMMANDS)}.")
     if COMMANDS[name][0] == "asr.cli.train":
         # LightningCLI parses the whole command line itself, including the subcommand.
         return int(_import_command("asr.cli.train").run([name, *rest]))

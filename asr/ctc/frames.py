@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -101,6 +102,9 @@ def _as_tensor(value: Any) -> Tensor:
     if isinstance(value, Tensor):
         return value
     try:
+        if isinstance(value, np.ndarray):
+            # torch supports neither the other byte order nor negative strides, and warns of arrays that are read-only.
+            value = np.require(value, value.dtype.newbyteorder("="), ["C", "W"])
         return torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise AsrError(

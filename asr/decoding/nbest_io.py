@@ -282,7 +282,9 @@ def _from_json(line: str, where: str) -> tuple[str, list[Candidate]]:
 
 
 def _candidate(entry: Any) -> Candidate:
-    words = tuple(str(entry["text"]).split())
+    if not isinstance(entry["text"], str):
+        raise TypeError("the text is not a string")
+    words = tuple(entry["text"].split())
     scores = entry.get("scores")
     if isinstance(scores, dict):
         lm_score = float(scores.get("lm", 0.0)) + float(scores.get("graph", 0.0))

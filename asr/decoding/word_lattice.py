@@ -72,12 +72,20 @@ class RescoringScales:
         old_lm_scale: weight of its language model's scores.
         lm_scale: weight of the new language model's scores.
         word_insertion_penalty: added for each word.
+
+    Raises:
+        AsrError: a weight is not a finite number.
     """
 
     am_scale: float = 1.0
     old_lm_scale: float = 0.5
     lm_scale: float = 0.5
     word_insertion_penalty: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not math.isfinite(value):
+                raise AsrError(f"{name} is {value}; give a finite number.")
 
 
 class RescoredWord(NamedTuple):

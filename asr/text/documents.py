@@ -26,6 +26,8 @@ _NESTED = "it is nested too deeply"
 READING_ERRORS = (OSError, EOFError, lzma.LZMAError, zlib.error)
 
 _UNPACKED: dict[str, Callable[[Path], Any]] = {".gz": gzip.GzipFile, ".xz": lzma.LZMAFile}
+# The first bytes of compressed files, which no text begins with.
+_PACKED = {b"\x1f\x8b": "gzip", b"\xfd7zXZ\0": "xz", b"BZh91AY&SY": "bzip2", b"\x28\xb5\x2f\xfd": "zstd"}
 _BUFFER_BYTES = 1 << 20
 
 
@@ -37,15 +39,20 @@ def open_text(path: Path, what: str = "file") -> IO[bytes]:
         what: its name in error messages.
 
     Raises:
-        AsrError: the file is missing or damaged.
+        AsrError: the file is missing or damaged, or compressed although its name does not say so.
     """
     try:
         stream: Any = io.BufferedReader(_UNPACKED.get(path.suffix, io.FileIO)(path), _BUFFER_BYTES)
-        if stream.peek(len(codecs.BOM_UTF8)).startswith(codecs.BOM_UTF8):
+        head = stream.peek(max(map(len, _PACKED)))
+        if head.startswith(codecs.BOM_UTF8):
             stream.read(len(codecs.BOM_UTF8))
-        return stream
     except READING_ERRORS as error:
         raise unreadable(path, what, error) from error
+    for mark, kind in _PACKED.items():
+        if head.startswith(mark):
+            stream.close()
+            raise AsrError(f"{path}: the {what} is compressed ({kind}); unpack it, or give .gz or .xz files so named.")
+    return stream
 
 
 def read_text(path: str | Path, what: str = "file") -> str:

@@ -36,6 +36,17 @@ def test_forms_of_the_same() -> None:
     assert torch.equal(listed.log_prob[1, :2], wanted[1, :2])
 
 
+def test_arrays_that_torch_does_not_take() -> None:
+    wanted = log_probs(2, 5)
+    read_only = wanted.numpy().copy()
+    read_only.flags.writeable = False
+    for form in (wanted.numpy()[::-1].copy()[::-1], wanted.numpy().astype(">f4"), read_only):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            frames = as_frames(form, None, TOKENS, "log_probs", CPU)
+        assert torch.equal(frames.log_prob, wanted[:, :, [2, 0, 1]])
+
+
 def test_other_kinds_of_values() -> None:
     logits = torch.randn((1, 4, 3), generator=torch.Generator().manual_seed(1))
     wanted = logits.log_softmax(2)[:, :, [2, 0, 1]]

@@ -381,6 +381,7 @@ def test_words_that_a_bundles_network_lacks_are_not_worth_its_whole_unknown(
         ("list", "u1\tx\tPAT\n", "list:1: 'x' is not a finite number"),
         ("list", "u1 PAT\n", "list:1: expected 'id<TAB>words'"),
         ("list", '{"id": "u", "nbest": [{"score": 1}]}\n', "list:1: expected an object with 'id'"),
+        ("list", '{"id": "u", "nbest": [{"text": ["PAT"], "score": 1}]}\n', "list:1: expected an object with 'id'"),
         ("gone", None, "there is no such file or folder"),
     ],
 )
@@ -390,6 +391,13 @@ def test_wrong_files_are_one_sentence(folder: Path, name: str, content: str | No
     assert main(["rescore", str(folder / name), "--words", str(folder / "words.txt")]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["am_scale", "old_lm_scale", "lm_scale", "word_insertion_penalty"])
+def test_scales_are_finite(name: str) -> None:
+    for value in (math.nan, math.inf):
+        with pytest.raises(AsrError, match=f"{name} is {value}; give a finite number"):
+            RescoringScales(**{name: value})
 
 
 def test_numbers_need_their_words(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -390,6 +390,9 @@ def test_bad_pieces_are_refused_and_the_stream_goes_on(recognizer):
             StreamingOptions(**{name: math.inf})
     with pytest.raises(AsrError, match="no decoder 'k3'"):
         StreamingOptions(decoder="k3")
+    for name, value in (("right_seconds", None), ("chunk_seconds", "1"), ("force_commit_seconds", "5")):
+        with pytest.raises(AsrError, match=f"streaming: {name} is {value!r}; it must be"):
+            StreamingOptions(**{name: value})
     with pytest.raises(AsrError, match="no partial_policy 'all'"):
         StreamingOptions(partial_policy="all")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import codecs
 import gzip
 import lzma
@@ -50,3 +51,19 @@ def test_damage_anywhere_is_one_sentence(tmp_path: Path, suffix: str) -> None:
         for read in (read_text, read_transcripts, lambda path: read_word_stream([path]), read_arpa):
             with pytest.raises(AsrError, match="cannot be unpacked"):
                 read(path)
+
+
+@pytest.mark.parametrize(
+    ("pack", "kind"),
+    [
+        (gzip.compress, "gzip"),
+        (lzma.compress, "xz"),
+        (bz2.compress, "bzip2"),
+        (lambda text: b"\x28\xb5\x2f\xfd" + text, "zstd"),
+    ],
+)
+def test_compressed_files_with_other_names(tmp_path: Path, pack: Callable[[bytes], bytes], kind: str) -> None:
+    path = tmp_path / "text.txt"
+    path.write_bytes(pack(b"A B\n"))
+    with pytest.raises(AsrError, match=rf"text\.txt: the text is compressed \({kind}\); unpack it"):
+        read_text(path, "text")
