@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
+from numbers import Real
 from typing import Any, TypeVar, cast
 
 import torch
@@ -165,7 +166,7 @@ def _encoder(network: Any, options: StreamingOptions, frame_seconds: float, draf
 
 def _is_positive(value: object) -> bool:
     """Whether an option is a number above 0, and finite."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+    return isinstance(value, Real) and not isinstance(value, bool) and 0 < float(value) < math.inf
 
 
 def _one_at_a_time(method: _Method) -> _Method:
