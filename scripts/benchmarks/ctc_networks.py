@@ -1,17 +1,20 @@
-"""Small CTC networks of letters, pieces and phones for the benchmark of CTC decoders, trained in minutes.
+"""CTC networks of letters, pieces and phones for the benchmark of CTC decoders, each trained in a few minutes.
 
-Each reads the scores of the librispeech bundle's acoustic model, whose weights stay as they are, and is trained by CTC
-(Graves et al., 2006) on train-clean-5. So their outputs are as good as this bundle's ears, and have the form that other
-people's networks have.
+They read posteriors of phones by the librispeech bundle, whose weights stay as they are (`ctc_posteriors`), and are
+trained by CTC (Graves et al., 2006) on train-clean-5 and on sentences of train-clean-100's transcripts that are put
+together from its recordings (`ctc_spoken_text`). So their outputs are as good as this bundle's ears, and have the form
+that other people's networks have. Two speakers are held out; nothing is chosen on dev-clean-2.
 
-Shapes: N utterances, T frames, S outputs of the acoustic model, C tokens.
+Shapes: N utterances, T frames, P phones, C tokens.
 """
 
 from __future__ import annotations
 
-import itertools
+import lzma
 import math
-from collections.abc import Sequence
+import random
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -21,65 +24,105 @@ from torch.nn.utils.rnn import pad_sequence
 
 from asr.bundle import Bundle
 from asr.ctc import CTCTokens
+from asr.metrics import NO_ERRORS, count_errors
 from asr.text.lexicon import Lexicon
+from scripts.benchmarks.ctc_posteriors import CONDITIONS, FLOOR, phone_posteriors, stored_posteriors, tied_states
+from scripts.benchmarks.ctc_spoken_text import SpokenText
 from scripts.benchmarks.ctc_workload import CTCWorkload
-from scripts.benchmarks.inputs import cache_folder, with_progress
-from scripts.benchmarks.speech import Recording, frames_of, recordings
+from scripts.benchmarks.inputs import cache_folder, required_corpora, with_progress
+from scripts.benchmarks.speech import recordings
 
-_WIDTH, _KERNEL = 192, 5
-_EPOCHS, _PEAK_LR, _DROPOUT = 8, 2e-3, 0.2
-_UTTERANCES_OF_A_BATCH = 8
-# Of the scores, roughly.
-_MEAN, _DEVIATION = -8.0, 3.0
+_WIDTH, _KERNEL, _DILATIONS, _DROPOUT = 256, 5, (1, 1, 2, 2, 4), 0.1
+# Frames of 30 ms that training reads, and the share of sentences that were said as they are.
+_NUM_FRAMES = {"letters": 4_000_000, "pieces": 4_000_000, "phones": 2_000_000}
+_SHARE_SAID = {"letters": 0.2, "pieces": 0.2, "phones": 0.4}
+_PEAK_LR = 2e-3
+_FRAMES_OF_A_BATCH, _BATCHES_OF_A_CONDITION = 6000, 10
+# Posteriors are flattened, or sharpened a little, by a random factor of their logs.
+_SCALES = (0.6, 1.1)
+HELD_OUT = ("1988", "2902")
+_TRANSCRIPTS = Path("text", "train-clean-100.text.xz")
+Example = tuple[Tensor, Tensor]
+"""Log posteriors (T, 1 + 2 P), and the columns of the words."""
 
 
 class Readout(nn.Module):
-    """Two convolutions over an acoustic model's scores, (N, T, S) -> log_prob (N, T, C)."""
+    """Five convolutions, which see 1.2 seconds: log posteriors (N, T, 1 + 2 P) -> log_prob (N, T, C)."""
 
-    def __init__(self, num_states: int, num_tokens: int) -> None:
+    def __init__(self, num_posteriors: int, num_tokens: int) -> None:
         super().__init__()
-        self.enter = nn.Sequential(nn.Linear(num_states, _WIDTH), nn.ReLU(), nn.Dropout(_DROPOUT))
-        self.mix = nn.ModuleList(nn.Conv1d(_WIDTH, _WIDTH, _KERNEL, padding=_KERNEL // 2) for _ in range(2))
+        self.enter = nn.Sequential(nn.Linear(num_posteriors, _WIDTH), nn.ReLU())
+        self.norm = nn.ModuleList(nn.LayerNorm(_WIDTH) for _ in _DILATIONS)
+        self.mix = nn.ModuleList(
+            nn.Conv1d(_WIDTH, _WIDTH, _KERNEL, padding=_KERNEL // 2 * step, dilation=step) for step in _DILATIONS
+        )
         self.drop = nn.Dropout(_DROPOUT)
         self.leave = nn.Linear(_WIDTH, num_tokens)
 
-    def forward(self, scores: Tensor) -> Tensor:
-        hidden = self.enter((scores - _MEAN) / _DEVIATION)
-        for layer in self.mix:
-            hidden = hidden + self.drop(layer(hidden.transpose(1, 2)).relu().transpose(1, 2))
-        log_prob: Tensor = self.leave(hidden).log_softmax(2)
+    def forward(self, posteriors: Tensor) -> Tensor:
+        hidden = self.enter(1.0 - posteriors / (0.5 * FLOOR))  # from -1 to 1
+        for norm, layer in zip(self.norm, self.mix, strict=True):
+            hidden = hidden + self.drop(layer(norm(hidden).transpose(1, 2)).relu().transpose(1, 2))
+        log_prob: Tensor = self.leave(hidden).float().log_softmax(2)
         return log_prob
 
 
 def read_out(bundle: Bundle, stored: Sequence[CTCWorkload], corpora: Path | None, num_utts: int) -> list[CTCWorkload]:
     """Outputs for dev-clean-2 of networks with the tokens of stored workloads, which are trained on the first call."""
-    networks = [Readout(len(bundle.graph.tokens), len(each.tokens)) for each in stored]
-    paths = [cache_folder() / "ctc_networks" / f"{each.tokens.kind}.safetensors" for each in stored]
-    untrained = [number for number, path in enumerate(paths) if not path.is_file()]
-    if untrained:
-        speech = recordings(corpora, part="train-clean-5")[1]
-        scores = [each.half() for each in frames_of(bundle, speech)]
-        for number in untrained:
-            targets = [_target(one, stored[number].tokens, bundle.lexicon) for one in speech]
-            _train(networks[number], stored[number].tokens.blank_id, scores, targets)
-            paths[number].parent.mkdir(parents=True, exist_ok=True)
-            save_file(networks[number].state_dict(), paths[number])
+    num_posteriors = 2 * len(tied_states(bundle).phones) - 1
+    folder = cache_folder() / "ctc_networks"
     name, speech = recordings(corpora, num_utts)
-    scores = frames_of(bundle, speech)
+    posteriors: list[Tensor] = []
     found = []
-    for each, network, path in zip(stored, networks, paths, strict=True):
+    for each in stored:
+        network = Readout(num_posteriors, len(each.tokens))
+        path = folder / f"{each.tokens.kind}-of-posteriors.safetensors"
+        if not path.is_file():
+            train_readout(network, each.tokens, bundle, required_corpora(corpora), folder)
+            save_file(network.state_dict(), path)
         network.load_state_dict(load_file(path))
         network.eval()
+        posteriors = posteriors or phone_posteriors(bundle, speech)
         with torch.no_grad():
-            frames = [network(own[None])[0] for own in scores]
+            frames = [network(own.float()[None])[0] for own in posteriors]
         found.append(CTCWorkload(f"{each.tokens.kind} of {name}", each.tokens, frames, [list(r.words) for r in speech]))
     return found
 
 
-def _target(recording: Recording, tokens: CTCTokens, lexicon: Lexicon | None) -> Tensor | None:
-    """The columns of a recording's words, in their first spellings; None if a word has none."""
+def train_readout(network: Readout, tokens: CTCTokens, bundle: Bundle, corpora: Path, folder: Path) -> None:
+    """Trains a network, and reports the errors of its greedy output for the held-out speakers on stderr.
+
+    Args:
+        network: its weights are drawn here.
+        tokens: its columns.
+        bundle: the one with the acoustic model.
+        corpora: with LibriSpeech and text.
+        folder: for posteriors, which are kept.
+    """
+    assert bundle.lexicon is not None
+    speech = recordings(corpora, part="train-clean-5")[1]
+    targets = [target_of(one.words, tokens, bundle.lexicon) for one in speech]
+    is_held = [one.path.stem.split("-")[0] in HELD_OUT for one in speech]
+    conditions, held = [], []
+    for name in CONDITIONS:
+        examples = list(zip(stored_posteriors(bundle, speech, folder, name), targets, is_held, strict=True))
+        said = [(own, target) for own, target, out in examples if target is not None and not out]
+        held.append((name, [(own, target) for own, target, out in examples if target is not None and out]))
+        own, texts = zip(*((e[0], one.words) for e, one in zip(examples, speech, strict=True) if not e[2]), strict=True)
+        conditions.append((said, SpokenText(own, texts, tied_states(bundle).phones[1:], bundle.lexicon)))
+    draw = random.Random(1)
+    sentences = _spelled(corpora / _TRANSCRIPTS, tokens, bundle.lexicon)
+    batches = _batches(conditions, sentences, _SHARE_SAID[tokens.kind], draw)
+    optimize(network, tokens.blank_id, batches, _NUM_FRAMES[tokens.kind], draw)
+    network.eval()
+    rates = ", ".join(f"{name} {greedy_error_rate(network, tokens.blank_id, examples):.1f}" for name, examples in held)
+    print(f"{tokens.kind}: % wrong of the held-out speakers, greedily: {rates}", file=sys.stderr)
+
+
+def target_of(words: Sequence[str], tokens: CTCTokens, lexicon: Lexicon | None) -> Tensor | None:
+    """The columns of words, in their first spellings; None if a word has none."""
     columns = []
-    for word in recording.words:
+    for word in words:
         if tokens.kind == "phones":
             ways = lexicon[word] if lexicon is not None and word in lexicon else []
         else:
@@ -90,20 +133,24 @@ def _target(recording: Recording, tokens: CTCTokens, lexicon: Lexicon | None) ->
     return torch.tensor(columns)
 
 
-def _train(network: Readout, blank: int, scores: Sequence[Tensor], targets: Sequence[Tensor | None]) -> None:
-    """Trains a network by CTC, with Adam and a learning rate that falls to zero."""
+def optimize(
+    network: Readout, blank: int, batches: Iterator[list[Example]], num_frames: int, draw: random.Random
+) -> None:
+    """Trains a network from random weights by CTC, with Adam and a learning rate that falls to zero."""
     torch.manual_seed(1)
-    pairs = [(own, target) for own, target in zip(scores, targets, strict=True) if target is not None]
-    pairs.sort(key=lambda pair: len(pair[0]))
-    batches = [pairs[i : i + _UTTERANCES_OF_A_BATCH] for i in range(0, len(pairs), _UTTERANCES_OF_A_BATCH)]
-    order = list(itertools.chain(*(torch.randperm(len(batches)).tolist() for _ in range(_EPOCHS))))
+    for layer in network.modules():
+        if isinstance(layer, (nn.Linear, nn.Conv1d, nn.LayerNorm)):
+            layer.reset_parameters()
     optimizer = torch.optim.Adam(network.parameters())
     network.train()
-    for step, number in enumerate(with_progress(order, "CTC")):
+    num_steps = max(1, num_frames // _FRAMES_OF_A_BATCH)
+    for step in with_progress(range(num_steps), "CTC"):
         warm_up = min(1.0, (step + 1) / 100)
-        optimizer.param_groups[0]["lr"] = _PEAK_LR * warm_up * 0.5 * (1.0 + math.cos(math.pi * step / len(order)))
-        own, target = zip(*batches[number], strict=True)
-        log_prob = network(pad_sequence([each.float() for each in own], batch_first=True))
+        optimizer.param_groups[0]["lr"] = _PEAK_LR * warm_up * 0.5 * (1.0 + math.cos(math.pi * step / num_steps))
+        own, target = zip(*next(batches), strict=True)
+        scaled = [(each.float() * draw.uniform(*_SCALES)).clamp(min=FLOOR) for each in own]
+        with torch.autocast("cpu", torch.bfloat16):
+            log_prob = network(pad_sequence(scaled, batch_first=True, padding_value=FLOOR))
         loss = nn.functional.ctc_loss(
             log_prob.transpose(0, 1),
             torch.cat(target),
@@ -116,3 +163,53 @@ def _train(network: Readout, blank: int, scores: Sequence[Tensor], targets: Sequ
         loss.backward()
         nn.utils.clip_grad_norm_(network.parameters(), 5.0)
         optimizer.step()
+
+
+@torch.no_grad()
+def greedy_error_rate(network: Readout, blank: int, examples: Sequence[Example]) -> float:
+    """Errors in % of the most probable column of each frame, repetitions and blanks removed."""
+    counts = NO_ERRORS
+    for own, target in examples:
+        columns = network(own.float()[None])[0].argmax(1).unique_consecutive()
+        counts += count_errors(tuple(target.tolist()), tuple(columns[columns != blank].tolist()))
+    return 100.0 * counts.rate
+
+
+def _spelled(path: Path, tokens: CTCTokens, lexicon: Lexicon) -> list[tuple[list[str], Tensor]]:
+    """The sentences of transcripts whose words all have spellings, with their columns."""
+    with lzma.open(path, "rt") as lines:
+        sentences = [line.split()[1:] for line in lines]
+    targets = (target_of(words, tokens, lexicon) for words in sentences)
+    return [(words, target) for words, target in zip(sentences, targets, strict=True) if target is not None]
+
+
+def _batches(
+    conditions: Sequence[tuple[list[Example], SpokenText]],
+    sentences: Sequence[tuple[list[str], Tensor]],
+    share_said: float,
+    draw: random.Random,
+) -> Iterator[list[Example]]:
+    """Batches of similar length without end; a few at a time are from one condition."""
+    while True:
+        said, spoken = draw.choice(conditions)
+        examples: list[Example] = []
+        num_frames = 0
+        while num_frames < _FRAMES_OF_A_BATCH * _BATCHES_OF_A_CONDITION:
+            if draw.random() < share_said:
+                own, target = draw.choice(said)
+            else:
+                words, target = draw.choice(sentences)
+                made = spoken.say(words, draw)
+                if made is None or len(made) < len(target):
+                    continue
+                own = made
+            examples.append((own, target))
+            num_frames += len(own)
+        examples.sort(key=lambda example: len(example[0]))
+        batches: list[list[Example]] = [[]]
+        for example in examples:
+            if batches[-1] and len(example[0]) * (len(batches[-1]) + 1) > _FRAMES_OF_A_BATCH:
+                batches.append([])
+            batches[-1].append(example)
+        draw.shuffle(batches)
+        yield from batches
