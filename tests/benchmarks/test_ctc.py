@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from asr.bundle import Bundle
 from asr.ctc import CTCDecoder, CTCTokens
-from scripts.benchmarks import ctc, ctc_free, ctc_networks
+from asr.graph.context import TiedStates
+from asr.text.lexicon import Lexicon
+from scripts.benchmarks import ctc, ctc_free, ctc_networks, ctc_posteriors
+from scripts.benchmarks.ctc_spoken_text import SpokenText
 from scripts.benchmarks.ctc_workload import RECORDED, CTCWorkload, read, write
+from scripts.benchmarks.inputs import LIBRISPEECH_BUNDLE
 from scripts.benchmarks.peers import ctc as peers
+from scripts.benchmarks.speech import recordings
 
 LETTERS = ("-", "|", *"ABCDEFGHIJKLMNOPQRSTUVWXYZ'")
 WORDS = ["HELLO", "HELP", "WORLD", "WORD", "A"]
@@ -62,25 +70,91 @@ def test_words_are_found_without_a_list(workload: CTCWorkload, name: str) -> Non
     assert ctc_free.words_of(CTCTokens(["<blk>", "▁A", "B", "▁"]), [1, 2, 2, 3, 1]) == ["ABB", "A"]
 
 
-def test_a_network_learns_to_read_scores(workload: CTCWorkload, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ctc_networks, "_EPOCHS", 150)
-    recordings = [ctc_networks.Recording(Path(), tuple(words)) for words in TEXTS]
-    targets = [ctc_networks._target(recording, workload.tokens, None) for recording in recordings]
-    assert ctc_networks._target(ctc_networks.Recording(Path(), ("ÄH",)), workload.tokens, None) is None
-    torch.manual_seed(0)
+PHONES = ("AH", "B", "K", "T")
+LEXICON = Lexicon(
+    {"CAT": [("K", "AH", "T")], "TUB": [("T", "AH", "B")], "CUB": [("K", "AH", "B")], "ABUT": [("AH", "B", "AH", "T")]}
+)
+
+
+def posteriors_of(columns: list[int]) -> torch.Tensor:
+    """Log posteriors (T, 1 + 2 P) that are sure of one column in each frame."""
+    sure = torch.full((len(columns), 1 + 2 * len(PHONES)), 0.001)
+    sure[torch.arange(len(columns)), torch.tensor(columns)] = 1.0
+    return sure.log()
+
+
+# Silence is 0; K, AH, T begin as 3, 1, 4 and go on as 7, 5, 8; TUB has no pause before it, but one after it.
+CAT_TUB = posteriors_of([0, 3, 7, 1, 4, 8, 4, 1, 5, 5, 2, 0, 0])
+
+
+def test_sentences_are_made_of_the_longest_stretches() -> None:
+    spoken = SpokenText([CAT_TUB], [["CAT", "TUB"]], PHONES, LEXICON)
+    draw = random.Random(0)
+    made = spoken.say(["CAT", "TUB"], draw)
+    assert made is not None
+    assert made.equal(CAT_TUB[1:])  # all at once, with the pause
+    made = spoken.say(["TUB", "CAT"], draw)
+    assert made is not None
+    assert made.equal(torch.cat((CAT_TUB[6:], CAT_TUB[1:6])))
+    made = spoken.say(["CUB"], draw)  # K with AH from CAT, B at a word's end from TUB
+    assert made is not None
+    assert made.equal(torch.cat((CAT_TUB[1:4], CAT_TUB[10:])))
+    assert spoken.say(["CAR"], draw) is None
+    assert spoken.say(["ABUT"], draw) is None  # B was said at the end of a word only
+    cut_short = SpokenText([CAT_TUB[:4]], [["CAT", "TUB"]], PHONES, LEXICON)
+    assert cut_short.say(["CAT"], draw) is None
+
+
+def test_posteriors_of_a_phone_are_added_up() -> None:
+    # Two phones after silence; the second begins in other columns after the first.
+    entry, loop = torch.tensor([[0, 1, 3], [0, 1, 4], [0, 1, 3]]), torch.tensor([[0, 2, 5]] * 3)
+    sums = ctc_posteriors._sums(TiedStates(("SIL", "A", "B"), entry.numpy(), loop.numpy()))
+    posteriors = torch.tensor([0.1, 0.2, 0.05, 0.3, 0.25, 0.1])
+    assert torch.allclose(posteriors @ sums, torch.tensor([0.1, 0.2, 0.55, 0.05, 0.1]))
+
+
+@pytest.mark.slow
+def test_posteriors_do_not_depend_on_the_other_recordings() -> None:
+    bundle = Bundle.load(LIBRISPEECH_BUNDLE)
+    speech = recordings(None, 3)[1]
+    together = ctc_posteriors.phone_posteriors(bundle, speech)
+    alone = [ctc_posteriors.phone_posteriors(bundle, [one])[0] for one in speech]
+    slow = ctc_posteriors.phone_posteriors(bundle, speech[:1], ctc_posteriors.CONDITIONS["slow"])[0]
+    for found, wanted in zip(together, alone, strict=True):
+        assert found.shape == wanted.shape
+        # Silence follows all but the longest of a batch, which changes the last frames.
+        assert torch.allclose(found[:-20].float().exp(), wanted[:-20].float().exp(), atol=0.02)
+        assert torch.allclose(found.float().exp().sum(1), torch.ones(len(found)), atol=0.01)
+        assert 0.0 < found[:, 0].float().exp().mean() < 0.5  # silence
+    assert len(slow) == pytest.approx(1.25 * len(alone[0]), abs=2)
+
+
+@pytest.mark.slow
+def test_a_network_learns_to_read_posteriors(workload: CTCWorkload) -> None:
+    targets = [ctc_networks.target_of(words, workload.tokens, None) for words in TEXTS]
+    assert ctc_networks.target_of(["ÄH"], workload.tokens, None) is None
+    examples = [(own, target) for own, target in zip(workload.frames, targets, strict=True) if target is not None]
     network = ctc_networks.Readout(len(LETTERS), len(LETTERS)).eval()
-    before = _ctc_loss(network, workload.frames, targets)
-    ctc_networks._train(network, 0, workload.frames, targets)
-    assert _ctc_loss(network.eval(), workload.frames, targets) < 0.1 * before
+    assert ctc_networks.greedy_error_rate(network, 0, examples) > 80.0
+    ctc_networks.optimize(network, 0, itertools.repeat(examples), 6000 * 80, random.Random(0))
+    assert ctc_networks.greedy_error_rate(network.eval(), 0, examples) < 5.0
+    first = network.leave.weight.clone()
+    ctc_networks.optimize(network, 0, itertools.repeat(examples), 6000 * 80, random.Random(0))
+    assert network.leave.weight.equal(first)  # whatever the weights were before
 
 
-@torch.no_grad()
-def _ctc_loss(network: ctc_networks.Readout, frames: list[torch.Tensor], targets: list[torch.Tensor]) -> float:
-    losses = [
-        torch.nn.functional.ctc_loss(network(own[None])[0], target, (len(own),), (len(target),))
-        for own, target in zip(frames, targets, strict=True)
-    ]
-    return float(torch.stack(losses).sum())
+def test_batches_have_what_was_said_and_what_is_made(workload: CTCWorkload) -> None:
+    target = torch.tensor([1, 2])
+    spoken = SpokenText([CAT_TUB], [["CAT", "TUB"]], PHONES, LEXICON)
+    conditions = [([(CAT_TUB, target)], spoken)]
+    # The second sentence cannot be said, the third has more letters than frames.
+    sentences = [(["TUB"], target), (["CAR"], target), (["TUB"], torch.arange(1, 9))]
+    batches = ctc_networks._batches(conditions, sentences, 0.5, random.Random(0))
+    examples = [example for _ in range(4) for example in next(batches)]
+    lengths = [len(own) for own, _ in examples]
+    assert set(lengths) == {len(CAT_TUB), 7}
+    assert 0.2 < lengths.count(7) / len(lengths) < 0.3  # half of the draws are a sentence, a third of these is of use
+    assert all(own_target is target for _, own_target in examples)
 
 
 @pytest.mark.parametrize("name", ["kaldi", "sherpa", "k2"])
