@@ -21,8 +21,9 @@ last line is one JSON object; for each kind of tokens it has
   divided by the time of pyctcdecode's beam with the fewest errors.
 
 With `--lexicon-free`, decoders without a word list are measured instead, see `scripts.benchmarks.ctc_free`.
-`--train` measures all of this with the outputs of networks that read the scores of the bundle's acoustic model; the
-first call trains them on train-clean-5, some minutes for each (`scripts.benchmarks.ctc_networks`).
+`--train` measures all of this with the outputs of networks that read posteriors of phones by the bundle's acoustic
+model. The first call trains them, five minutes of one core for each kind, and two to four minutes for the posteriors
+(`scripts.benchmarks.ctc_networks`).
 
 With `--spelled` the key `spelled` gives the effect of spelling words outside a list of 5,000; see `measure_spelled`.
 """

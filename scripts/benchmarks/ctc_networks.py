@@ -62,7 +62,9 @@ class Readout(nn.Module):
     def forward(self, posteriors: Tensor) -> Tensor:
         hidden = self.enter(1.0 - posteriors / (0.5 * FLOOR))  # from -1 to 1
         for norm, layer in zip(self.norm, self.mix, strict=True):
-            hidden = hidden + self.drop(layer(norm(hidden).transpose(1, 2)).relu().transpose(1, 2))
+            # In bfloat16, torch 1.13 does not normalize with float32 weights.
+            normed = norm(hidden.float()).transpose(1, 2)
+            hidden = hidden + self.drop(layer(normed).relu().transpose(1, 2))
         log_prob: Tensor = self.leave(hidden).float().log_softmax(2)
         return log_prob
 
