@@ -39,6 +39,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from asr.bundle import Bundle, bundle_folder
@@ -80,7 +81,7 @@ NEURAL_QUICK_BEAMS = NEURAL_BEAMS[:1]
 # The one of --quick first: pyctcdecode's own default, and torchaudio's for flashlight. kaldi-decoder and k2 prune by
 # score as ours does.
 PEER_BEAMS: dict[str, tuple[Any, ...]] = {
-    "pyctcdecode": (100, 30, 10),
+    "pyctcdecode": (100, 30, 10, 300),
     "flashlight": (50, 20, 200),
     "torchaudio": (50,),
     "kaldi": ((8.0, 300), (4.0, 50), (11.0, 600)),
@@ -246,7 +247,7 @@ def measure_spelled(
     """
     ngram = bundle.small_ngram
     assert ngram is not None
-    words = listed_words(ngram)[:NUM_FREQUENT]
+    words = frequent_words(ngram, NUM_FREQUENT)
     known = set(words)
     num_out = sum(word not in known for words in workload.references for word in words)
     num_in = sum(map(len, workload.references)) - num_out
@@ -270,6 +271,13 @@ def measure_spelled(
     rows = [{"penalty": penalty, **measured(spell_unknown=True, spelling_penalty=penalty)} for penalty in penalties]
     oov_rate = round(100.0 * num_out / (num_out + num_in), 2)
     return {"oov_rate": oov_rate, "num_oov": num_out, "wer_closed": measured()["wer"], "spelled": rows}
+
+
+def frequent_words(ngram: NgramLM, num_words: int) -> list[str]:
+    """The words with the most probable unigrams, the first ones first."""
+    score = ngram.arrays.arc_score(torch.arange(len(ngram.vocabulary))).tolist()
+    by_word = dict(zip(ngram.vocabulary.words, score, strict=True))
+    return sorted(listed_words(ngram), key=lambda word: -by_word[word])[:num_words]
 
 
 def our_systems(

@@ -178,6 +178,15 @@ def test_peers_find_our_best_path_in_our_graph(workload: CTCWorkload, name: str)
         assert peer(log_prob) == best.text.split() == words  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
+def test_the_most_frequent_words_come_first() -> None:
+    ngram = Bundle.load(LIBRISPEECH_BUNDLE).small_ngram
+    assert ngram is not None
+    words = ctc.frequent_words(ngram, 5000)
+    assert len(set(words)) == 5000
+    assert {"THE", "AND", "OF", "TO"} < set(words[:8])
+
+
 def row(system: str, wer: float, time: float) -> dict[str, Any]:
     return {"system": system, "beam": "1", "wer": wer, "ms_per_frame": time}
 
