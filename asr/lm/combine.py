@@ -4,7 +4,7 @@ An interpolation or a difference queries each model once and combines their rows
 a time. So a difference of interpolations is one model with one packed context (`DenseContexts`), and compiled loops
 can look it up if they can look up each of its models.
 
-Shapes: Q queries, V words, M models, L live contexts, K contexts.
+Shapes: Q queries, V words, M models, L live contexts, K contexts, N streams, D width of carried states.
 """
 
 from __future__ import annotations
@@ -134,6 +134,24 @@ class CombinedLM(LanguageModel):
         self.contexts.check()
         contexts = self.contexts.unpack(context_idx)
         return self._combined([model.final(own) for model, own in zip(self.models, contexts, strict=True)])
+
+    def first_state(self, num_streams: int) -> Tensor:
+        """The models' carried states side by side, (num_streams, D)."""
+        return torch.cat([model.first_state(num_streams) for model in self.models], dim=1)
+
+    def start_from(self, state: Tensor) -> Tensor:
+        """The contexts of `<s>` after the carried states (N, D); models that carry none start from `<s>` alone."""
+        packed = self.contexts.pack([model.start_from(own) for model, own in self._own_states(state)])
+        self.contexts.check()
+        return packed
+
+    def state_after(self, state: Tensor, sentences: Sequence[Sequence[int]]) -> Tensor:
+        """The carried states (N, D) after one more sentence each."""
+        return torch.cat([model.state_after(own, sentences) for model, own in self._own_states(state)], dim=1)
+
+    def _own_states(self, state: Tensor) -> list[tuple[LanguageModel, Tensor]]:
+        widths = [model.first_state(0).shape[1] for model in self.models]
+        return list(zip(self.models, state.split(widths, dim=1), strict=True))
 
     def _combined(self, rows: list[Tensor]) -> Tensor:
         for step in self.steps:
@@ -345,6 +363,18 @@ class RemappedLM(LanguageModel):
     def final(self, context_idx: Tensor) -> Tensor:
         """log P(</s> | history), (Q,)."""
         return self._lm.final(context_idx)
+
+    def first_state(self, num_streams: int) -> Tensor:
+        """That of the model, (num_streams, D)."""
+        return self._lm.first_state(num_streams)
+
+    def start_from(self, state: Tensor) -> Tensor:
+        """The contexts of `<s>` after the carried states (N, D)."""
+        return self._lm.start_from(state)
+
+    def state_after(self, state: Tensor, sentences: Sequence[Sequence[int]]) -> Tensor:
+        """The carried states (N, D) after one more sentence each."""
+        return self._lm.state_after(state, [[int(self._word_map[word]) for word in words] for words in sentences])
 
     def lookup_tables(self) -> RemappedTables | None:
         """The model's own, with the word map and the shares of its `<unk>`."""

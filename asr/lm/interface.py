@@ -1,11 +1,12 @@
 """The language model that the search queries, and the network behind the cached recurrent language model.
 
-Shapes: Q queries, N streams, K contexts, S state width, H hidden width, M history words.
+Shapes: Q queries, N streams, K contexts, S state width, H hidden width, M history words, D width of carried states.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -25,7 +26,7 @@ class LanguageModel(ABC):
     natural logarithms, float32. Queries come in any order and may repeat.
 
     Only the four abstract members are needed. The others let a model take part in compiled searches, do expensive
-    work for many contexts at once, and forget contexts.
+    work for many contexts at once, forget contexts, and carry a state from one sentence to the next.
     """
 
     def __init_subclass__(cls, **arguments: Any) -> None:
@@ -83,6 +84,35 @@ class LanguageModel(ABC):
         Args:
             live: (L,).
         """
+
+    def first_state(self, num_streams: int) -> Tensor:
+        """The carried state before the first sentence of a recording, (N, D) float32; D is 0 if nothing is carried.
+
+        A carried state is all that the model knows of a recording's earlier sentences. It is a value, not a context:
+        it stays valid whatever the model forgets.
+        """
+        return torch.empty(num_streams, 0, device=self.start(0).device)
+
+    def start_from(self, state: Tensor) -> Tensor:
+        """The contexts of `<s>` after sentences that left the carried states (N, D), (N,)."""
+        return self.start(len(state))
+
+    def state_after(self, state: Tensor, sentences: Sequence[Sequence[int]]) -> Tensor:
+        """The carried states after one more sentence each.
+
+        Args:
+            state: (N, D), the carried states before them.
+            sentences: N lists of word ids without `<s>` and `</s>`. One without words does not change the state.
+
+        Returns:
+            (N, D).
+        """
+        return state
+
+
+def contexts_at_start(lm: LanguageModel, num_streams: int, state: Tensor | None) -> Tensor:
+    """The contexts (N,) with which streams begin: after `<s>` alone, or after the sentences that left state (N, D)."""
+    return lm.start(num_streams) if state is None else lm.start_from(state)
 
 
 def require_language_model(model: object) -> None:

@@ -137,7 +137,8 @@ def key_of_ending(context: int, word: int, parent: Any, last_word: Any, factors:
     """
     mixed, node = word * factors[0], np.int64(context)
     for age in range(1, len(factors)):
-        mixed += last_word[node] * factors[age]
+        last = np.int64(last_word[node])
+        mixed += (last if last else -node) * factors[age]  # as in `HistoryTrie.ending`
         node = np.int64(parent[node])
     return (mixed ^ (mixed >> 31)) & _LARGEST
 
@@ -145,7 +146,8 @@ def key_of_ending(context: int, word: int, parent: Any, last_word: Any, factors:
 class Recombination:
     """Gives new edges the node that represents their last k words.
 
-    Word sequences are compared by a 64-bit hash, so one in 2**64 pairs of different sequences is taken for equal.
+    Word sequences are compared by a 64-bit hash, so one in 2**64 pairs of different sequences is taken for equal. They
+    do not reach back beyond `<s>`, so up to there, sentences with different carried states share nothing.
 
     Args:
         length: k.
@@ -177,7 +179,7 @@ class Recombination:
 
     def nodes(self, trie: HistoryTrie, context_idx: Tensor, word_id: Tensor) -> Tensor:
         """The node of each edge (R,): an existing one, or a new one with the first context that led to it as parent."""
-        words = torch.cat((word_id.unsqueeze(1), trie.history(context_idx, self.length - 1)), dim=1)
+        words = torch.cat((word_id.unsqueeze(1), trie.ending(context_idx, self.length - 1)), dim=1)
         mixed = (words * self.factors).sum(1)
         key = (mixed ^ (mixed >> 31)) & _LARGEST  # as in `key_of_ending`
         slot, missing = self.table.find(key)

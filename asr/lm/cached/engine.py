@@ -6,7 +6,7 @@ successor is queried; all histories of a call without a hidden row go through th
 
 `TorchEngine` answers calls on any device and with any options; on CPUs `NumbaEngine` replaces it where it can.
 
-Shapes: Q queries, M missing queries, R new edges, S state, H hidden, M history words.
+Shapes: Q queries, M missing queries, R new edges or nodes, S state, H hidden, M history words.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from asr.lm.cached.states import Expansion, HiddenLayer, HiddenStore
 from asr.lm.cached.statistics import QueryStatistics, StageClock
 from asr.lm.cached.trie import BEFORE_START, BYTES_PER_NODE, START, HistoryTrie
 from asr.lm.interface import LanguageModel, StatefulNetwork
-from asr.text.symbols import EOS_ID, Vocabulary
+from asr.text.symbols import BOS_ID, EOS_ID, Vocabulary
 
 
 class TorchEngine:
@@ -101,7 +101,7 @@ class TorchEngine:
             and self._trie.edges.can_put
         )
 
-    @torch.no_grad()
+    @no_autograd()
     def _put_edges(self, key: Tensor) -> Tensor:
         """Finds or adds the edges of key (Q,) -> their slots (Q,); the host waits for a GPU once, new edges or not."""
         trie, counts = self._trie, self._counts
@@ -140,7 +140,7 @@ class TorchEngine:
             raise
         return slot
 
-    @torch.no_grad()
+    @no_autograd()
     def _add_edges(self, key: Tensor, slot: Tensor, missing: Tensor) -> Tensor:
         """Scores the edges of key (Q,) that are missing (M,) and gives them nodes -> slots (Q,) of all."""
         trie, capacity = self._trie, self._capacity
@@ -328,6 +328,44 @@ class CachedRNNLM(LanguageModel):
     def start(self, num_streams: int) -> Tensor:
         """The history `<s>` for each stream, context_idx (num_streams,)."""
         return torch.full((num_streams,), START, dtype=torch.int64, device=self.search_device)
+
+    def first_state(self, num_streams: int) -> Tensor:
+        """The network's initial state for each stream, (num_streams, S)."""
+        return self.network.initial_state().to(self.search_device).repeat(num_streams, 1)
+
+    @no_autograd()
+    def start_from(self, state: Tensor) -> Tensor:
+        """See `LanguageModel.start_from`; each start has a node of its own, except after the initial state."""
+        context_idx = self.start(len(state))
+        later = (state != self.first_state(1)).any(1).nonzero().squeeze(1)
+        if later.numel():
+            context_idx[later] = self._new_starts(state[later].to(self.device)).to(self.search_device)
+        return context_idx
+
+    def _new_starts(self, state: Tensor) -> Tensor:
+        """Nodes (R,) for `<s>` after sentences that left state (R, S): copies of the trie's first two nodes."""
+        if self.capacity is not None:
+            self.capacity.make_row_room(len(state), self.trie.parent[:0].long())
+        before = self.trie.new_roots(len(state))
+        self.trie.hidden_row.index_copy_(0, before, self.hidden.append(state).int())
+        return self.trie.new_nodes(before, torch.full_like(before, BOS_ID))
+
+    @no_autograd()
+    def state_after(self, state: Tensor, sentences: Sequence[Sequence[int]]) -> Tensor:
+        """See `LanguageModel.state_after`; `<s>` is read in place of the last `</s>`, as in training (`carry_state`).
+
+        The network reads the words themselves, without the trie, so caches and approximations of histories do not
+        matter.
+        """
+        begin = self._clock.now()
+        state = state.to(self.device, copy=True)
+        words = [[BOS_ID, *sentence] if len(sentence) else [] for sentence in sentences]
+        for place in range(max(map(len, words), default=0)):
+            row = [row for row, own in enumerate(words) if len(own) > place]
+            word_id = torch.tensor([words[each][place] for each in row], device=self.device)
+            state[row] = self.expansion.layer.step(state[row], word_id)
+        self._counts.seconds_total += self._clock.now() - begin
+        return state.to(self.search_device)
 
     @no_autograd()
     def retain(self, live: Tensor) -> None:

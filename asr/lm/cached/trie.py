@@ -204,6 +204,13 @@ class HistoryTrie:
         self.last_given.index_fill_(0, node, self.call)
         return node
 
+    def new_roots(self, num: int) -> Tensor:
+        """Creates nodes like BEFORE_START, each its own parent, whose hidden rows the caller must set -> (num,)."""
+        nothing = torch.zeros(num, dtype=torch.int64, device=self.device)
+        root = self.new_nodes(nothing, torch.full_like(nothing, EPSILON_ID))
+        self.parent.index_copy_(0, root, root.int())
+        return root
+
     def reserve_nodes(self, num_new: int) -> None:
         """Makes room for `num_new` more nodes."""
         capacity = self.nodes.capacity_for(num_new)
@@ -238,11 +245,20 @@ class HistoryTrie:
 
     def history(self, context_idx: Tensor, num_words: int) -> Tensor:
         """The last words of each context, newest first, EPSILON_ID before `<s>`: (Q,) -> (Q, M) int64."""
-        words = []
-        node = context_idx
-        for _ in range(num_words):
-            words.append(self.word.index_select(0, node))
-            node = self.parent.index_select(0, node)
-        if not words:
-            return torch.empty(context_idx.numel(), 0, dtype=torch.int64, device=self.device)
-        return torch.stack(words, dim=1).long()
+        return self._ancestors(context_idx, num_words)[1]
+
+    def ending(self, context_idx: Tensor, num_words: int) -> Tensor:
+        """As `history`, but what precedes `<s>` tells starts apart: minus the number of the node above `<s>`."""
+        node, word = self._ancestors(context_idx, num_words)
+        return torch.where(word == EPSILON_ID, -node, word)
+
+    def _ancestors(self, context_idx: Tensor, num: int) -> tuple[Tensor, Tensor]:
+        """Each context (Q,) and the nodes above it, and their words, (Q, num) int64 each."""
+        nodes = [context_idx.to(self.parent.dtype)] if num else []
+        while len(nodes) < num:
+            nodes.append(self.parent.index_select(0, nodes[-1]))
+        if not nodes:
+            nothing = torch.empty(context_idx.numel(), 0, dtype=torch.int64, device=self.device)
+            return nothing, nothing
+        node = torch.stack(nodes, dim=1)
+        return node.long(), self.word[node.long()].long()
