@@ -30,7 +30,7 @@ from asr.decoding.rescoring import rescoring_options
 from asr.decoding.selection import BackendFactory
 from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels.jit import jit
-from asr.lm.interface import LanguageModel
+from asr.lm.interface import LanguageModel, contexts_at_start
 
 
 class ChunkGraph:
@@ -134,14 +134,20 @@ class ChunkedSearch:
         self.backtrace = Backtrace(graph.device, collects=False)
         self.records: LatticeRecords | None = None
 
-    def search(self, log_prob: Tensor, num_frames: Tensor) -> tuple[ActiveTokens, Tensor]:
-        """Searches log_prob (N, T, C), num_frames (N,) int64 -> the last tokens, and their streams' offsets (N,)."""
+    def search(
+        self, log_prob: Tensor, num_frames: Tensor, lm_state: Tensor | None = None
+    ) -> tuple[ActiveTokens, Tensor]:
+        """Searches log_prob (N, T, C), num_frames (N,) int64 -> the last tokens, and their streams' offsets (N,).
+
+        lm_state (N, D) is what the language model carries over from earlier sentences, or None.
+        """
         num_utts = len(num_frames)
         if self._keep_lattice and num_utts:
             self.records = LatticeRecords(num_utts, self._bounds)
         score_offset = torch.zeros(num_utts, dtype=torch.float64)
         utt_idx = torch.arange(num_utts)
-        tokens = ActiveTokens.initial(utt_idx, torch.zeros_like(utt_idx), self._lm.start(num_utts))
+        context_idx = contexts_at_start(self._lm, num_utts, lm_state)
+        tokens = ActiveTokens.initial(utt_idx, torch.zeros_like(utt_idx), context_idx)
         finished, first = ActiveTokens.empty(tokens.state.device), 0
         while len(tokens):
             span = Span.at(first, num_frames, self._options)

@@ -33,7 +33,7 @@ from asr.decoding.backtrace import Backtrace
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import LatticeRecords
 from asr.decoding.recombination import NOT_REACHED, best_of_group, normalize_scores, prune_tokens, recombine
-from asr.lm.interface import LanguageModel
+from asr.lm.interface import LanguageModel, contexts_at_start
 
 ROUNDING_SLACK = 0.01
 """Exceeds the rounding error of a difference of two scores. Compiled backends prune candidates that are outside the
@@ -82,8 +82,11 @@ class TokenSearch:
         self._score_offset = torch.zeros(0, dtype=torch.float64, device=self._device)
         self._free_streams: list[int] = []
 
-    def start(self, state: Tensor) -> Tensor:
-        """Opens streams that begin in the given states (N,) int64 -> their numbers (N,) int64."""
+    def start(self, state: Tensor, lm_state: Tensor | None = None) -> Tensor:
+        """Opens streams that begin in the given states (N,) int64 -> their numbers (N,) int64.
+
+        lm_state (N, D) is what the language model carries over from earlier sentences, or None.
+        """
         num_streams = len(state)
         num_new = max(0, num_streams - len(self._free_streams))
         self._free_streams += range(len(self._score_offset), len(self._score_offset) + num_new)
@@ -91,7 +94,9 @@ class TokenSearch:
         chosen, self._free_streams = self._free_streams[:num_streams], self._free_streams[num_streams:]
         stream = torch.tensor(chosen, dtype=torch.int64, device=self._device)
         self._score_offset[stream] = 0.0
-        context_idx = torch.zeros_like(stream) if self._lm is None else self._lm.start(num_streams)
+        context_idx = torch.zeros_like(stream)
+        if self._lm is not None:
+            context_idx = contexts_at_start(self._lm, num_streams, lm_state)
         tokens = ActiveTokens.initial(torch.arange(num_streams, device=self._device), state, context_idx)
         score_offset = self._score_offset.new_zeros(num_streams)
         tokens = follow_epsilons(tokens, score_offset, self._backtrace, self._graph, self._options, self._lm)

@@ -83,11 +83,22 @@ class Decoder(Protocol):
     """Turns frame log-probabilities into hypotheses."""
 
     def decode(
-        self, log_prob: Tensor, num_frames: Tensor | None = None, lm: LanguageModel | None = None
+        self,
+        log_prob: Tensor,
+        num_frames: Tensor | None = None,
+        lm: LanguageModel | None = None,
+        lm_state: Tensor | None = None,
     ) -> list[DecodeResult]:
-        """Decodes log_prob (N, T, C), natural logs, num_frames (N,) int64 -> one result per utterance, in order.
+        """Decodes a batch. No gradient is kept.
 
-        Without `num_frames`, all utterances have T frames. No gradient is kept.
+        Args:
+            log_prob: (N, T, C), natural logs.
+            num_frames: (N,) int64; T for all utterances if None.
+            lm: the language model, or None.
+            lm_state: (N, D), what `lm` carries over from earlier sentences (`LanguageModel.state_after`), or None.
+
+        Returns:
+            One result per utterance, in order.
 
         Raises:
             AsrError: the log-probabilities contain NaN or +inf, or their width is not the graph's number of tokens.

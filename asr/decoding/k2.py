@@ -178,6 +178,11 @@ def require_k2(graph: DecodingGraph) -> Any:
         raise AsrError(f"the decoder k2 cannot be used: {error} Or use the decoder token-passing.") from error
 
 
+def _rows(state: Tensor | None, row: Tensor) -> Tensor | None:
+    """Rows (R,) of carried states (N, D); None for None."""
+    return None if state is None else state[row.to(state.device)]
+
+
 class K2Decoder:
     """k2's pruned intersection of whole utterances; implements `Decoder`.
 
@@ -212,11 +217,13 @@ class K2Decoder:
         self._fallback = TokenPassingDecoder(graph, self.options, keep_lattice=keep_lattice, inputs="scores")
 
     def decode(
-        self, log_prob: Tensor, num_frames: Tensor | None = None, lm: LanguageModel | None = None
+        self,
+        log_prob: Tensor,
+        num_frames: Tensor | None = None,
+        lm: LanguageModel | None = None,
+        lm_state: Tensor | None = None,
     ) -> list[DecodeResult]:
-        """Decodes log_prob (N, T, C), natural logs, num_frames (N,) int64 -> one result per utterance, in order.
-
-        Without `num_frames`, all utterances have T frames. No gradient is kept.
+        """Like `Decoder.decode`.
 
         Utterances whose lattice reaches no final state are decoded by token passing, which finds the best unfinished
         path.
@@ -238,7 +245,7 @@ class K2Decoder:
         results: list[DecodeResult | None] = [None] * len(num_frames)
         used = (kept_frames > 0).nonzero().squeeze(1)
         if len(used):
-            found = self._search(kept_log_prob[used], kept_frames[used], lm)
+            found = self._search(kept_log_prob[used], kept_frames[used], lm, _rows(lm_state, used))
             for utt_idx, path in zip(used.tolist(), found, strict=True):
                 if path is None:
                     continue
@@ -249,18 +256,22 @@ class K2Decoder:
         missing = [utt_idx for utt_idx, result in enumerate(results) if result is None]
         if missing:
             rest = torch.tensor(missing, device=log_prob.device)
-            instead = self._fallback.decode(log_prob[rest], num_frames[rest], lm)
+            instead = self._fallback.decode(log_prob[rest], num_frames[rest], lm, _rows(lm_state, rest))
             for utt_idx, result in zip(missing, instead, strict=True):
                 results[utt_idx] = result
         return [result for result in results if result is not None]
 
-    def _search(self, log_prob: Tensor, num_frames: Tensor, lm: LanguageModel | None) -> list[LatticePath | None]:
+    def _search(
+        self, log_prob: Tensor, num_frames: Tensor, lm: LanguageModel | None, lm_state: Tensor | None
+    ) -> list[LatticePath | None]:
         """The best complete path of each utterance, or None if it has none."""
         fsas, order = self._intersect(log_prob, num_frames)
         found: list[LatticePath | None] = [None] * len(num_frames)
         if lm is not None:
             joint, used = lattice_from_k2(fsas, order, self.graph, log_prob)
-            for utt_idx, path in zip(used, rescore_lattice(joint, self.options, lm, self._keep_lattice), strict=True):
+            lm_state = _rows(lm_state, torch.tensor(used, dtype=torch.int64))
+            paths = rescore_lattice(joint, self.options, lm, self._keep_lattice, lm_state=lm_state)
+            for utt_idx, path in zip(used, paths, strict=True):
                 found[utt_idx] = path
             return found
         lattices: dict[int, Lattice] = {}

@@ -125,10 +125,15 @@ class StreamingDecoder:
         self._search = TokenSearch(self._search_graph, self.options, self._lm, backend, self._backtrace)
         self._progress: dict[int, _Progress] = {}
 
-    def start(self, num_streams: int = 1) -> list[int]:
-        """Opens streams and returns their numbers."""
+    def start(self, num_streams: int = 1, lm_state: Tensor | None = None) -> list[int]:
+        """Opens streams and returns their numbers.
+
+        Args:
+            num_streams: N, how many.
+            lm_state: (N, D), what the language model carries over from earlier utterances, or None.
+        """
         state = torch.zeros(num_streams, dtype=torch.int64, device=self.graph.device)
-        streams = [int(stream) for stream in self._search.start(state)]
+        streams = [int(stream) for stream in self._search.start(state, lm_state)]
         self._progress.update({stream: _Progress() for stream in streams})
         return streams
 

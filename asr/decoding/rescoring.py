@@ -99,6 +99,7 @@ def rescore_lattice(
     lm: LanguageModel,
     keep_lattice: bool = False,
     *,
+    lm_state: Tensor | None = None,
     held: Tensor | None = None,
     make_backend: BackendFactory = select_backend,
 ) -> list[LatticePath | None]:
@@ -110,6 +111,7 @@ def rescore_lattice(
             `max_active_states`.
         lm: the language model, with the word ids of the lattice.
         keep_lattice: whether to return lattices too, pruned by `output_beam`.
+        lm_state: (N, D), what `lm` carries over from earlier sentences, or None.
         held: (H,) int64, see `TokenSearch`.
         make_backend: makes the backend of the search.
 
@@ -126,7 +128,7 @@ def rescore_lattice(
     records = LatticeRecords(num_utts, bounds) if keep_lattice else None
     backend = make_backend(graph, bounds, lm, keep_lattice)
     search = TokenSearch(graph, bounds, lm, backend, backtrace, records, held=held)
-    stream = search.start(lattice.start_state)
+    stream = search.start(lattice.start_state, lm_state)
     # The acoustic scores are on the arcs of the lattice.
     search.advance(
         stream,

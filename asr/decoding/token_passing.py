@@ -151,11 +151,13 @@ class TokenPassingDecoder:
             )
 
     def decode(
-        self, log_prob: Tensor, num_frames: Tensor | None = None, lm: LanguageModel | None = None
+        self,
+        log_prob: Tensor,
+        num_frames: Tensor | None = None,
+        lm: LanguageModel | None = None,
+        lm_state: Tensor | None = None,
     ) -> list[DecodeResult]:
-        """Decodes log_prob (N, T, C), natural logs, num_frames (N,) int64 -> one result per utterance, in order.
-
-        Without `num_frames`, all utterances have T frames. No gradient is kept.
+        """Like `Decoder.decode`.
 
         With `lm_fusion="lattice"` or `"chunks"`, an utterance of which no complete path survived is searched again with
         the language model inside the search, which finds a complete path or the best unfinished one.
@@ -166,10 +168,12 @@ class TokenPassingDecoder:
         log_prob, num_frames = with_num_frames(log_prob, num_frames)
         lm = self._mapper.mapped(lm)
         if lm is not None and self._rescores:
-            results = self._decode_by_rescoring(log_prob, num_frames, lm)
+            results = self._decode_by_rescoring(log_prob, num_frames, lm, lm_state)
         else:
             in_chunks = lm is not None and self._in_chunks
-            outcome = self.search(log_prob, num_frames, lm, keep_lattice=self._keep_lattice, in_chunks=in_chunks)
+            outcome = self.search(
+                log_prob, num_frames, lm, lm_state=lm_state, keep_lattice=self._keep_lattice, in_chunks=in_chunks
+            )
             results = outcome.results()
             if outcome.lattice is not None:
                 # One copy of all lattices to the host, instead of one copy for each utterance.
@@ -178,16 +182,26 @@ class TokenPassingDecoder:
         unfinished = [utt_idx for utt_idx, result in enumerate(results) if not result.reached_final]
         if unfinished and lm is not None and (self._rescores or self._in_chunks):
             rest = torch.tensor(unfinished)
-            instead = self.search(log_prob[rest], num_frames[rest], lm)
+            rest_state = None if lm_state is None else lm_state[rest]
+            instead = self.search(log_prob[rest], num_frames[rest], lm, lm_state=rest_state)
             for utt_idx, result in zip(unfinished, instead.results(), strict=True):
                 results[utt_idx] = result
         return results
 
-    def _decode_by_rescoring(self, log_prob: Tensor, num_frames: Tensor, lm: LanguageModel) -> list[DecodeResult]:
+    def _decode_by_rescoring(
+        self, log_prob: Tensor, num_frames: Tensor, lm: LanguageModel, lm_state: Tensor | None
+    ) -> list[DecodeResult]:
         outcome = self.search(log_prob, num_frames, keep_lattice=True)
         if outcome.lattice is None:
             return []
-        paths = rescore_lattice(outcome.lattice, self.options, lm, self._keep_lattice, make_backend=self._make_backend)
+        paths = rescore_lattice(
+            outcome.lattice,
+            self.options,
+            lm,
+            self._keep_lattice,
+            lm_state=lm_state,
+            make_backend=self._make_backend,
+        )
         results = []
         for utt_idx, path in enumerate(paths):
             if path is None:
@@ -203,6 +217,7 @@ class TokenPassingDecoder:
         num_frames: Tensor,
         lm: LanguageModel | None = None,
         *,
+        lm_state: Tensor | None = None,
         keep_lattice: bool = False,
         held: Tensor | None = None,
         in_chunks: bool = False,
@@ -210,7 +225,7 @@ class TokenPassingDecoder:
         """Runs one search with the language model inside it.
 
         Args:
-            log_prob, num_frames, lm: as for `decode`.
+            log_prob, num_frames, lm, lm_state: as for `decode`.
             keep_lattice: whether to keep the lattice.
             held: (H,) int64, see `TokenSearch`; ignored with `in_chunks`.
             in_chunks: whether the language model rescores the growing lattice instead, see `asr.decoding.chunks`.
@@ -232,13 +247,13 @@ class TokenPassingDecoder:
             chunked = ChunkedSearch(
                 self.graph, self._search_graph, self.options, lm, backend, self._make_backend, keep_lattice
             )
-            found = chunked.search(log_prob, num_frames)
+            found = chunked.search(log_prob, num_frames, lm_state)
             backtrace, records = chunked.backtrace, chunked.records
         else:
             backtrace = Backtrace(self._device, collects=collects_on(self._device, keep_lattice))
             records = LatticeRecords(num_utts, self.options) if keeps_losing else None
             search = TokenSearch(self._search_graph, self.options, lm, backend, backtrace, records, held=held)
-            search.advance(search.start(torch.zeros_like(num_frames)), log_prob, num_frames)
+            search.advance(search.start(torch.zeros_like(num_frames), lm_state), log_prob, num_frames)
             found = search.all_active()
         endings = endings_of(self._search_graph, self.options, lm, *found)
         if lm is None or in_chunks:  # its buffers have been read
