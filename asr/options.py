@@ -24,7 +24,7 @@ class Option:
 
     Args:
         name: of the field.
-        kind: float, int or str.
+        kind: float, int, str or bool.
         default: the value if the option is not given.
         help: description for users.
         choices: the permitted values, empty for any; a mapping describes each value.
@@ -95,6 +95,9 @@ def check_options(owner: Any, what: str) -> None:
             if not isinstance(value, str) or (one.choices and value not in one.choices):
                 wanted = f"one of {', '.join(one.choices)}" if one.choices else "a name"
                 raise AsrError(f"{what}: {name} is {value!r}; it must be {wanted}.")
+        elif one.kind is bool:
+            if not isinstance(value, bool):
+                raise AsrError(f"{what}: {name} is {value!r}; it must be true or false.")
         elif isinstance(value, bool) or not isinstance(value, Real):
             raise AsrError(f"{what}: {name} is {value!r}; it must be a number.")
         elif one.kind is int and not isinstance(value, Integral):

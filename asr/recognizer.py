@@ -9,8 +9,9 @@ Shapes: N recordings or segments, C channels or tokens, L samples, T frames.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,7 @@ from asr.decoding.build import (
     language_models,
     recognition_settings,
 )
+from asr.decoding.carried import CarriedStates
 from asr.decoding.interface import Decoder, DecodeResult, DecodingOptions, Hypothesis, LanguageModels
 from asr.decoding.nbest import n_best
 from asr.decoding.rescoring import SecondPass
@@ -43,6 +45,7 @@ from asr.kernels.autograd import no_autograd
 from asr.kernels.heap import limit_compiled_shapes, release_now_and_then
 from asr.kernels.linear import byte_products
 from asr.lm.interface import LanguageModel, require_language_model
+from asr.lm.rnn.model import RNNLanguageModel
 from asr.models.adaptation import RecognizedSpeech, SpeakerTransform, adapt, score_of_speaker
 from asr.models.interface import ACOUSTIC_SECONDS, NormalizingNetwork, in_parts, moves_only
 from asr.options import device_named, options_of
@@ -52,7 +55,10 @@ from asr.serialization import copied_to_processes
 from asr.text.lexicon import Lexicon
 
 if TYPE_CHECKING:
+    from asr.audio.io import AudioFile
     from asr.models.external import ExternalModel
+
+_LOGGER = logging.getLogger(__name__)
 
 # A GPU needs many streams at a time; with fewer, kernel launches on the host are the bottleneck.
 _BATCH_SECONDS = {"cpu": 50.0, "cuda": 3000.0}
@@ -72,12 +78,14 @@ _Self = TypeVar("_Self", bound="Recognizer")
 
 
 class _Scored(NamedTuple):
-    """A batch after the acoustic model: log_prob (N, T, C), num_frames (N,), seconds of each segment, times so far."""
+    """A batch after the acoustic model: log_prob (N, T, C), num_frames (N,), seconds and session of each segment, times
+    so far."""
 
     log_prob: Tensor
     num_frames: Tensor
     lengths: list[float]
     times: StageTimes
+    sessions: Sequence[Hashable] = ()
 
 
 @copied_to_processes
@@ -114,6 +122,8 @@ class Recognizer(nn.Module):
         settings: the options in force.
         final_mode, final_options: mode and decoding options of the last pass, which results report; without a second
             pass, those of `mode` and `settings`.
+        carries_history: whether the language model remembers the earlier segments of a recording; see `carry_history`
+            in `asr.decoding.settings.LanguageModelOptions`.
         calibration: of the words' confidences; None if the bundle has none. Set it to None to save the time that
             confidences take.
 
@@ -171,7 +181,11 @@ class Recognizer(nn.Module):
         # Unknown names and options without effect are refused now, not only when a device is chosen.
         fusion = chosen_decoder(decoder, lm_fusion, bundle.graph, torch.device("cpu"))[1]
         # Options that act on a lattice are allowed: a call may request one later, by `nbest`.
-        self.refuse_unused(Pass(self.mode, fusion, *self.settings.models, keeps_lattice=True))
+        possible = Pass(self.mode, fusion, *self.settings.models, keeps_lattice=True)
+        self.refuse_unused(possible)
+        self.carries_history = second.carry_history and possible.carries_history
+        if self.carries_history:
+            self._require_history()
         self.keep_lattices = keep_lattices
         self.calibration = calibration_of(bundle, self.final_mode)
         # Weights that are spread over host and devices are moved by the language model itself, not as a submodule.
@@ -191,6 +205,31 @@ class Recognizer(nn.Module):
         self._decoders: dict[bool, Decoder] = {}  # by whether lattices are kept
         self._engines = self._new_pool()
         self.eval()
+
+    def _require_history(self) -> None:
+        """Refuses what would keep the language model from remembering earlier segments.
+
+        Raises:
+            AsrError: batches are decoded at the same time, or the user's language model carries nothing.
+        """
+        if self.resources.num_workers > 1:
+            raise AsrError(
+                f"num_workers is {self.resources.num_workers}, but with carry_history a batch needs the words of the "
+                "one before; give 0 or 1."
+            )
+        if self.language_model is not None:
+            if not self.language_model.first_state(0).shape[1]:
+                raise AsrError(
+                    f"carry_history: {type(self.language_model).__name__} carries nothing between sentences; "
+                    "leave it out, or define first_state, start_from and state_after."
+                )
+            return
+        network = None if self.bundle.rnn_lm is None else self.bundle.rnn_lm.network
+        if isinstance(network, RNNLanguageModel) and not network.config.carry_state:
+            _LOGGER.warning(
+                "carry_history: the recurrent language model was trained with every sentence on its own, so words may "
+                "get worse; train it with carry_state."
+            )
 
     @classmethod
     def from_folder(
@@ -285,6 +324,7 @@ class Recognizer(nn.Module):
         num_samples: Tensor | Sequence[int] | None = None,
         nbest: int = 1,
         speaker: SpeakerTransform | None = None,
+        sessions: Sequence[Hashable] | None = None,
     ) -> list[RecognitionResult]:
         """Recognizes one recording or several.
 
@@ -297,31 +337,38 @@ class Recognizer(nn.Module):
                 treated as padding.
             nbest: the maximum number of `hypotheses` of each result. Values above 1 need lattices, which take time.
             speaker: transform of the speaker, as returned by `speaker_transform`.
+            sessions: with `carry_history`, the session of each recording: a recording continues the one before it of
+                the same session. With None, each recording is a session of its own.
 
         Returns:
             A list with one result per recording, in order, even for a single recording.
 
         Raises:
             AsrError: a file cannot be read; a recording is empty, of another shape or type, or has samples that are not
-                finite; or the sampling rate or `nbest` is out of range.
+                finite; the sampling rate or `nbest` is out of range; or `sessions` do not fit.
         """
         if nbest < 1:
             raise AsrError(f"nbest is {nbest}; ask for 1 hypothesis or more.")
         self.eval()  # a training loop that shares the acoustic model may have left it in training mode
-        num_recordings, batches = self._batches(audio, sampling_rate, num_samples)
+        recordings = self._open(audio, sampling_rate, num_samples)
+        sessions = self._sessions(sessions, len(recordings))
+        batches = self._batches(recordings, sessions if self.carries_history else None)
         places = deque[list[tuple[int, int]]]()
 
-        def samples() -> Iterator[list[Tensor]]:
+        def taken() -> Iterator[list[Segment]]:
             for batch in batches:
                 places.append([(segment.recording_idx, segment.begin) for segment in batch])
-                yield [segment.samples for segment in batch]
+                yield batch
 
-        found: list[dict[int, RecognitionResult]] = [{} for _ in range(num_recordings)]
+        def score(batch: list[Segment]) -> _Scored:
+            scored = self._score([segment.samples for segment in batch], speaker)
+            return scored._replace(sessions=[sessions[segment.recording_idx] for segment in batch])
+
+        found: list[dict[int, RecognitionResult]] = [{} for _ in recordings]
         decoder = self._prepared_decoder(nbest > 1)
         with self._engines.lend(self._new_engines) as engines:
-            decode = partial(self._decode, decoder, engines, nbest)
-            score = partial(self._score, speaker=speaker)
-            for results in pipelined(samples(), score, decode, self.resources.num_workers, engines.streams):
+            decode = partial(self._decode, decoder, engines, nbest, self.carried_states(engines.models[0]))
+            for results in pipelined(taken(), score, decode, self.resources.num_workers, engines.streams):
                 for (recording_idx, begin), result in zip(places.popleft(), results, strict=True):
                     found[recording_idx][begin] = result
         in_order = [dict(sorted(parts.items())) for parts in found]
@@ -361,7 +408,7 @@ class Recognizer(nn.Module):
                 "bundle whose network was trained by lattice-free MMI, made with 'asr bundle --denominator'."
             )
         self.eval()
-        batches = self._batches(audio, sampling_rate, num_samples)[1]
+        batches = self._batches(self._open(audio, sampling_rate, num_samples))
         decoder, speech = self._prepared_decoder(), []
         with self._engines.lend(self._new_engines) as engines, engines.streams.running(0):
             engines.streams.catch_up()
@@ -380,14 +427,34 @@ class Recognizer(nn.Module):
         engines.streams.wait(0)
         return transform
 
-    def _batches(
+    def _open(
         self, audio: Any, sampling_rate: int | None, num_samples: Tensor | Sequence[int] | None
-    ) -> tuple[int, Iterator[list[Segment]]]:
-        """The number of recordings, and an iterator over batches of their segments."""
+    ) -> list[Tensor | AudioFile]:
         rate = self.sampling_rate
-        recordings = open_recordings(audio, rate if sampling_rate is None else sampling_rate, rate, num_samples)
+        return open_recordings(audio, rate if sampling_rate is None else sampling_rate, rate, num_samples)
+
+    def _sessions(self, sessions: Sequence[Hashable] | None, num_recordings: int) -> Sequence[Hashable]:
+        """The session of each recording."""
+        if sessions is None:
+            return range(num_recordings)
+        if not self.carries_history:
+            raise AsrError("sessions have no effect without carry_history; leave them out, or set it.")
+        if len(sessions) != num_recordings:
+            raise AsrError(f"there are {len(sessions)} sessions for {num_recordings} recordings; give one for each.")
+        return sessions
+
+    def _batches(
+        self, recordings: Sequence[Tensor | AudioFile], sessions: Sequence[Hashable] | None = None
+    ) -> Iterator[list[Segment]]:
+        """Batches of the recordings' segments; with sessions, in their order."""
         limit = self.resources.max_segment_seconds
-        return len(recordings), segment_batches(recordings, rate, limit, self.batch_seconds)
+        return segment_batches(recordings, self.sampling_rate, limit, self.batch_seconds, sessions)
+
+    def carried_states(self, models: LanguageModels) -> CarriedStates | None:
+        """New states for the sessions of one call or of streams; None if no history is carried."""
+        if not self.carries_history or models.model is None:
+            return None
+        return CarriedStates(models.model, self.bundle.graph.vocabulary)
 
     def log_prob(
         self, samples: Sequence[Tensor], times: StageTimes, speaker: SpeakerTransform | None = None
@@ -438,15 +505,24 @@ class Recognizer(nn.Module):
         return _Scored(*self.log_prob(samples, times, speaker), lengths, times)
 
     def _decode(
-        self, decoder: Decoder, engines: Engines, nbest: int, worker: int, scored: _Scored
+        self,
+        decoder: Decoder,
+        engines: Engines,
+        nbest: int,
+        carried: CarriedStates | None,
+        worker: int,
+        scored: _Scored,
     ) -> list[RecognitionResult]:
         """The second stage of a batch: decoder and language model."""
-        log_prob, num_frames, lengths, times = scored
+        log_prob, num_frames, lengths, times, sessions = scored
         models = engines.models[worker]
         before = models.statistics()
         seconds_before = 0.0 if before is None else before.seconds_total
         with times.measure("search", self.device), torch.autocast(self.device.type, enabled=False):
-            decoded = decoder.decode(log_prob, num_frames, models.model)
+            lm_state = None if carried is None else carried.before(sessions)
+            decoded = decoder.decode(log_prob, num_frames, models.model, lm_state)
+            if carried is not None:
+                carried.add(sessions, decoded)
             if models.second is not None:
                 keeps_lattice = self._needs_lattices or nbest > 1
                 models_of_pass = self.settings.language_models
@@ -520,7 +596,7 @@ class Recognizer(nn.Module):
         noise = torch.randn(2 * self.sampling_rate, generator=torch.Generator().manual_seed(0)) * 0.01
         self._score([noise, noise[: self.sampling_rate // 3]])
         log_prob, num_frames = made_up_log_prob(self.bundle.graph)
-        self._decode(decoder, engines, 2, 0, _Scored(log_prob, num_frames, num_frames.tolist(), StageTimes()))
+        self._decode(decoder, engines, 2, None, 0, _Scored(log_prob, num_frames, num_frames.tolist(), StageTimes()))
 
     def _new_pool(self) -> EnginePool:
         return EnginePool(is_exclusive=self.language_model is not None)

@@ -226,19 +226,22 @@ class SecondLook:
         graph = recognizer.graph.decoding_graph()
         self._decoder = TokenPassingDecoder(graph, self._options, lm_fusion=fusion, keep_lattice=True)
 
-    def at(self, log_probs: Sequence[Tensor], decoded: Sequence[DecodeResult]) -> list[DecodeResult]:
+    def at(
+        self, log_probs: Sequence[Tensor], decoded: Sequence[DecodeResult], lm_state: Tensor | None = None
+    ) -> list[DecodeResult]:
         """Searches utterances again.
 
         Args:
             log_probs: (T', C) of each utterance.
             decoded: the results of the live search.
+            lm_state: as for `Decoder.decode`.
 
         Returns:
             The new result of each utterance.
         """
         num_frames = torch.tensor([len(log_prob) for log_prob in log_probs])
         padded = nn.utils.rnn.pad_sequence(list(log_probs), batch_first=True)
-        results = self._decoder.decode(padded, num_frames, self._models.model)
+        results = self._decoder.decode(padded, num_frames, self._models.model, lm_state)
         self._models.forget_contexts()
         return [self._final(again, before) for again, before in zip(results, decoded, strict=True)]
 
@@ -295,6 +298,7 @@ class StreamingRecognizer:
         recognizer.eval()
         models = recognizer.build_language_models(self.options.cache_bytes)
         self.engine = models.engine
+        self._carried = recognizer.carried_states(models)
         self.times = StageTimes()
         self._graph = recognizer.graph.decoding_graph()
         self._second_look = self._new_second_look(models)
@@ -318,6 +322,8 @@ class StreamingRecognizer:
         elif self._lm_in_search:
             fusion = "search"
         self._recognizer.refuse_unused(Pass(self._recognizer.mode, fusion, *settings.models, keeps_lattice=self._is_k2))
+        if self._is_k2 and self._recognizer.carries_history:
+            raise AsrError("streaming: k2 starts every utterance from <s>; leave out carry_history, or the decoder k2.")
 
     def _new_second_look(self, models: LanguageModels) -> SecondLook | None:
         recognizer = self._recognizer
@@ -387,7 +393,7 @@ class StreamingRecognizer:
             AsrError: the sampling rate is out of range.
         """
         rate = self._rate if sampling_rate is None else checked_rate(sampling_rate)
-        (search,) = self._decoder.start()
+        (search,) = self._start()
         features: Any = self._recognizer.features
         number = self._num_opened
         self._num_opened += 1
@@ -453,6 +459,7 @@ class StreamingRecognizer:
             self._decoder.advance([one.search for one in streams], log_prob, num_frames)
             ended = self._ended(numbers)
         ended |= self._looked_at_again({number: found for number, found in ended.items() if found is not None})
+        self._carry({number: found for number, found in ended.items() if found is not None})
         with self.times.measure("search", device):
             return [
                 result
@@ -465,6 +472,11 @@ class StreamingRecognizer:
     def is_ready(self) -> bool:
         """Whether some stream has a chunk for `step` to process."""
         return any(one.windows.is_ready for one in self._streams.values())
+
+    def _start(self, lm_state: Tensor | None = None) -> list[int]:
+        """Opens a stream of the decoder."""
+        started: list[int] = self._decoder.start(1) if lm_state is None else self._decoder.start(1, lm_state)
+        return started
 
     def _open(self, stream: int) -> _Stream:
         if stream not in self._streams or self._streams[stream].is_closed:
@@ -489,7 +501,18 @@ class StreamingRecognizer:
         with self.times.measure("acoustic model", self._recognizer.device), self._recognizer.acoustic_arithmetic():
             log_probs = self._windows.utterance_log_probs([self._streams[number].windows for number in ended])
         with self.times.measure("search", self._recognizer.device):
-            return dict(zip(ended, self._second_look.at(log_probs, list(ended.values())), strict=True))
+            again = self._second_look.at(log_probs, list(ended.values()), self._lm_state(list(ended)))
+            return dict(zip(ended, again, strict=True))
+
+    def _lm_state(self, numbers: Sequence[int]) -> Tensor | None:
+        """What the language model carries over from earlier utterances of streams, (N, D); None if nothing."""
+        return None if self._carried is None else self._carried.before(numbers)
+
+    def _carry(self, ended: dict[int, DecodeResult]) -> None:
+        """Lets the language model read the words of utterances that have ended."""
+        if self._carried is not None and ended:
+            with self.times.measure("search", self._recognizer.device):
+                self._carried.add(list(ended), list(ended.values()))
 
     def _partial(self, number: int) -> Iterator[StreamResult]:
         one = self._streams[number]
@@ -522,8 +545,10 @@ class StreamingRecognizer:
             yield StreamResult(number, True, reason, begin, end, words, len(words), is_complete, *scores, *notes)
         if one.windows.is_done:
             del self._streams[number]
+            if self._carried is not None:
+                self._carried.end(number)
         else:
-            (one.search,) = self._decoder.start()
+            (one.search,) = self._start(self._lm_state([number]))
             one.windows.begin_utterance()
             one.begin, one.best, one.shown = one.windows.num_outputs, (), ()
 

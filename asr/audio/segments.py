@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -289,7 +289,11 @@ def open_recordings(
 
 
 def segment_batches(
-    recordings: Sequence[Tensor | AudioFile], sampling_rate: int, max_segment_seconds: float, batch_seconds: float
+    recordings: Sequence[Tensor | AudioFile],
+    sampling_rate: int,
+    max_segment_seconds: float,
+    batch_seconds: float,
+    sessions: Sequence[Hashable] | None = None,
 ) -> Iterator[list[Segment]]:
     """Batches of segments to recognize together; files are read only as far as needed.
 
@@ -300,12 +304,22 @@ def segment_batches(
         sampling_rate: of the recordings, in Hz.
         max_segment_seconds: longer recordings are cut at pauses.
         batch_seconds: the maximum amount of audio in a batch, padding included.
+        sessions: the session of each recording, if the segments of a session must be recognized in order: no batch has
+            two of them, so batches of few sessions are small. None lets batches have any segments.
 
     Raises:
         AsrError: a file cannot be read, or a recording is empty.
     """
     max_padded = int(batch_seconds * sampling_rate)
-    windows = _windows(_segments(recordings, sampling_rate, max_segment_seconds), _BATCHES_AHEAD * max_padded)
+    max_read = _BATCHES_AHEAD * max_padded
+    if sessions is None:
+        windows = _windows(_segments(enumerate(recordings), sampling_rate, max_segment_seconds), max_read)
+    else:
+        parts: dict[Hashable, list[tuple[int, Tensor | AudioFile]]] = {}
+        for index, (session, recording) in enumerate(zip(sessions, recordings, strict=True)):
+            parts.setdefault(session, []).append((index, recording))
+        in_order = [_segments(part, sampling_rate, max_segment_seconds) for part in parts.values()]
+        windows = _turns(in_order, max(1, int(max_read / (max_segment_seconds * sampling_rate))))
     first = next(windows, [])
 
     def batches() -> Iterator[list[Segment]]:
@@ -320,9 +334,9 @@ def segment_batches(
 
 
 def _segments(
-    recordings: Sequence[Tensor | AudioFile], sampling_rate: int, max_segment_seconds: float
+    recordings: Iterable[tuple[int, Tensor | AudioFile]], sampling_rate: int, max_segment_seconds: float
 ) -> Iterator[Segment]:
-    for index, recording in enumerate(recordings):
+    for index, recording in recordings:
         if isinstance(recording, Tensor):
             for begin, end in split_at_pauses(recording, sampling_rate, max_segment_seconds):
                 yield Segment(index, begin, recording[begin:end], is_read=False)
@@ -343,3 +357,10 @@ def _windows(segments: Iterator[Segment], max_read: int) -> Iterator[list[Segmen
             window, num_read = [], 0
     if window:
         yield window
+
+
+def _turns(sessions: Sequence[Iterator[Segment]], most: int) -> Iterator[list[Segment]]:
+    """The first segments of `most` sessions, then their second ones, and so on; then the same of the next sessions."""
+    for begin in range(0, len(sessions), most):
+        for turn in itertools.zip_longest(*sessions[begin : begin + most]):
+            yield [segment for segment in turn if segment is not None]

@@ -156,6 +156,9 @@ def add_recognizer_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_option(group: argparse._ArgumentGroup, one: Option, note: str) -> None:
+    if one.kind is bool:
+        group.add_argument(one.flag, dest=one.name, action=argparse.BooleanOptionalAction, default=None, help=one.help)
+        return
     text = one.help if not isinstance(one.choices, Mapping) else f"{one.help}; {_choices(one.choices)}"
     metavar = None if one.choices else "MB" if one.unit else "NAME" if one.kind is str else "NUMBER"
     group.add_argument(

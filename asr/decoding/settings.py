@@ -49,6 +49,9 @@ class LanguageModelOptions:
 
     Args:
         rnn_weight: weight of the recurrent model in the mode `interpolated`.
+        carry_history: whether the recurrent model starts each segment of a recording and each utterance of a stream in
+            the state that the ones before left, instead of after `<s>` alone. n-gram models start from `<s>` anyway.
+            It helps only networks that were trained so (`RNNLMConfig.carry_state`).
         second_pass: a key of `SECOND_PASSES`.
         second_pass_mode: the mode of the second pass, a key of `MODES`.
         second_pass_weight: see above; 1 drops the score of the first pass's language model.
@@ -60,6 +63,11 @@ class LanguageModelOptions:
 
     rnn_weight: float = option(
         0.5, "weight of the recurrent model where it is interpolated with an n-gram, 0 to 1", needs="both models"
+    )
+    carry_history: bool = option(
+        False,
+        "the recurrent language model remembers the earlier segments of a recording and utterances of a stream",
+        needs="carried history",
     )
     second_pass: str = option("none", "what follows the first pass", choices=SECOND_PASSES)
     second_pass_mode: str = option("rnn", "the language model of the second pass", choices=MODES, needs="second pass")
@@ -256,6 +264,11 @@ class Pass:
         return self.language_models.second_pass != "none"
 
     @property
+    def carries_history(self) -> bool:
+        """Whether a language model can remember the utterances before."""
+        return self.mode in ("rnn", "interpolated", EXTERNAL_MODE) and not self.has_second
+
+    @property
     def rescores(self) -> bool:
         """Whether a language model rescores a lattice in some pass."""
         is_first = self.mode != "ngram" and self.lm_fusion in ("lattice", "chunks")
@@ -270,6 +283,10 @@ NEEDS: dict[str, tuple[str, Callable[[Pass], bool]]] = {
     "recurrent model": (
         "a mode with the bundle's recurrent language model (rnn or interpolated)",
         lambda run: bool({"rnn", "interpolated"} & set(run.modes)),
+    ),
+    "carried history": (
+        "a recurrent or your own language model in the first pass, and no second pass",
+        lambda run: run.carries_history,
     ),
     "recombination length": ("recombination_length", lambda run: run.cache.recombination_length is not None),
     "recombination best": (

@@ -42,6 +42,7 @@ ACTS = {
     "lookahead_frames": (5, ("large_ngram", CHUNKS), ("ngram", CHUNKS)),
     "max_token_seconds": (9.0, ("ngram", LATTICE), None),
     "rnn_weight": (0.3, ("interpolated", LATTICE), ("rnn", LATTICE)),
+    "carry_history": (True, ("rnn", LATTICE), ("large_ngram", LATTICE)),
     "second_pass": ("nbest", ("ngram", LATTICE), None),
     "second_pass_mode": ("large_ngram", None, ("rnn", LATTICE)),
     "second_pass_weight": (0.5, None, ("rnn", LATTICE)),
@@ -141,10 +142,12 @@ def test_the_command_line_has_every_option(tiny_bundle_folder, capsys):
     arguments = []
     for name, one in (setting_options() | options_of(ResourceOptions)).items():
         value = {**settings, **resources}[name]
-        arguments += [one.flag, value / 1e6 if one.unit else value]
+        arguments += [one.flag] if one.kind is bool else [one.flag, value / 1e6 if one.unit else value]
     args = parsed(*arguments)
     assert given_options(args, setting_options()) == settings
     assert given_options(args, options_of(ResourceOptions)) == resources
+    assert given_options(parsed("--no-carry-history"), setting_options()) == {"carry_history": False}
+    assert given_options(parsed(), setting_options()) == {}
     args = parsed("--bundle", tiny_bundle_folder, "--word-beam", 4, "--mode", "rnn", "--cache-mb", 3)
     assert "--word-beam is now --skip-beam" in capsys.readouterr().err
     recognizer = recognizer_from(args)
