@@ -330,7 +330,7 @@ def _recognize_cuts(
     from asr.cli.options import describe, recognizer_from
     from asr.cli.output import maker_of
     from asr.cli.transcribe import Outcome, learn_speaker, transcribe
-    from asr.datasets.cuts import cut_source, cut_speaker, cut_text, cut_waveform
+    from asr.datasets.cuts import cut_session, cut_source, cut_speaker, cut_text, cut_waveform
     from asr.decoding.build import old_first_pass
     from asr.results import later_cache
 
@@ -345,6 +345,8 @@ def _recognize_cuts(
     recognizer = recognizer_from(args)
     recognizer.keep_lattices = args.confidences
     details.describe(recognizer)
+    if recognizer.carries_history and hypotheses:
+        raise AsrError("--resume and --carry-history exclude each other: the words before would be missing.")
     with compiling_notice():
         recognizer.prepare()
     if output is not None:
@@ -354,13 +356,18 @@ def _recognize_cuts(
         return cut_waveform(cuts[name], rate)
 
     speakers: dict[str, list[str]] = {}
-    for name, cut in cuts.items():
-        speakers.setdefault(cut_speaker(cut) if args.adapt else "", []).append(name)
+    in_order = sorted(cuts, key=lambda name: cut_session(cuts[name])) if recognizer.carries_history else [*cuts]
+    for name in in_order:
+        speakers.setdefault(cut_speaker(cuts[name]) if args.adapt else "", []).append(name)
 
     def of_speaker(own: Sequence[str]) -> Iterator[Outcome[str]]:
         left = [name for name in own if name not in hypotheses]
         return transcribe(
-            recognizer, left, read, speaker=learn_speaker(recognizer, own, read) if args.adapt and left else None
+            recognizer,
+            left,
+            read,
+            speaker=learn_speaker(recognizer, own, read) if args.adapt and left else None,
+            session_of=(lambda name: cut_session(cuts[name])[0]) if recognizer.carries_history else None,
         )
 
     outcomes = itertools.chain.from_iterable(of_speaker(own) for own in speakers.values())

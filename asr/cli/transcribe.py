@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -71,6 +71,7 @@ def transcribe(
     batch_seconds: float | None = None,
     nbest: int = 1,
     speaker: SpeakerTransform | None = None,
+    session_of: Callable[[_Name], Hashable] | None = None,
 ) -> Iterator[Outcome[_Name]]:
     """Recognizes recordings in order, several at a time, and yields each result as soon as it is available.
 
@@ -83,15 +84,23 @@ def transcribe(
             a CPU, and the size of a batch on a GPU.
         nbest: as in `Recognizer`.
         speaker: as in `Recognizer`.
+        session_of: with `carry_history`, the session of each recording; those of one follow one another in `names`. If
+            None, each recording is one.
     """
     recognize = partial(recognizer.__call__, nbest=nbest, speaker=speaker)
     if batch_seconds is None:
         batch_seconds = recognizer.batch_seconds if recognizer.device.type == "cuda" else 60.0
     # The stages overlap only if there are several batches for each worker.
     batch_seconds *= 1 + 4 * recognizer.resources.num_workers
+    # With a carried history, a batch has one segment of each session, and those of long files are recognized together.
+    longest = recognizer.resources.max_segment_seconds if recognizer.carries_history else math.inf
     waiting: list[tuple[_Name, Tensor | AudioFile | str]] = []
     num_samples = 0.0
     for name in names:
+        is_next = session_of is not None and bool(waiting) and session_of(name) == session_of(waiting[-1][0])
+        if num_samples >= batch_seconds * recognizer.sampling_rate and not is_next:
+            yield from _recognized(recognize, waiting, session_of)
+            waiting, num_samples = [], 0.0
         try:
             recording = read(name, recognizer.sampling_rate)
         except AsrError as error:
@@ -101,11 +110,10 @@ def transcribe(
             waiting.append((name, f"{name}: it cannot be read ({_in_one_line(error)})."))
             continue
         waiting.append((name, recording))
-        num_samples += len(recording) if isinstance(recording, Tensor) else math.inf
-        if num_samples >= batch_seconds * recognizer.sampling_rate:
-            yield from _recognized(recognize, waiting)
-            waiting, num_samples = [], 0.0
-    yield from _recognized(recognize, waiting)
+        if not is_next:
+            size = len(recording) if isinstance(recording, Tensor) else math.inf
+            num_samples += min(size, longest * recognizer.sampling_rate)
+    yield from _recognized(recognize, waiting, session_of)
 
 
 def learn_speaker(
@@ -135,14 +143,19 @@ def _beginning(recording: Tensor | AudioFile, num_samples: int) -> Tensor:
     return torch.cat(pieces)[:num_samples]
 
 
-_Recognize = Callable[[list[Tensor | AudioFile]], list[RecognitionResult]]
+_Recognize = Callable[..., list[RecognitionResult]]
 
 
 def _recognized(
-    recognize: _Recognize, waiting: Sequence[tuple[_Name, Tensor | AudioFile | str]]
+    recognize: _Recognize,
+    waiting: Sequence[tuple[_Name, Tensor | AudioFile | str]],
+    session_of: Callable[[_Name], Hashable] | None,
 ) -> Iterator[Outcome[_Name]]:
     recordings = [content for _, content in waiting if not isinstance(content, str)]
-    results = iter(_all_or_each(recognize, recordings))
+    sessions = None
+    if session_of is not None:
+        sessions = [session_of(name) for name, content in waiting if not isinstance(content, str)]
+    results = iter(_all_or_each(recognize, recordings, sessions))
     for name, content in waiting:
         if isinstance(content, str):
             yield Outcome(name, error=content)
@@ -155,12 +168,14 @@ def _recognized(
             yield Outcome(name, result)
 
 
-def _all_or_each(recognize: _Recognize, recordings: list[Tensor | AudioFile]) -> list[RecognitionResult | AsrError]:
-    """All together; if that fails, one at a time, so that only the failing ones are lost."""
+def _all_or_each(
+    recognize: _Recognize, recordings: list[Tensor | AudioFile], sessions: Sequence[Hashable] | None = None
+) -> list[RecognitionResult | AsrError]:
+    """All together; if that fails, one at a time and each on its own, so that only the failing ones are lost."""
     if not recordings:
         return []
     try:
-        return [*recognize(recordings)]
+        return [*recognize(recordings, sessions=sessions)]
     except AsrError as error:
         if len(recordings) == 1:
             return [error]

@@ -207,6 +207,17 @@ def cut_speaker(cut: MonoCut) -> str:
     return next((str(supervision.speaker) for supervision in cut.supervisions if supervision.speaker), cut.id)
 
 
+_LIBRISPEECH_ID = re.compile(r"(?P<chapter>\d+-\d+)-(?P<number>\d{4})(?P<variant>\D.*)?")
+
+
+def cut_session(cut: MonoCut) -> tuple[str, float]:
+    """What a cut is a part of, and its place there: a chapter of LibriSpeech, by its id, or else its recording."""
+    found = _LIBRISPEECH_ID.fullmatch(cut.id)
+    if found is not None:
+        return f"{found['chapter']}{found['variant'] or ''}", float(found["number"])
+    return cut.recording_id, float(cut.start)
+
+
 def bucket_sampler(
     cuts: CutSet, max_duration: float, max_cuts: int | None, num_buckets: int, shuffle: bool, seed: int
 ) -> CutSampler:
