@@ -34,6 +34,9 @@ class CarriedStates:
         self._lm = mapped
         self._states: dict[Hashable, Tensor] = {}
 
+    def __len__(self) -> int:
+        return len(self._states)
+
     def before(self, sessions: Sequence[Hashable]) -> Tensor:
         """The states with which the next utterances of N distinct sessions start, (N, D)."""
         (first,) = self._lm.first_state(1)

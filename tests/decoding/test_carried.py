@@ -123,6 +123,8 @@ def test_a_session_that_has_ended_is_forgotten() -> None:
     graph = random_graph(3)
     result = TokenPassingDecoder(graph, OPTIONS, inputs="scores").decode(random_log_prob(3, 1, 5))
     carried.add(["a", "b"], [result[0], DecodeResult((), False, 0)])
+    assert len(carried) == 2
     carried.end("a")
     carried.end("a")
+    assert len(carried) == 1
     assert torch.equal(carried.before(["a"]), lm.first_state(1))

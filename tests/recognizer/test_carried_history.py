@@ -163,6 +163,7 @@ def test_utterances_of_streams_are_scored_after_those_before_them(bundle, lm_fus
     while streaming.is_ready:
         results += streaming.step()
     found = next(result for result in results if result.is_final)
+    assert streaming._carried is not None and len(streaming._carried) == 0
     assert found.lm_score == pytest.approx(finals[streams[0]][0].lm_score, abs=2e-3)
 
 
