@@ -168,7 +168,7 @@ def _decoding(bundle: Bundle | None) -> dict[str, dict[str, Any]]:
     """
     usual = asdict(CTCDecodingConfig().options())
     by_mode = {} if bundle is None else bundle.decoding
-    kept = {"rnn_weight", *options_of(CacheOptions)}
+    kept = {"rnn_weight", "carry_history", *options_of(CacheOptions)}
     return {"ngram": usual} | {
         mode: usual | {name: value for name, value in by_mode.get(mode, {}).items() if name in kept}
         for mode in RECURRENT_MODES
