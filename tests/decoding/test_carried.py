@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -81,6 +81,7 @@ def decoder_of(kind: str, graph: Any) -> Any:
 
 @pytest.mark.parametrize("kind", ["lattice", "chunks", "search", "k2"])
 @settings(max_examples=4)
+@example(seed=4)  # the second utterance alone has no complete path, and is searched again
 @given(seed=st.integers(0, 10**6))
 def test_an_utterance_follows_those_before_it(kind: str, seed: int) -> None:
     """Three sessions, of which the second is silent in one batch; some utterances have no complete path."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from asr.audio.segments import segment_batches
+from asr.audio.segments import segment_batches, split_at_pauses
 from asr.bundle import Bundle
 from asr.decoding.settings import ResourceOptions
 from asr.errors import AsrError
@@ -107,6 +107,11 @@ def test_without_it_every_segment_starts_anew(bundle):
         expected_lm_scores(bundle, found, carries=False), abs=2e-3
     )
     assert results[0].total == results[3].total
+    plain = Recognizer(bundle, "rnn", resources=ResourceOptions(max_segment_seconds=1.0, batch_seconds=1.0))
+    whole = torch.cat(waveforms)
+    segments = plain([whole[begin:end] for begin, end in split_at_pauses(whole, RATE, 1.0)])
+    assert len(segments) > 2
+    assert plain(whole)[0].lm_score == pytest.approx(sum(segment.lm_score for segment in segments), abs=2e-3)
     # So does the first segment of a recording in any case.
     first = Recognizer(bundle, "rnn", options=CARRY)(waveforms)
     assert [result.total for result in first] == [result.total for result in results]
