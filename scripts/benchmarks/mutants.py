@@ -1,139 +1,41 @@
 """Mutation testing: breaks a module in one place at a time and checks whether its tests fail.
 
-    scripts/bench mutants                     # 40 mutants; some minutes per hundred, two at a time
-    scripts/bench mutants --modules asr/lm/cached/eviction.py --number 20 --seed 1
-    scripts/bench mutants --per-module 20 --jobs 1 --fast
+    scripts/bench mutants --fast                     # 40 mutants of asr/lm and asr/decoding, by the fast tests
+    scripts/bench mutants --per-module 5 --seed 1 --modules asr/lm/cached asr/decoding/nbest.py
 
-A mutant has another comparison, operation, number or truth value, `max` instead of `min`, or one statement less. It
-works on a copy of the checkout. Loops compiled by numba are skipped, because their tests compare them with the same
-code uncompiled and each mutant would have to be compiled. The share of mutants killed by tests is stored for
-`scripts/bench onepass --quick`. Survivors are listed; each is a missing test or a change without effect. The latter are
-explained in `scripts.benchmarks.mutants_explained`; they are not run, and the share is of the others.
+A mutant has another comparison, operation, number or truth value, `max` instead of `min`, or one statement less. First
+all tests run without a mutant, and the functions that each calls are recorded; recordings are kept until the code
+changes. A mutant's tests are those that call its function, the most specific ones first, up to 15 CPU seconds. Loops
+compiled by numba are skipped, because their tests compare them with the same code uncompiled and each mutant would have
+to be compiled. The share of mutants killed by tests is stored for `scripts/bench onepass --quick`. Survivors are
+listed; each is a missing test or a change without effect. The latter are explained in
+`scripts.benchmarks.mutants_explained`; they are not run, and the share is of the others.
 """
 
 from __future__ import annotations
 
 import ast
 import copy
+import dataclasses
 import itertools
 import json
-import os
 import random
-import shutil
-import subprocess
-import sys
-import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from asr.errors import AsrError
-from scripts.benchmarks.inputs import ROOT, argument_parser, cache_folder
+from scripts.benchmarks.inputs import ROOT, argument_parser, cache_folder, with_progress
 from scripts.benchmarks.mutants_explained import EXPLAINED
+from scripts.benchmarks.mutants_tests import Function, Reach, Tester, record, state_of_code, test_files
 from scripts.benchmarks.report import provenance, table
 
-_CACHED = ("tests/lm/cached",)
-_OUTPUTS = (
-    "tests/lm/rnn/test_output_layers.py", "tests/lm/rnn/test_few_words.py", "tests/lm/rnn/test_training.py",
-    "tests/lm/rnn/test_measure.py",
-)  # fmt: skip
-_SEARCH = ("tests/decoding/test_token_passing.py", "tests/decoding/test_online.py")
-_LATTICES = ("tests/decoding/test_word_lattice.py", "tests/decoding/test_lattice_records.py")
-_LFMMI = ("tests/models/test_lfmmi.py", "tests/models/test_lfsmbr.py", "tests/models/test_denominator.py")
-_CHAIN = (
-    "tests/models/test_chain_training.py", "tests/models/test_chunks.py", "tests/models/test_adaptation.py",
-    "tests/models/test_state_tying.py",
-)  # fmt: skip
-_STREAMS = ("tests/models/test_export_streaming.py", "tests/models/test_ensemble.py", "tests/models/test_external.py")
-_PREFIXES = ("tests/ctc/test_prefix_search.py", "tests/ctc/test_pyctcdecode.py", "tests/ctc/test_spelled_words.py")
-TESTS = {
-    "asr/lm/cached/approximations.py": (*_CACHED, "tests/recognizer/test_settings.py"),
-    "asr/lm/cached/engine.py": _CACHED,
-    "asr/lm/cached/eviction.py": _CACHED,
-    "asr/lm/cached/outputs.py": _CACHED,
-    "asr/lm/cached/states.py": _CACHED,
-    "asr/lm/cached/trie.py": _CACHED,
-    "asr/lm/rnn/maxent.py": (*_OUTPUTS, "tests/lm/rnn/test_huffman.py"),
-    "asr/lm/rnn/model.py": (*_OUTPUTS, "tests/lm/rnn"),
-    "asr/lm/rnn/outputs/nce.py": (*_OUTPUTS, "tests/lm/rnn/test_log_z.py"),
-    "asr/lm/combine.py": ("tests/lm/test_combine.py", "tests/lm/cached/test_retain.py"),
-    "asr/lm/contexts.py": ("tests/lm/test_contexts.py", "tests/lm/test_combine.py", "tests/lm/cached/test_retain.py"),
-    "asr/decoding/frame.py": (
-        *_SEARCH, "tests/decoding/test_recombination.py", "tests/decoding/test_selection.py",
-        "tests/decoding/test_frame_backends.py", "tests/decoding/test_chunk_backends.py",
-        "tests/decoding/test_rescoring.py",
-    ),
-    "asr/decoding/backtrace.py": (*_SEARCH, *_LATTICES, "tests/decoding/test_words.py"),
-    "asr/decoding/lattice.py": (*_LATTICES, "tests/decoding/test_nbest.py", "tests/decoding/test_rescoring.py"),
-    "asr/decoding/words.py": ("tests/decoding/test_words.py", "tests/decoding/test_nbest.py"),
-    "asr/decoding/chunks.py": ("tests/decoding/test_chunks.py",),
-    "asr/decoding/nbest.py": (
-        "tests/decoding/test_nbest.py", "tests/decoding/test_second_pass.py", "tests/lm/rnn/test_few_words.py",
-    ),
-    "asr/decoding/rescoring.py": (
-        "tests/decoding/test_rescoring.py", "tests/decoding/test_second_pass.py", "tests/decoding/test_selection.py",
-    ),
-    "asr/graph/build.py": ("tests/graph",),
-    "asr/graph/context.py": ("tests/graph", *_CHAIN),
-    "asr/graph/decoding_graph.py": ("tests/graph", "tests/decoding/test_log_probs.py"),
-    "asr/graph/denominator_graph.py": _LFMMI,
-    "asr/graph/epsilon_removal.py": ("tests/graph",),
-    "asr/graph/fst.py": ("tests/graph",),
-    "asr/graph/imported.py": ("tests/graph",),
-    "asr/graph/openfst.py": ("tests/graph",),
-    "asr/graph/topology.py": ("tests/graph", *_LFMMI, *_CHAIN),
-    "asr/graph/transition_model.py": ("tests/graph",),
-    "asr/text/ctc_tokens.py": ("tests/text", "tests/ctc/test_tokens.py", "tests/ctc/test_bundles.py"),
-    "asr/text/lexicon.py": ("tests/text", "tests/graph", "tests/decoding/test_words.py"),
-    "asr/text/normalize.py": ("tests/text",),
-    "asr/text/symbols.py": ("tests/text", "tests/graph", "tests/lm/test_combine.py"),
-    "asr/audio/decoder_messages.py": ("tests/audio",),
-    "asr/audio/fbank.py": ("tests/audio",),
-    "asr/audio/io.py": ("tests/audio", "tests/robust/test_odd_audio.py"),
-    "asr/audio/media.py": ("tests/audio",),
-    "asr/audio/resample.py": ("tests/audio",),
-    "asr/audio/segments.py": ("tests/audio",),
-    "asr/ctc/decoder.py": ("tests/ctc",),
-    "asr/ctc/frames.py": ("tests/ctc/test_frames.py", *_PREFIXES),
-    "asr/ctc/graph_search.py": ("tests/ctc/test_decoder.py",),
-    "asr/ctc/graphs.py": ("tests/ctc/test_decoder.py",),
-    "asr/ctc/language_models.py": ("tests/ctc/test_decoder.py", *_PREFIXES),
-    "asr/ctc/phones_to_letters.py": ("tests/ctc/test_phones_to_letters.py",),
-    "asr/ctc/prefix_beam.py": _PREFIXES,
-    "asr/ctc/prefix_search.py": _PREFIXES,
-    "asr/ctc/pyctcdecode.py": ("tests/ctc/test_pyctcdecode.py", "tests/ctc/test_transformers.py"),
-    "asr/ctc/spelled_words.py": ("tests/ctc/test_decoder.py", *_PREFIXES),
-    "asr/ctc/stream.py": ("tests/ctc/test_decoder.py", *_PREFIXES),
-    "asr/ctc/torchaudio.py": ("tests/ctc/test_torchaudio.py",),
-    "asr/ctc/transformers.py": ("tests/ctc/test_transformers.py",),
-    "asr/ctc/word_models.py": ("tests/ctc/test_decoder.py", *_PREFIXES),
-    "asr/ctc/word_trie.py": ("tests/ctc/test_decoder.py", *_PREFIXES),
-    "asr/models/adaptation.py": ("tests/models/test_adaptation.py",),
-    "asr/models/alignment.py": ("tests/models/test_ctc_alignment.py", "tests/models/test_training_parts.py"),
-    "asr/models/chain_corpus.py": _CHAIN,
-    "asr/models/chain_preparation.py": (*_CHAIN, "tests/models/test_denominator.py"),
-    "asr/models/chain_training.py": _CHAIN,
-    "asr/models/chunks.py": _CHAIN,
-    "asr/models/hybrid_alignment.py": ("tests/models/test_hybrid_alignment.py",),
-    "asr/models/lfmmi.py": (*_LFMMI, "tests/models/test_adaptation.py"),
-    "asr/models/losses.py": ("tests/models/test_objectives.py", "tests/models/test_networks.py"),
-    "asr/models/phone_alignment.py": ("tests/models/test_phone_alignment.py",),
-    "asr/models/state_tying.py": ("tests/models/test_state_tying.py",),
-    "asr/models/tdnnf.py": ("tests/models/test_tdnnf.py", "tests/models/test_transfer.py", *_STREAMS),
-    "asr/models/windows.py": _STREAMS,
-    "asr/lm/offload.py": ("tests/lm/rnn/test_host_rnn_lm.py", "tests/lm/ngram/test_host_ngram.py"),
-    "asr/metrics.py": ("tests/metrics", "tests/decoding/test_words.py"),
-    "asr/nist.py": ("tests/metrics",),
-    "asr/results.py": (
-        "tests/test_results.py", "tests/test_transcripts.py", "tests/recognizer/test_settings.py",
-        "tests/decoding/test_nbest.py",
-    ),
-    "asr/streaming.py": ("tests/recognizer/test_streaming.py", "tests/recognizer/test_settings.py"),
-}  # fmt: skip
-"""Module -> what should notice that it is broken."""
+_T = TypeVar("_T")
+DEFAULT_MODULES = ("asr/lm", "asr/decoding")
+_NO_MODULES = ("asr/decoding/gpu/", "asr/lm/ngram/lookup_triton.py", "asr/old_paths.py")
+"""Kernels, whose mutants are `asr.testing.kernel_checks` and `asr.testing.host_checks`, and a list of names."""
 
 _COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -144,17 +46,12 @@ _CALCULATED: dict[type[ast.operator], type[ast.operator]] = {
     ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.LShift: ast.RShift, ast.RShift: ast.LShift,
 }  # fmt: skip
 _NAMES = {"min": "max", "max": "min", "amin": "amax", "amax": "amin", "argmin": "argmax", "argmax": "argmin"}
-_FIRST_TIMEOUT = 900
-_TIMEOUT = 240
-"""Seconds; without a mutant, loops may have to be compiled."""
-_NOTHING_SELECTED = 5
-"""Exit status of pytest."""
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A change of a module: its path, which node of the syntax tree is changed and how, the line's number and text, and
-    the node's text before and after."""
+    """A change of a module: its path, which node of the syntax tree is changed and how, the line's number and text, the
+    node's text before and after, and the first line of the function that it is in, if any."""
 
     module: str
     place: int
@@ -162,12 +59,13 @@ class Mutant:
     line: int
     text: str
     change: str
+    function: int | None
 
-    def source(self) -> str:
-        """The module's source with the change."""
+    def tree(self) -> ast.Module:
+        """The module's syntax tree with the change."""
         tree = ast.parse((ROOT / self.module).read_text(encoding="utf-8"))
         _change(next(node for place, node in enumerate(ast.walk(tree)) if place == self.place), self.kind)
-        return ast.unparse(tree)
+        return ast.fix_missing_locations(tree)
 
 
 def mutants_of(module: str) -> list[Mutant]:
@@ -175,6 +73,11 @@ def mutants_of(module: str) -> list[Mutant]:
     source = (ROOT / module).read_text(encoding="utf-8")
     tree, lines = ast.parse(source), source.splitlines()
     left_out = {id(part) for node in ast.walk(tree) for one in _without_effect(node) for part in ast.walk(one)}
+    function_of = {
+        id(part): min(one.lineno for one in (function, *function.decorator_list))
+        for function in _functions(tree)
+        for part in ast.walk(function)
+    }
     found = []
     for place, node in enumerate(ast.walk(tree)):
         if id(node) in left_out:
@@ -185,8 +88,18 @@ def mutants_of(module: str) -> list[Mutant]:
                 part = _part(node, kind)
                 before, after = (ast.unparse(one).partition("\n")[0] for one in (part, _part(broken, kind)))
                 line: int = part.lineno  # type: ignore[attr-defined]
-                found.append(Mutant(module, place, kind, line, lines[line - 1].strip(), f"{before} -> {after}"))
+                text, function = lines[line - 1].strip(), function_of.get(id(node))
+                found.append(Mutant(module, place, kind, line, text, f"{before} -> {after}", function))
     return found
+
+
+def _functions(tree: ast.AST) -> Iterator[ast.FunctionDef]:
+    """The functions and methods; those inside a function belong to it."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef):
+            yield node
+        else:
+            yield from _functions(node)
 
 
 def explanation(mutant: Mutant) -> str | None:
@@ -198,16 +111,23 @@ def _without_effect(node: ast.AST) -> list[ast.AST]:
     """The parts of a node that change nothing or cannot be tested here.
 
     Type annotations are not run, `zip(strict=)` and `dataclass(frozen=, eq=)` only catch mistakes, and functions with
-    arguments of type `Any` are loops for numba.
+    arguments of type `Any` are loops for numba, which holds the compiled ones with the module's numbers that they use.
     """
     if isinstance(node, ast.keyword) and node.arg in ("strict", "frozen", "eq"):
         return [node.value]
     if isinstance(node, ast.Module):
         functions = [one for one in node.body if isinstance(one, ast.FunctionDef)]
         kinds = {id(one): [arg.annotation for arg in one.args.args] for one in functions}
-        return [
+        loops = [
             one for one in functions if any(isinstance(kind, ast.Name) and kind.id == "Any" for kind in kinds[id(one)])
         ]
+        used = {part.id for one in loops for part in ast.walk(one) if isinstance(part, ast.Name)}
+        numbers = [
+            one
+            for one in node.body
+            if isinstance(one, ast.Assign) and any(isinstance(to, ast.Name) and to.id in used for to in one.targets)
+        ]
+        return [*loops, *numbers]
     found = (getattr(node, name, None) for name in ("annotation", "returns"))
     return [one for one in found if isinstance(one, ast.AST)]
 
@@ -253,100 +173,74 @@ def _change(node: ast.AST, kind: int) -> bool:
     return True
 
 
-# Forks once per order, so that libraries are imported once and nothing of a mutant stays. An order is a time limit in
-# seconds, a selection by marks and tests; the answer is the exit status, negative for a signal.
-_TEST_SERVER = """
-import json, os, signal, sys
-import hypothesis, numpy, pytest, torch
-try:
-    import numba
-except ImportError:
-    pass
-for order in sys.stdin:
-    seconds, marked, *tests = json.loads(order)
-    child = os.fork()
-    if child == 0:
-        signal.alarm(seconds)
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 1)
-        os.dup2(nowhere, 2)
-        os._exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-m", marked, *tests]))
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
+def modules_of(paths: Sequence[str]) -> list[str]:
+    """The modules that files and folders stand for.
+
+    Raises:
+        AsrError: a path does not exist.
+    """
+    found = []
+    for path in paths:
+        if not (ROOT / path).exists():
+            raise AsrError(f"no module or folder {path}; name them from the checkout's folder, such as asr/lm.")
+        files = [ROOT / path] if path.endswith(".py") else sorted((ROOT / path).rglob("*.py"))
+        found += [file.relative_to(ROOT).as_posix() for file in files]
+    return [module for module in dict.fromkeys(found) if not module.startswith(_NO_MODULES)]
 
 
-class Copies:
-    """Copies of the checkout, one for each job, each with a process that runs tests in it.
+class Runner:
+    """Finds out which tests call which functions, and runs those of a mutant.
 
     Args:
-        folder: where to put them.
-        number: of jobs.
+        num_jobs: number of processes.
         fast: whether slow tests are left out.
     """
 
-    def __init__(self, folder: Path, number: int, fast: bool) -> None:
-        self._marked = ("not slow",) if fast else ("not slow", "slow")
-        self._free = []
-        for target in (folder / str(job) for job in range(number)):
-            for name in ("asr", "tests", "scripts", "recipes"):
-                # With their times, so that what numba has compiled stays valid.
-                shutil.copytree(ROOT / name, target / name)
-            for name in ("pyproject.toml", "hubconf.py"):
-                if (ROOT / name).is_file():
-                    shutil.copy2(ROOT / name, target / name)
-            # CI: Hypothesis draws the same examples for every mutant.
-            environment = {**os.environ, "PYTHONPATH": str(target), "OMP_NUM_THREADS": "1", "CI": "1"}
-            server = subprocess.Popen(
-                [sys.executable, "-c", _TEST_SERVER], cwd=target, env=environment, text=True, stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-            )  # fmt: skip
-            self._free.append((target, server))
-        self._servers = [server for _, server in self._free]
-        self._changes = itertools.count(1)
+    def __init__(self, num_jobs: int, fast: bool) -> None:
+        self._processes = [Tester() for _ in range(num_jobs)]
+        self._free = list(self._processes)
+        self._pool = ThreadPoolExecutor(num_jobs)
+        self._marked = "not slow and not gpu" if fast else "not gpu"
+        self._reach = Reach({})
+
+    def record(self, folders: Sequence[str]) -> None:
+        """Runs the tests in folders without any mutant, unless their recordings are up to date.
+
+        Raises:
+            AsrError: tests fail.
+        """
+        state = state_of_code()
+        tests: dict[str, tuple[float, frozenset[Function]]] = {}
+        files = test_files(folders)
+        done = self._pool.map(
+            lambda file: self._with_process(lambda one: record(one, file, self._marked, state)), files
+        )
+        for some in with_progress(done, "tests without mutants", len(files)):
+            tests |= some
+        self._reach = Reach(tests)
 
     def close(self) -> None:
-        for server in self._servers:
-            server.communicate()
+        self._pool.shutdown()
+        for process in self._processes:
+            process.close()
 
-    def killed(self, mutant: Mutant | None, module: str) -> bool:
-        """Whether tests fail with the mutant, or without any; slow ones run after the others."""
-        folder, server = self._free.pop()
-        assert server.stdin is not None
-        assert server.stdout is not None
-        path = folder / module
-        try:
-            if mutant is not None:
-                path.write_text(mutant.source(), encoding="utf-8")
-                # Python takes a file of the same size and second for unchanged.
-                change = next(self._changes)
-                os.utime(path, (change, change))
-            seconds = _FIRST_TIMEOUT if mutant is None else _TIMEOUT
-            for marked in self._marked:
-                print(json.dumps([seconds, marked, *TESTS[module]]), file=server.stdin, flush=True)
-                if int(server.stdout.readline()) not in (0, _NOTHING_SELECTED):
-                    return True
+    def killed(self, mutants: Sequence[Mutant]) -> Iterator[bool]:
+        """Whether tests fail with each mutant."""
+        return self._pool.map(self._is_killed, mutants)
+
+    def _is_killed(self, mutant: Mutant) -> bool:
+        tests, seconds = self._reach.tests_of(mutant.module, mutant.function)
+        if not tests:
             return False
-        finally:
-            shutil.copy2(ROOT / module, path)
-            self._free.append((folder, server))
+        made = {"mutant": dataclasses.asdict(mutant), "cpu_s": 30 + 5 * int(seconds)}
+        return self._with_process(lambda one: one.run(tests, self._marked, **made)) != 0
 
-
-def run(mutants: Sequence[Mutant], num_jobs: int, fast: bool) -> Iterator[tuple[Mutant, bool]]:
-    """Each mutant, and whether the tests killed it.
-
-    Raises:
-        AsrError: the tests fail without any mutant.
-    """
-    modules = list(dict.fromkeys(mutant.module for mutant in mutants))
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(num_jobs) as pool:
-        copies = Copies(Path(folder), num_jobs, fast)
+    def _with_process(self, task: Callable[[Tester], _T]) -> _T:
+        process = self._free.pop()
         try:
-            for module, fails in zip(modules, pool.map(lambda one: copies.killed(None, one), modules), strict=True):
-                if fails:
-                    raise AsrError(f"the tests of {module} fail without a mutant; fix them first.")
-            yield from zip(mutants, pool.map(lambda one: copies.killed(one, one.module), mutants), strict=True)
+            return task(process)
         finally:
-            copies.close()
+            self._free.append(process)
 
 
 def recorded() -> dict[str, Any]:
@@ -360,27 +254,35 @@ def recorded() -> dict[str, Any]:
 
 def main(argv: Sequence[str]) -> int:
     parser = argument_parser("mutants", __doc__)
-    parser.add_argument("--modules", nargs="+", choices=list(TESTS), default=list(TESTS), metavar="FILE")
+    parser.add_argument(
+        "--modules", nargs="+", default=DEFAULT_MODULES, metavar="PATH",
+        help=f"files or folders to break (default: {' '.join(DEFAULT_MODULES)})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--tests", nargs="+", default=["tests"], metavar="FOLDER", help="where to look for tests (default: tests)"
+    )
     parser.add_argument("--number", type=int, default=40, help="number of mutants, drawn at random (default: 40)")
     parser.add_argument("--per-module", type=int, metavar="NUMBER", help="draw this many of each module instead")
     parser.add_argument("--seed", type=int, default=0, help="seed of the draw (default: 0)")
     parser.add_argument("--jobs", type=int, default=2, help="number of mutants at a time (default: 2)")
     parser.add_argument("--fast", action="store_true", help="leave out slow tests, like scripts/test --fast")
     args = parser.parse_args(argv)
-    groups = [mutants_of(module) for module in args.modules]
-    if args.per_module is None:
-        groups = [list(itertools.chain(*groups))]
-    drawn = [
-        mutant
-        for group in groups
-        for mutant in random.Random(args.seed).sample(group, min(args.per_module or args.number, len(group)))
-    ]
+    groups = [mutants_of(module) for module in modules_of(args.modules)]
+    number = args.per_module
+    if number is None:
+        groups, number = [list(itertools.chain(*groups))], args.number
+    drawn = [mutant for group in groups for mutant in random.Random(args.seed).sample(group, min(number, len(group)))]
     chosen = [mutant for mutant in drawn if explanation(mutant) is None]
     killed: Counter[str] = Counter()
-    for mutant, is_killed in run(chosen, args.jobs, args.fast):
-        killed[mutant.module] += is_killed
-        if not is_killed:
-            print(f"survived: {mutant.module}:{mutant.line}: {mutant.text}: {mutant.change}", flush=True)
+    runner = Runner(args.jobs, args.fast)
+    try:
+        runner.record(args.tests)
+        for mutant, is_killed in zip(chosen, runner.killed(chosen), strict=True):
+            killed[mutant.module] += is_killed
+            if not is_killed:
+                print(f"survived: {mutant.module}:{mutant.line}: {mutant.text}: {mutant.change}", flush=True)
+    finally:
+        runner.close()
     all_drawn, tried = (Counter(mutant.module for mutant in some) for some in (drawn, chosen))
     rows = [
         {"module": module, "drawn": all_drawn[module], "explained": all_drawn[module] - tried[module],

@@ -1,16 +1,24 @@
-"""Mutants: what is changed, and that those left out still exist."""
+"""Mutants: what is changed, that those left out still exist, and which tests are run for them."""
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 from pathlib import Path
 
 import pytest
 
+from asr.errors import AsrError
 from scripts.benchmarks import mutants
-from scripts.benchmarks.mutants import TESTS, explanation, mutants_of
+from scripts.benchmarks.mutants import Runner, explanation, modules_of, mutants_of
 from scripts.benchmarks.mutants_explained import EXPLAINED
+from scripts.benchmarks.mutants_tests import Reach, Tester
 
 SOURCE = """
+SIZE = 4
+
+
+@cached
 def total(prices: list[int], most: int = 3) -> int:
     found = 0
     for price in prices:
@@ -20,7 +28,14 @@ def total(prices: list[int], most: int = 3) -> int:
 
 
 def loop(values: Any) -> int:
-    return values[0] + 1
+    return values[0] + SIZE
+
+
+class Shop:
+    num_open = 1
+
+    def close(self) -> None:
+        self.num_open -= 1
 """
 
 
@@ -34,23 +49,67 @@ def test_each_place_is_changed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("found += price", "found += price -> pass"),
         ("found = 0", "0 -> 1"),
         ("if price < most:", "price < most -> price <= most"),
+        ("num_open = 1", "1 -> 2"),
         ("return max(found, -1)", "-1 -> +1"),
         ("return max(found, -1)", "1 -> 2"),
         ("return max(found, -1)", "max -> min"),
+        ("self.num_open -= 1", "1 -> 2"),
+        ("self.num_open -= 1", "self.num_open -= 1 -> self.num_open += 1"),
     ]
+    lines = SOURCE.splitlines()
     for mutant in made:
-        changed = mutant.source()
-        compile(changed, "prices.py", "exec")
-        assert changed != SOURCE and "values[0] + 1" in changed
+        changed = ast.unparse(mutant.tree())
+        compile(mutant.tree(), "prices.py", "exec")
+        assert changed != ast.unparse(ast.parse(SOURCE)) and "values[0] + SIZE" in changed and "SIZE = 4" in changed
+        first = None if mutant.function is None else lines[mutant.function - 1].strip()
+        assert first == ("@cached" if mutant.line < 13 else "def close(self) -> None:" if mutant.line > 19 else None)
 
 
 def test_all_that_are_left_out_still_exist() -> None:
-    assert set(EXPLAINED) <= set(TESTS)
     for module, explained in EXPLAINED.items():
         made = {(one.text, one.change) for one in mutants_of(module) if explanation(one) is not None}
         assert made == set(explained), module
 
 
-def test_the_tests_of_modules_exist() -> None:
-    for module, tests in TESTS.items():
-        assert all((mutants.ROOT / path).exists() for path in (module, *tests)), module
+def test_folders_stand_for_their_modules() -> None:
+    found = modules_of(["asr/lm", "asr/decoding", "asr/lm/combine.py"])
+    assert {"asr/lm/combine.py", "asr/lm/cached/engine.py", "asr/decoding/cpu/nbest.py"} <= set(found)
+    assert len(set(found)) == len(found)
+    assert not any("gpu" in module for module in found)
+    with pytest.raises(AsrError, match=r"no module or folder asr/lm/engine\.py"):
+        modules_of(["asr/lm/engine.py"])
+
+
+def test_the_most_specific_tests_come_first_and_their_time_is_limited() -> None:
+    wide = frozenset({("asr/a.py", 1), ("asr/a.py", 9), ("asr/b.py", 1)})
+    reach = Reach(
+        {
+            "wide": (1.0, wide),
+            "narrow": (2.0, frozenset({("asr/a.py", 1)})),
+            "slow": (14.0, frozenset({("asr/a.py", 1), ("asr/a.py", 9)})),
+            "other": (0.1, frozenset({("asr/b.py", 1)})),
+        }
+    )
+    assert reach.tests_of("asr/a.py", 1) == (["narrow", "wide"], 3.0)
+    assert reach.tests_of("asr/a.py", 9) == (["slow", "wide"], 15.0)
+    assert reach.tests_of("asr/b.py", None) == (["other", "wide"], 1.1)
+    assert reach.tests_of("asr/a.py", 5) == ([], 0.0)
+
+
+@pytest.mark.slow
+def test_mutants_are_killed_by_the_tests_that_call_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASR_BENCH_CACHE", str(tmp_path))
+    runner = Runner(1, fast=True)
+    try:
+        runner.record(["tests/metrics"])
+        made = [one for one in mutants_of("asr/metrics.py") if "distance" in one.text][:2]
+        unreached = dataclasses.replace(made[0], function=-1)
+        assert list(runner.killed([*made, unreached])) == [True, True, False]
+    finally:
+        runner.close()
+    runner = Runner(1, fast=True)
+    monkeypatch.setattr(Tester, "run", lambda *_, **__: pytest.fail("recorded already"))
+    try:
+        runner.record(["tests/metrics"])
+    finally:
+        runner.close()

@@ -1,0 +1,127 @@
+"""The tests of mutants: which test calls which functions, recorded once, and processes that run tests."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from asr.errors import AsrError
+from scripts.benchmarks.inputs import ROOT, cache_folder
+
+NOTHING_SELECTED = 5
+"""Exit status of pytest."""
+_MOST_SECONDS = 15.0
+"""Tests of a mutant are added until they take this long without it: CPU seconds."""
+
+Function = tuple[str, int]
+"""A function: path of its module, and its first line, which may be a decorator's."""
+
+
+class Reach:
+    """Which functions each test calls.
+
+    Args:
+        tests: name of a test -> CPU seconds that it takes, and the functions.
+    """
+
+    def __init__(self, tests: dict[str, tuple[float, frozenset[Function]]]) -> None:
+        self._tests = tests
+
+    def tests_of(self, module: str, first_line: int | None) -> tuple[list[str], float]:
+        """The tests that call a function, or any of a module, and their CPU seconds.
+
+        Tests that call the fewest other functions come first. The last ones are left out if all together take long.
+        """
+        found = [
+            (len(reached), name, seconds)
+            for name, (seconds, reached) in self._tests.items()
+            if any(path == module and first_line in (None, line) for path, line in reached)
+        ]
+        chosen, total = [], 0.0
+        for _, name, seconds in sorted(found):
+            if chosen and total + seconds > _MOST_SECONDS:
+                continue
+            chosen.append(name)
+            total += seconds
+        return chosen, total
+
+
+class Tester:
+    """A process that runs tests, one order after another."""
+
+    def __init__(self) -> None:
+        # CI: Hypothesis draws the same examples for every mutant.
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CI": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "scripts.benchmarks.mutants_server"], cwd=ROOT, env=environment, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        self._process.communicate()
+
+    def run(self, tests: Sequence[str], marked: str, **options: Any) -> int:
+        """Exit status of pytest, negative for a signal.
+
+        Args:
+            tests: names of tests or files.
+            marked: selection by marks.
+            options: `mutant`, the fields of a mutant; `record`, a file for what the tests call; `cpu_s`, a time limit.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps({"tests": tests, "marked": marked, **options}), file=self._process.stdin, flush=True)
+        return int(self._process.stdout.readline())
+
+
+def test_files(folders: Sequence[str]) -> list[str]:
+    """Paths of the files with tests in folders."""
+    found = (path for folder in folders for path in (ROOT / folder).rglob("test_*.py"))
+    return sorted(path.relative_to(ROOT).as_posix() for path in found)
+
+
+def record(process: Tester, path: str, marked: str, state: str) -> dict[str, tuple[float, frozenset[Function]]]:
+    """The tests of a file; its earlier recording if nothing has changed.
+
+    Args:
+        path: of the file.
+        marked: selection by marks.
+        state: of the code, from `state_of_code`.
+
+    Raises:
+        AsrError: a test fails.
+    """
+    key = hashlib.sha256(f"{state} {marked} {(ROOT / path).read_text(encoding='utf-8')}".encode()).hexdigest()
+    known = json.loads(_place(path).read_text(encoding="utf-8")) if _place(path).is_file() else {"key": None}
+    if known["key"] != key:
+        with tempfile.TemporaryDirectory() as folder:
+            written = Path(folder) / "reached.json"
+            if process.run([path], marked, record=str(written)) not in (0, NOTHING_SELECTED):
+                raise AsrError(f"the tests of {path} fail without a mutant; fix them first.")
+            known = {"key": key, **json.loads(written.read_text(encoding="utf-8"))}
+        _place(path).parent.mkdir(parents=True, exist_ok=True)
+        _place(path).write_text(json.dumps(known), encoding="utf-8")
+    functions = [(module, line) for module, line in known["functions"]]
+    return {
+        name: (seconds, frozenset(functions[number] for number in numbers)) for name, seconds, numbers in known["tests"]
+    }
+
+
+def state_of_code() -> str:
+    """A number for the code and what tests share."""
+    state = hashlib.sha256(sys.version.encode())
+    for path in sorted([*(ROOT / "asr").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]):
+        if not path.name.startswith("test_"):
+            state.update(path.read_bytes())
+    return state.hexdigest()
+
+
+def _place(path: str) -> Path:
+    return cache_folder() / "mutants" / (path.replace("/", "+") + ".json")
