@@ -28,8 +28,8 @@ from typing import Any, TypeVar
 
 from asr.errors import AsrError
 from scripts.benchmarks.inputs import ROOT, argument_parser, cache_folder, with_progress
-from scripts.benchmarks.mutants_explained import EXPLAINED
-from scripts.benchmarks.mutants_tests import Function, Reach, Tester, record, state_of_code, test_files
+from scripts.benchmarks.mutants_explained import EXPLAINED, WITH_A_GPU
+from scripts.benchmarks.mutants_tests import Function, Reach, Worker, record, state_of_code, test_files
 from scripts.benchmarks.report import provenance, table
 
 _T = TypeVar("_T")
@@ -51,7 +51,7 @@ _NAMES = {"min": "max", "max": "min", "amin": "amax", "amax": "amin", "argmin": 
 @dataclass(frozen=True)
 class Mutant:
     """A change of a module: its path, which node of the syntax tree is changed and how, the line's number and text, the
-    node's text before and after, and the first line of the function that it is in, if any."""
+    node's text before and after, and the first line and name of the function that it is in, if any."""
 
     module: str
     place: int
@@ -60,6 +60,7 @@ class Mutant:
     text: str
     change: str
     function: int | None
+    name: str
 
     def tree(self) -> ast.Module:
         """The module's syntax tree with the change."""
@@ -74,7 +75,7 @@ def mutants_of(module: str) -> list[Mutant]:
     tree, lines = ast.parse(source), source.splitlines()
     left_out = {id(part) for node in ast.walk(tree) for one in _without_effect(node) for part in ast.walk(one)}
     function_of = {
-        id(part): min(one.lineno for one in (function, *function.decorator_list))
+        id(part): (min(one.lineno for one in (function, *function.decorator_list)), function.name)
         for function in _functions(tree)
         for part in ast.walk(function)
     }
@@ -88,8 +89,8 @@ def mutants_of(module: str) -> list[Mutant]:
                 part = _part(node, kind)
                 before, after = (ast.unparse(one).partition("\n")[0] for one in (part, _part(broken, kind)))
                 line: int = part.lineno  # type: ignore[attr-defined]
-                text, function = lines[line - 1].strip(), function_of.get(id(node))
-                found.append(Mutant(module, place, kind, line, text, f"{before} -> {after}", function))
+                text, function = lines[line - 1].strip(), function_of.get(id(node), (None, ""))
+                found.append(Mutant(module, place, kind, line, text, f"{before} -> {after}", *function))
     return found
 
 
@@ -104,6 +105,8 @@ def _functions(tree: ast.AST) -> Iterator[ast.FunctionDef]:
 
 def explanation(mutant: Mutant) -> str | None:
     """Why the mutant is not expected to fail a test; None if it is."""
+    if mutant.name in WITH_A_GPU.get(mutant.module, ()):
+        return "only GPUs use the function"
     return EXPLAINED.get(mutant.module, {}).get((mutant.text, mutant.change))
 
 
@@ -197,21 +200,21 @@ class Runner:
     """
 
     def __init__(self, num_jobs: int, fast: bool) -> None:
-        self._processes = [Tester() for _ in range(num_jobs)]
+        self._processes = [Worker() for _ in range(num_jobs)]
         self._free = list(self._processes)
         self._pool = ThreadPoolExecutor(num_jobs)
         self._marked = "not slow and not gpu" if fast else "not gpu"
         self._reach = Reach({})
 
-    def record(self, folders: Sequence[str]) -> None:
-        """Runs the tests in folders without any mutant, unless their recordings are up to date.
+    def record(self, paths: Sequence[str]) -> None:
+        """Runs the tests in files and folders without any mutant, unless their recordings are up to date.
 
         Raises:
             AsrError: tests fail.
         """
         state = state_of_code()
         tests: dict[str, tuple[float, frozenset[Function]]] = {}
-        files = test_files(folders)
+        files = test_files(paths)
         done = self._pool.map(
             lambda file: self._with_process(lambda one: record(one, file, self._marked, state)), files
         )
@@ -235,7 +238,7 @@ class Runner:
         made = {"mutant": dataclasses.asdict(mutant), "cpu_s": 30 + 5 * int(seconds)}
         return self._with_process(lambda one: one.run(tests, self._marked, **made)) != 0
 
-    def _with_process(self, task: Callable[[Tester], _T]) -> _T:
+    def _with_process(self, task: Callable[[Worker], _T]) -> _T:
         process = self._free.pop()
         try:
             return task(process)
@@ -259,7 +262,7 @@ def main(argv: Sequence[str]) -> int:
         help=f"files or folders to break (default: {' '.join(DEFAULT_MODULES)})",
     )  # fmt: skip
     parser.add_argument(
-        "--tests", nargs="+", default=["tests"], metavar="FOLDER", help="where to look for tests (default: tests)"
+        "--tests", nargs="+", default=["tests"], metavar="PATH", help="files or folders of tests (default: tests)"
     )
     parser.add_argument("--number", type=int, default=40, help="number of mutants, drawn at random (default: 40)")
     parser.add_argument("--per-module", type=int, metavar="NUMBER", help="draw this many of each module instead")

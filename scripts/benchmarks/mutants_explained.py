@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 _ANY_NEGATIVE = "any negative number says that there is none"
-_GPU = "runs only with a GPU, where the tests marked gpu compare it"
 _GROWTH = "how much room is made at once, or when: time and memory, no result"
 _HASH = "another hash function, which tells keys apart as well"
+_ONE_ROW_AHEAD = "the first row ahead is the one asked for"
+_SHORTER_STEPS = "shorter steps to the same optimum"
 _SHORTCUT = "takes the long way where the short one would do, with the same result"
 _TIE = "what lies exactly at a beam may stay or go"
+
+WITH_A_GPU = {
+    "asr/lm/cached/engine.py": ("_put_edges", "_moved"),
+    "asr/lm/cached/trie.py": ("put_edges", "unpacked"),
+}
+"""Module -> functions that only GPUs use: fast tests call none; slow ones do, on a simulated device."""
 
 EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
     "asr/decoding/backtrace.py": {
@@ -39,7 +46,11 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
         (
             "curvature = (design * (expected * (1.0 - expected))[:, None]).T @ design + prior",
             "1.0 - expected -> 1.0 + expected",
-        ): "shorter steps to the same optimum",
+        ): _SHORTER_STEPS,
+        (
+            "curvature = (design * (expected * (1.0 - expected))[:, None]).T @ design + prior",
+            "1.0 -> 2.0",
+        ): _SHORTER_STEPS,
     },
     "asr/decoding/frame.py": {
         (
@@ -85,6 +96,19 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
         ): "numbers, which double from fewer, run out no later than slots",
     },
     "asr/lm/cached/approximations.py": {
+        ("rows_ahead: int = 0", "0 -> 1"): _ONE_ROW_AHEAD,
+        ("generator = torch.Generator().manual_seed(0)", "0 -> 1"): _HASH,
+        ("generator = torch.Generator().manual_seed(1)", "1 -> 2"): _HASH,
+        (
+            "self.factors = (torch.randint(-(2**62), 2**62, (length,), generator=generator) * 2 + 1).to(device)",
+            "torch.randint(-2 ** 62, 2 ** 62, (length,), generator=generator) * 2 + 1 -> "
+            "torch.randint(-2 ** 62, 2 ** 62, (length,), generator=generator) * 2 - 1",
+        ): _HASH,
+        (
+            "self._factor = (torch.randint(-bound, bound, (num_columns + 1,), generator=generator) * 2 + 1).to(device)",
+            "torch.randint(-bound, bound, (num_columns + 1,), generator=generator) * 2 + 1 -> "
+            "torch.randint(-bound, bound, (num_columns + 1,), generator=generator) * 2 - 1",
+        ): _HASH,
         ("return (mixed ^ (mixed >> 31)) & _LARGEST", "31 -> 32"): _HASH,
         (
             "self._factor = (torch.randint(-bound, bound, (num_columns + 1,), generator=generator) * 2 + 1).to(device)",
@@ -93,13 +117,9 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
     },
     "asr/lm/cached/engine.py": {
         (
-            "is_outside = (word_id >= num_words) | (context_idx < 0) | (context_idx >= num_nodes)",
-            "(word_id >= num_words) | (context_idx < 0) -> (word_id >= num_words) & (context_idx < 0)",
-        ): _GPU,
-        (
-            "lacks_row = torch.zeros(num_nodes + 1, dtype=torch.bool, device=key.device)",
-            "num_nodes + 1 -> num_nodes - 1",
-        ): _GPU,
+            "ahead = options.rows_ahead if options.capacity_bytes is None and options.cache_hidden else 0",
+            "0 -> 1",
+        ): _ONE_ROW_AHEAD,
     },
     "asr/lm/cached/eviction.py": {
         (

@@ -53,7 +53,7 @@ class Reach:
         return chosen, total
 
 
-class Tester:
+class Worker:
     """A process that runs tests, one order after another."""
 
     def __init__(self) -> None:
@@ -81,13 +81,15 @@ class Tester:
         return int(self._process.stdout.readline())
 
 
-def test_files(folders: Sequence[str]) -> list[str]:
-    """Paths of the files with tests in folders."""
-    found = (path for folder in folders for path in (ROOT / folder).rglob("test_*.py"))
-    return sorted(path.relative_to(ROOT).as_posix() for path in found)
+def test_files(paths: Sequence[str]) -> list[str]:
+    """The files with tests that files and folders stand for."""
+    found = {
+        file for path in paths for file in ([ROOT / path] if path.endswith(".py") else (ROOT / path).rglob("test_*.py"))
+    }
+    return sorted(file.relative_to(ROOT).as_posix() for file in found)
 
 
-def record(process: Tester, path: str, marked: str, state: str) -> dict[str, tuple[float, frozenset[Function]]]:
+def record(process: Worker, path: str, marked: str, state: str) -> dict[str, tuple[float, frozenset[Function]]]:
     """The tests of a file; its earlier recording if nothing has changed.
 
     Args:

@@ -11,8 +11,8 @@ import pytest
 from asr.errors import AsrError
 from scripts.benchmarks import mutants
 from scripts.benchmarks.mutants import Runner, explanation, modules_of, mutants_of
-from scripts.benchmarks.mutants_explained import EXPLAINED
-from scripts.benchmarks.mutants_tests import Reach, Tester
+from scripts.benchmarks.mutants_explained import EXPLAINED, WITH_A_GPU
+from scripts.benchmarks.mutants_tests import Reach, Worker
 
 SOURCE = """
 SIZE = 4
@@ -66,9 +66,11 @@ def test_each_place_is_changed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_all_that_are_left_out_still_exist() -> None:
-    for module, explained in EXPLAINED.items():
-        made = {(one.text, one.change) for one in mutants_of(module) if explanation(one) is not None}
-        assert made == set(explained), module
+    for module in {*EXPLAINED, *WITH_A_GPU}:
+        left_out, functions = [one for one in mutants_of(module) if explanation(one)], WITH_A_GPU.get(module, ())
+        assert {one.name for one in left_out} >= set(functions), module
+        made = {(one.text, one.change) for one in left_out if one.name not in functions}
+        assert made == set(EXPLAINED.get(module, {})), module
 
 
 def test_folders_stand_for_their_modules() -> None:
@@ -108,7 +110,7 @@ def test_mutants_are_killed_by_the_tests_that_call_them(tmp_path: Path, monkeypa
     finally:
         runner.close()
     runner = Runner(1, fast=True)
-    monkeypatch.setattr(Tester, "run", lambda *_, **__: pytest.fail("recorded already"))
+    monkeypatch.setattr(Worker, "run", lambda *_, **__: pytest.fail("recorded already"))
     try:
         runner.record(["tests/metrics"])
     finally:
