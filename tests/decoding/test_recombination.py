@@ -105,6 +105,8 @@ def test_skip_blanks_keeps_the_first_of_a_run() -> None:
         ({"min_active_states": 10, "max_active_states": 5}, "min_active_states is 10"),
         ({"max_contexts_per_state": 0}, "max_contexts_per_state is 0"),
         ({"blank_skip_threshold": 1.5}, "blank_skip_threshold is 1.5"),
+        ({"blank_skip_threshold": 1.0}, "blank_skip_threshold is 1"),
+        ({"blank_skip_threshold": 0.0}, "blank_skip_threshold is 0"),
     ],
 )
 def test_options_out_of_range(values: dict[str, float], message: str) -> None:

@@ -17,23 +17,27 @@ from hypothesis import strategies as st
 
 from asr.decoding.backtrace import hypothesis_of_path
 from asr.decoding.interface import DecodingOptions, Hypothesis
+from asr.decoding.lattice import Lattice
+from asr.decoding.token_passing import TokenPassingDecoder
 from asr.decoding.words import (
     FEATURES,
     SCALES,
     Calibration,
     WordAligner,
     WordPosteriors,
+    calibrated,
     confidence_features,
     fit_calibration,
     only_words,
     spoken,
+    word_posteriors,
 )
 from asr.errors import AsrError
 from asr.metrics import normalized_cross_entropy
 from asr.recognizer import Recognizer
 from asr.testing.tones import PRONUNCIATIONS, tones
 from asr.text.lexicon import Lexicon, word_ends
-from tests.decoding.random_graphs import random_graph
+from tests.decoding.random_graphs import UNPRUNED, random_graph, random_log_prob
 
 
 @given(seed=st.integers(0, 10**6), cut=st.integers(0, 2))
@@ -222,6 +226,62 @@ def test_a_word_has_the_posteriors_of_all_its_near_copies() -> None:
     )
     best = Hypothesis((3, 4, 5), ("A", "B", "C"), 0.0, 0.0, 0.0, 0.0, (11, 11, 11), (12, 12, 12))
     np.testing.assert_allclose(words.of(best), [[0.75, 0.6], [0.1, 0.1], [0.0, 0.0]])
+
+
+def all_paths(lattice: Lattice, options: DecodingOptions) -> list[tuple[float, list[int]]]:
+    """The total and the arcs of each path of a lattice of one utterance."""
+    arc_total, final_total = lattice.arc_total(options).tolist(), lattice.final_total(options).tolist()
+    begin, dst = lattice.arc_begin.tolist(), lattice.dst_state.tolist()
+    found, pending = [], [(int(lattice.start_state[0]), 0.0, list[int]())]
+    while pending:
+        state, total, arcs = pending.pop()
+        if final_total[state] > float("-inf"):
+            found.append((total + final_total[state], arcs))
+        pending += [(dst[arc], total + arc_total[arc], [*arcs, arc]) for arc in range(begin[state], begin[state + 1])]
+    return found
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_posteriors_of_words_are_the_shares_of_the_paths_with_them(seed: int) -> None:
+    graph = random_graph(seed, final_prob=1.0)
+    options = replace(UNPRUNED, output_beam=6.0)
+    result = TokenPassingDecoder(graph, options, keep_lattice=True).decode(
+        random_log_prob(seed, 1, 5), torch.tensor([5])
+    )[0]
+    lattice = result.lattice
+    assert lattice is not None and len(lattice.word_id)
+    paths = all_paths(lattice, options)
+    total = np.array([total for total, _ in paths])
+    found = word_posteriors(lattice, options)
+    expected = np.zeros_like(found.posterior)
+    for column, scale in enumerate(SCALES):
+        share = np.exp(scale * (total - total.max()))
+        for one, (_, arcs) in zip(share / share.sum(), paths, strict=True):
+            for arc in arcs:
+                first, last = lattice.word_begin[arc : arc + 2].tolist()
+                expected[first:last, column] += one
+    np.testing.assert_allclose(found.posterior, expected, atol=1e-6)
+    assert found.word_id.tolist() == lattice.word_id.tolist()
+    src, begin = lattice.src_state(), lattice.word_begin.tolist()
+    for arc, state in enumerate(src.tolist()):
+        assert set(found.frame[begin[arc] : begin[arc + 1]].tolist()) <= {int(lattice.frame[state])}
+    later = word_posteriors(lattice, options, 10 * torch.arange(6))
+    assert later.frame.tolist() == (10 * found.frame).tolist()
+
+
+def test_calibrated_confidences_are_those_of_the_posteriors() -> None:
+    graph = random_graph(1, final_prob=1.0)
+    result = TokenPassingDecoder(graph, UNPRUNED, keep_lattice=True).decode(
+        random_log_prob(1, 1, 5), torch.tensor([5])
+    )[0]
+    lattice, best = result.lattice, result.best
+    assert lattice is not None and best is not None and best.words
+    line = Calibration(0.0, {"posterior": [-20.0, 20.0]}, {"posterior": [-20.0, 20.0]})
+    posterior = word_posteriors(lattice, UNPRUNED).of(best)[:, 0].clip(1e-4, 1 - 1e-4)
+    found = calibrated(best, lattice, UNPRUNED, line)
+    assert found.confidences == pytest.approx(posterior, abs=1e-9)
+    assert replace(found, confidences=best.confidences) == best
+    assert calibrated(best, None, UNPRUNED, line).confidences == pytest.approx([1e-4] * len(best.words))
 
 
 # Two words of 3 frames a token, a silence of a second, then a word of two tokens of 20 frames each.

@@ -388,3 +388,24 @@ def test_rounding_keeps_so_many_decimals(precision, step):
     key = sharing.key(state, torch.full((5,), 7)).tolist()
     assert key[0] == key[1] == key[2]
     assert len({key[0], key[3], key[4]}) == 3
+
+
+@pytest.mark.parametrize(("precision", "step"), [("round-2", 0.01), ("round-1", 0.1)])
+def test_rounding_puts_all_states_of_a_step_together(precision, step):
+    sharing = QuantizedHistory(precision, 1, torch.device("cpu"))
+    middle = step * torch.arange(-100.0, 101.0, dtype=torch.float64)[:, None]
+    word_id = torch.full((201,), 7)
+    key = sharing.key(middle, word_id)
+    assert len(set(key.tolist())) == 201
+    for beside in (-0.49 * step, 0.49 * step):
+        assert torch.equal(sharing.key(middle + beside, word_id), key)
+
+
+def test_the_best_of_each_node_is_found_for_the_first_node_and_among_equals():
+    recombination = Recombination(1, "best", 50, torch.device("cpu"))
+    assert recombination.better(torch.tensor([0]), torch.tensor([-1.0]), 0, 1).tolist() == [0]
+    assert recombination.better(torch.tensor([0, 1]), torch.tensor([-2.0, -3.0]), 1, 2).tolist() == [1]
+    # Of equal scores one stands for the node, whichever; a score that is as good as the known one does not.
+    node, score = torch.tensor([1, 2, 2, 0, 1]), torch.tensor([-2.0, -4.0, -4.0, -1.0, -2.5])
+    position = recombination.better(node, score, 2, 3).tolist()
+    assert sorted(node[position].tolist()) == [1, 2] and 4 not in position
