@@ -15,7 +15,6 @@ listed; each is a missing test or a change without effect. The latter are explai
 from __future__ import annotations
 
 import ast
-import copy
 import dataclasses
 import itertools
 import json
@@ -84,7 +83,7 @@ def mutants_of(module: str) -> list[Mutant]:
         if id(node) in left_out:
             continue
         for kind in range(_num_changes(node)):
-            broken = copy.deepcopy(node)
+            broken = _own_lists(node)
             if _change(broken, kind):
                 part = _part(node, kind)
                 before, after = (ast.unparse(one).partition("\n")[0] for one in (part, _part(broken, kind)))
@@ -113,17 +112,13 @@ def explanation(mutant: Mutant) -> str | None:
 def _without_effect(node: ast.AST) -> list[ast.AST]:
     """The parts of a node that change nothing or cannot be tested here.
 
-    Type annotations are not run, `zip(strict=)` and `dataclass(frozen=, eq=)` only catch mistakes, and functions with
-    arguments of type `Any` are loops for numba, which holds the compiled ones with the module's numbers that they use.
+    Type annotations are not run, `zip(strict=)` and `dataclass(frozen=, eq=)` only catch mistakes, and loops that numba
+    has compiled are taken from its cache, as are the module's numbers that they use.
     """
     if isinstance(node, ast.keyword) and node.arg in ("strict", "frozen", "eq"):
         return [node.value]
     if isinstance(node, ast.Module):
-        functions = [one for one in node.body if isinstance(one, ast.FunctionDef)]
-        kinds = {id(one): [arg.annotation for arg in one.args.args] for one in functions}
-        loops = [
-            one for one in functions if any(isinstance(kind, ast.Name) and kind.id == "Any" for kind in kinds[id(one)])
-        ]
+        loops = [one for one in node.body if isinstance(one, ast.FunctionDef) and _is_loop(one)]
         used = {part.id for one in loops for part in ast.walk(one) if isinstance(part, ast.Name)}
         numbers = [
             one
@@ -133,6 +128,20 @@ def _without_effect(node: ast.AST) -> list[ast.AST]:
         return [*loops, *numbers]
     found = (getattr(node, name, None) for name in ("annotation", "returns"))
     return [one for one in found if isinstance(one, ast.AST)]
+
+
+def _is_loop(function: ast.FunctionDef) -> bool:
+    """Whether numba compiles the function."""
+    kinds = [arg.annotation for arg in function.args.args]
+    decorators = [one.func for one in function.decorator_list if isinstance(one, ast.Call)]
+    marks = [one.id for one in (*kinds, *decorators) if isinstance(one, ast.Name)]
+    return "Any" in marks or "kernel" in marks
+
+
+def _own_lists(node: ast.AST) -> ast.AST:
+    """A copy that shares all but its lists, which is what `_change` changes."""
+    fields = {name: list(value) if isinstance(value, list) else value for name, value in ast.iter_fields(node)}
+    return type(node)(**fields)
 
 
 def _part(node: ast.AST, kind: int) -> ast.AST:

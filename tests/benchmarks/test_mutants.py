@@ -31,6 +31,11 @@ def loop(values: Any) -> int:
     return values[0] + SIZE
 
 
+@kernel(fastmath=False)
+def compiled(value: int) -> int:
+    return value + 1
+
+
 class Shop:
     num_open = 1
 
@@ -60,9 +65,14 @@ def test_each_place_is_changed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for mutant in made:
         changed = ast.unparse(mutant.tree())
         compile(mutant.tree(), "prices.py", "exec")
-        assert changed != ast.unparse(ast.parse(SOURCE)) and "values[0] + SIZE" in changed and "SIZE = 4" in changed
+        assert (
+            changed != ast.unparse(ast.parse(SOURCE))
+            and "value + 1" in changed
+            and "values[0] + SIZE" in changed
+            and "SIZE = 4" in changed
+        )
         first = None if mutant.function is None else lines[mutant.function - 1].strip()
-        assert first == ("@cached" if mutant.line < 13 else "def close(self) -> None:" if mutant.line > 19 else None)
+        assert first == ("@cached" if mutant.line < 13 else "def close(self) -> None:" if mutant.line > 24 else None)
 
 
 def test_all_that_are_left_out_still_exist() -> None:

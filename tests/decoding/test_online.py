@@ -119,6 +119,18 @@ def test_partial_results_and_endpoints_share_a_path(monkeypatch: pytest.MonkeyPa
     assert partial[0] == partial[1] != partial[2] == partial[3]
 
 
+def test_utterances_end_after_pauses_that_get_shorter_as_they_get_longer() -> None:
+    rules = EndpointRules()
+    for has_words, num_frames, pause in (
+        (False, 200, 125), (True, 200, 25),
+        (True, 375, 25),  # half of the longest
+        (True, 600, 10), (False, 600, 50),  # four fifths: the pause is two fifths
+        (True, 749, 1), (True, 750, 0), (False, 750, 0),
+    ):  # fmt: skip
+        assert rules.apply(has_words, pause, num_frames)
+        assert not pause or not rules.apply(has_words, pause - 1, num_frames)
+
+
 def test_endpoint_after_blanks() -> None:
     graph = random_graph(3, num_states=20, num_arcs=80)
     decoder = StreamingDecoder(graph, endpoint_rules=EndpointRules(3, 3, 50))
