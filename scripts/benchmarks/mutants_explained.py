@@ -74,6 +74,9 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
             "loss[:-1] <= self.margin -> loss[:-1] < self.margin",
         ): _TIE,
     },
+    "asr/decoding/recombination.py": {
+        ("slot *= multiplier", "slot *= multiplier -> slot += multiplier"): _HASH,
+    },
     "asr/decoding/rescoring.py": {
         ("min_active_states=0,", "0 -> 1"): "the best partial path survives any beam",
         (
@@ -89,6 +92,7 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
         ): "the logarithm of one word's share is 0",
     },
     "asr/lm/contexts.py": {
+        ("_FIRST_BUCKETS = 1 << 9", "9 -> 10"): _GROWTH,
         (
             "most = min(int(MAX_LOAD * self._table.num_slots) - self._table.count, len(self._free))",
             "int(MAX_LOAD * self._table.num_slots) - self._table.count -> "
@@ -129,6 +133,7 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
         ): _SHORTCUT,
     },
     "asr/lm/cached/outputs.py": {
+        ("self._group_normalizer = HashTable(1, self.device)", "1 -> 2"): _GROWTH,
         ("if self.cache_history and added > 0:", "added > 0 -> added >= 0"): _SHORTCUT,
     },
     "asr/lm/cached/states.py": {
@@ -146,6 +151,12 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
             "super().__init_subclass__(**arguments)",
             "super().__init_subclass__(**arguments) -> pass",
         ): "no class above does anything",
+    },
+    "asr/lm/ngram/model.py": {
+        (
+            "num_arcs = self._arc_begin[2:] - self._arc_begin[1:-1]",
+            "self._arc_begin[2:] - self._arc_begin[1:-1] -> self._arc_begin[2:] + self._arc_begin[1:-1]",
+        ): "more steps of a search that has ended",
     },
     "asr/lm/rnn/model.py": {
         (

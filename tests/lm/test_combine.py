@@ -18,7 +18,7 @@ from asr.lm.corpus import read_word_stream
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.estimate import estimate_kneser_ney
 from asr.lm.ngram.model import NgramLM
-from asr.text.symbols import SPECIAL_WORDS, Vocabulary
+from asr.text.symbols import SPECIAL_WORDS, UNK_ID, Vocabulary
 from tests.reference.ngram_oracle import toy_sentences
 
 SENTENCES = ["w1 w2 w1", "w0 w0 w3 w5", "", "rare3 w1"]
@@ -133,6 +133,10 @@ def test_models_of_different_words(models: list[NgramLM], tmp_path: Path, caplog
         score, _ = quarter.score(quarter.start(1).expand(len(word_id)), word_id)
         torch.testing.assert_close(score[-len(others) :].exp().sum(), unknown[0].exp() / 4)
         assert torch.equal(score[: -len(others)], log_prob[: len(score) - len(others)])
+    # Special words are what they are in the model: they get no share of another word.
+    special = torch.arange(UNK_ID + 1)
+    own, _ = models[2].score(models[2].start(1).expand(len(special)), special)
+    assert torch.equal(many.score(many.start(1).expand(len(special)), special)[0], own)
 
 
 def test_a_model_is_mapped_only_to_other_words_and_only_once(models: list[NgramLM]) -> None:
