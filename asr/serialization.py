@@ -40,6 +40,7 @@ from asr.torch_archive import load_tensors
 # The only class names permitted in files -> module, class and, if its constructor takes one, configuration class.
 FEATURE_CLASSES = {"Fbank": ("asr.audio.fbank", "Fbank"), "Samples": ("asr.models.external.network", "Samples")}
 ACOUSTIC_MODEL_CLASSES = {
+    "ChainDnn": ("asr.models.feedforward", "ChainFeedForwardNetwork"),
     "Conformer": ("asr.models.conformer", "Conformer"),
     "Ensemble": ("asr.models.tdnnf", "Ensemble"),
     "External": ("asr.models.external.network", "ExternalNetwork"),

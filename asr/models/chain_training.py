@@ -20,12 +20,12 @@ from asr.distributed import batch_rows, batches_done, current_share, draw_from, 
 from asr.errors import AsrError
 from asr.graph.context import TIED_STATES, TiedStates
 from asr.models.chain_corpus import FRAME_SECONDS, Alignment, PreparedCorpus
+from asr.models.chain_network import ChainNetwork
 from asr.models.chain_preparation import load_chain, usable_utterances
 from asr.models.checkpoint import trained_network
 from asr.models.chunks import ChunkBatch, ChunkLoader
 from asr.models.distillation import TeacherPosteriors
 from asr.models.lfmmi import LfMmi, NumeratorPiece, numerator_piece
-from asr.models.tdnnf import Tdnnf
 from asr.models.training import WeightAverage, adamw, planned_steps
 
 _TEACHER = "teacher_posteriors"  # in checkpoints: `TeacherPosteriors.key`
@@ -91,7 +91,7 @@ class ChainDataModule(pl.LightningDataModule):
         self._num_train_batches = 0
         self._resume_at = 0
 
-    def open(self, network: Tdnnf) -> None:
+    def open(self, network: ChainNetwork) -> None:
         """Makes the loaders for a network's context and frame rate.
 
         Raises:
@@ -197,13 +197,13 @@ class NormalizedAverage(WeightAverage):
 
 
 class LitChainModel(pl.LightningModule):
-    """Trains a TDNN-F by lattice-free MMI with cross-entropy regularization (Povey et al. 2016, 2018).
+    """Trains a network by lattice-free MMI with cross-entropy regularization (Povey et al. 2016, 2018).
 
     With `smbr_weight`, part of the objective is lattice-free sMBR (Kanda et al. 2018). It is meant for a network that
     MMI has trained: start from that one with `initial_checkpoint` and a low learning rate.
 
     Args:
-        network: with an auxiliary branch; `num_tokens` must be the number of tied states.
+        network: such as `Tdnnf`, with an auxiliary branch; `num_tokens` must be the number of tied states.
         peak_lr: learning rate after the warm-up.
         final_lr: learning rate at the end; the decay in between is exponential.
         warmup_fraction: fraction of all steps in which the learning rate rises.
@@ -233,7 +233,7 @@ class LitChainModel(pl.LightningModule):
 
     def __init__(
         self,
-        network: Tdnnf,
+        network: ChainNetwork,
         peak_lr: float = 1.5e-3,
         final_lr: float = 1e-4,
         warmup_fraction: float = 0.04,

@@ -1,4 +1,4 @@
-"""Feed-forward network over spliced frames, as in hybrid systems.
+"""Feed-forward networks over spliced frames, as in hybrid systems.
 
 Shapes: N utterances, T frames, F features, T' output frames, C tokens.
 """
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from asr.audio.fbank import Splice
 from asr.distributed import BatchDropout
 from asr.kernels.linear import PackedLinear
+from asr.models.chain_network import ChainNetwork, FrameNorm, SharedDropout
 from asr.models.interface import NormalizingNetwork
 
 
@@ -69,3 +70,66 @@ class FeedForwardNetwork(NormalizingNetwork):
         for layer in self.hidden:
             x = self.dropout(F.relu(layer(x)))
         return [F.log_softmax(self.out(x).float(), dim=-1)], num_frames
+
+
+class ChainFeedForwardNetwork(ChainNetwork):
+    """Hidden ReLU layers over spliced frames, trained by lattice-free MMI.
+
+    The network of the hybrid systems of Lee et al. (2015), 5 hidden layers of 2,000 units, with an output every 30 ms.
+    Each layer's outputs are normalized over the frames of a batch, as in `Tdnnf`.
+
+    Args:
+        num_features: F.
+        num_tokens: C; column 0 is silence.
+        num_hidden_layers: number of ReLU layers.
+        hidden_dim: D.
+        splice: frames of features before, and after, the middle one of each output.
+        has_auxiliary: see `Tdnnf`.
+    """
+
+    factor = 3
+
+    def __init__(
+        self,
+        num_features: int,
+        num_tokens: int,
+        num_hidden_layers: int = 5,
+        hidden_dim: int = 2000,
+        splice: int = 10,
+        has_auxiliary: bool = False,
+    ) -> None:
+        super().__init__(num_features, num_tokens, self.factor)
+        self.splice = splice
+        sizes = [num_features * (2 * splice + 1)] + [hidden_dim] * num_hidden_layers
+        self.hidden = nn.ModuleList(PackedLinear(size, next_size) for size, next_size in pairwise(sizes))
+        self.norms = nn.ModuleList(FrameNorm(hidden_dim) for _ in self.hidden)
+        self.dropout = SharedDropout()
+        self.branch = _outputs(hidden_dim, num_tokens)
+        self.auxiliary = _outputs(hidden_dim, num_tokens) if has_auxiliary else None
+
+    @property
+    def left_context(self) -> int:
+        """See `BoundedNetwork`. The middle of an output's window is the middle one of its three frames."""
+        return self.splice - 1
+
+    @property
+    def right_context(self) -> int:
+        """See `BoundedNetwork`."""
+        return self.splice - 1
+
+    def encode(self, features: Tensor) -> Tensor:
+        """See `ChainNetwork`; (N, left + 3 T' + right, F) -> (N, T', D)."""
+        windows = features.unfold(1, 2 * self.splice + 1, self.factor)  # (N, T', F, 2 splice + 1)
+        x = windows.flatten(2)
+        for layer, norm in zip(self.hidden, self.norms, strict=True):
+            assert isinstance(layer, PackedLinear)
+            x = self.dropout(norm(layer.rectified(x)))
+        return x
+
+
+def _outputs(in_dim: int, num_tokens: int) -> PackedLinear:
+    """A layer that begins with equal scores for all tokens."""
+    layer = PackedLinear(in_dim, num_tokens)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer

@@ -17,83 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asr.distributed import current_share, draw_rows, total
 from asr.kernels.linear import ChannelsLastConv2d, PackedLinear
+from asr.models.chain_network import ChainNetwork, FrameNorm, OutputBranch, SharedDropout
 from asr.models.interface import BoundedNetwork
 from asr.serialization import ACOUSTIC_MODEL_CLASSES, ModelSpec, build_network
 
 _BYPASS_SCALE = 0.66
-
-
-class FrameNorm(nn.BatchNorm1d):
-    """Batch normalization over utterances and frames, without scale and shift; (N, T, D) -> (N, T, D).
-
-    Mean and variance are those of all processes' frames. Torch's own synchronized layer needs a GPU.
-    """
-
-    def __init__(self, dim: int) -> None:
-        super().__init__(dim, affine=False, eps=1e-3)
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Normalizes each channel."""
-        rows = input.reshape(-1, input.shape[-1])
-        if not self.training or current_share().num == 1:
-            return super().forward(rows).view_as(input)
-        assert self.momentum is not None and self.running_mean is not None and self.running_var is not None
-        normal, mean, variance, count = _SharedNorm.apply(rows, self.eps)  # type: ignore[no-untyped-call]
-        with torch.no_grad():
-            self.running_mean.lerp_(mean, self.momentum)
-            self.running_var.lerp_(variance * (count / (count - 1).clamp(min=1)), self.momentum)
-            if self.num_batches_tracked is not None:
-                self.num_batches_tracked += 1
-        return normal.view_as(input).to(input.dtype)
-
-
-class _SharedNorm(torch.autograd.Function):
-    """x (R, D) -> (x - mean) / sqrt(variance + eps) (R, D); mean, variance (D,) and count () of all rows."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, eps: float) -> tuple[Tensor, ...]:
-        x = x.to(torch.promote_types(x.dtype, torch.float32))
-        sums = total(torch.cat((x.sum(0), x.new_tensor([len(x)]))))
-        count = sums[-1]
-        mean = sums[:-1] / count
-        centered = x - mean
-        variance = total(centered.square().sum(0)) / count
-        inverse_std = (variance + eps).rsqrt()
-        normal = centered * inverse_std
-        ctx.save_for_backward(normal, inverse_std, count)
-        ctx.mark_non_differentiable(mean, variance, count)
-        return normal, mean, variance, count
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor, None]:  # type: ignore[override]
-        normal, inverse_std, count = ctx.saved_tensors
-        grad = grad.to(normal.dtype)
-        sums = total(torch.stack((grad.sum(0), (grad * normal).sum(0)))) / count
-        return inverse_std * (grad - sums[0] - normal * sums[1]), None
-
-
-class SharedDropout(nn.Module):
-    """Dropout with one mask for all frames of an utterance, uniform in 1 - 2p .. 1 + 2p (Povey et al. 2018).
-
-    Attributes:
-        probability: p, 0 for none; a schedule may change it during training.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.probability = 0.0
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(N, T, D) -> (N, T, D)."""
-        if not self.training or self.probability == 0.0:
-            return x
-        width = 2.0 * self.probability
-        mask = draw_rows(
-            lambda num: torch.empty(num, 1, x.shape[2], device=x.device).uniform_(1.0 - width, 1.0 + width), len(x)
-        )
-        return x * mask.to(x.dtype)
 
 
 class FactorizedLayer(nn.Module):
@@ -190,32 +119,10 @@ class ConvFrontEnd(nn.Module):
         return normal
 
 
-class OutputBranch(nn.Module):
-    """Linear, ReLU, norm, small linear, norm, linear to the outputs."""
-
-    def __init__(self, in_dim: int, dim: int, small_dim: int, num_outputs: int) -> None:
-        super().__init__()
-        self.expand = PackedLinear(in_dim, dim)
-        self.expand_norm = FrameNorm(dim)
-        self.contract = PackedLinear(dim, small_dim)
-        self.contract_norm = FrameNorm(small_dim)
-        self.out = PackedLinear(small_dim, num_outputs)
-        nn.init.zeros_(self.out.weight)
-        nn.init.zeros_(self.out.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(N, T', in_dim) -> (N, T', C)."""
-        hidden = self.expand_norm(self.expand.rectified(x))
-        outputs: Tensor = self.out(self.contract_norm(self.contract(hidden)))
-        return outputs
-
-
-class Tdnnf(BoundedNetwork):
+class Tdnnf(ChainNetwork):
     """Filterbanks in, a vector of HMM state scores every 30 ms out.
 
     Its context is bounded: `context` output frames on each side.
-
-    The scores are normalized over the outputs of each frame. That changes neither lattice-free MMI nor the search.
 
     Args:
         num_features: F.
@@ -260,32 +167,18 @@ class Tdnnf(BoundedNetwork):
         """See `BoundedNetwork`."""
         return self.context * self.subsampling_factor + 2
 
-    @classmethod
-    def inference_arguments(cls, arguments: dict[str, Any]) -> dict[str, Any]:
-        """The constructor's arguments without those for training only."""
-        return {name: value for name, value in arguments.items() if name != "has_auxiliary"}
-
-    def set_dropout(self, probability: float) -> None:
-        """Sets the dropout probability of all factorized layers."""
-        for layer in self._factorized():
-            layer.dropout.probability = probability
-
     def semi_orthogonal_step(self) -> None:
-        """See `FactorizedLayer.semi_orthogonal_step`; call it every few training steps."""
+        """See `FactorizedLayer.semi_orthogonal_step`."""
         for layer in self._factorized():
             layer.semi_orthogonal_step()
 
-    def encode(self, padded: Tensor) -> Tensor:
-        """Normalized features with their context, (N, left + 3 T' + right, F) -> (N, T', prefinal_dim)."""
-        x = self.front_end(padded)
+    def encode(self, features: Tensor) -> Tensor:
+        """See `ChainNetwork`; (N, left + 3 T' + right, F) -> (N, T', prefinal_dim)."""
+        x = self.front_end(features)
         for layer in self.layers:
             x = layer(x)
         hidden: Tensor = self.prefinal(x)
         return hidden
-
-    def forward_in_context(self, features: Tensor) -> Tensor:
-        """See `BoundedNetwork`."""
-        return F.log_softmax(self.branch(self.encode(self.as_weights(features))).float(), dim=-1)
 
 
 class Ensemble(BoundedNetwork):

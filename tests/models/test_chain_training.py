@@ -78,6 +78,7 @@ def fit(
     initial_checkpoint: str | None = None,
     chain: Path | None = None,
     network_arguments: dict[str, int] | None = None,
+    network: Any = None,
     trainer_options: dict[str, Any] | None = None,
     resume: Path | None = None,
     **options: Any,
@@ -87,7 +88,7 @@ def fit(
 
     torch.manual_seed(0)
     arguments = {**NETWORK, "num_tokens": states.num_columns, **(network_arguments or {})}
-    network = Tdnnf(**arguments, has_auxiliary=True)  # type: ignore[arg-type]
+    network = network or Tdnnf(**arguments, has_auxiliary=True)  # type: ignore[arg-type]
     data = ChainDataModule(
         str(folder / "prepared"),
         "alignment.npz",
@@ -333,9 +334,18 @@ def test_weights_of_objectives_must_be_shares(option: str) -> None:
 
 
 @pytest.mark.slow
-def test_training_lowers_the_loss_of_speakers_set_aside(folder: Path, states: TiedStates) -> None:
-    early = fit(folder, states, 1)
-    later = fit(folder, states, 15)
+@pytest.mark.parametrize("kind", ["tdnnf", "feed-forward"])
+def test_training_lowers_the_loss_of_speakers_set_aside(folder: Path, states: TiedStates, kind: str) -> None:
+    from asr.models.feedforward import ChainFeedForwardNetwork
+
+    def network() -> Any:
+        if kind == "tdnnf":
+            return None
+        torch.manual_seed(0)
+        return ChainFeedForwardNetwork(20, states.num_columns, 2, 16, splice=7, has_auxiliary=True)
+
+    early = fit(folder, states, 1, network=network())
+    later = fit(folder, states, 15, network=network())
     assert later.callback_metrics["val_mmi"] < early.callback_metrics["val_mmi"] - 0.2  # type: ignore[attr-defined]
 
 

@@ -1,0 +1,90 @@
+"""The networks of lattice-free MMI: frame rate, padding, context, pieces, dropout, and the registry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from asr.models.chain_network import ChainNetwork
+from asr.serialization import ACOUSTIC_MODEL_CLASSES, build_network
+
+SIZES: dict[str, dict[str, Any]] = {
+    "Tdnnf": {"dim": 16, "bottleneck_dim": 4, "num_layers": 2, "prefinal_dim": 8, "small_dim": 8},
+    "ChainDnn": {"num_hidden_layers": 2, "hidden_dim": 16, "splice": 5},
+}
+
+
+@pytest.fixture(params=list(SIZES))
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def network(name: str) -> ChainNetwork:
+    return built(name)
+
+
+def built(name: str, **more: bool) -> ChainNetwork:
+    torch.manual_seed(0)
+    arguments = {"num_features": 12, "num_tokens": 7, **SIZES[name], **more}
+    network = build_network(name, arguments, ACOUSTIC_MODEL_CLASSES, "a test").network
+    assert isinstance(network, ChainNetwork)
+    for parameter in network.branch.parameters():  # scores begin equal
+        torch.nn.init.normal_(parameter)
+    return network.eval()
+
+
+def test_an_output_every_third_frame(network: ChainNetwork) -> None:
+    for num_frames in (1, 2, 3, 4, 30, 31):
+        log_prob, num_outputs = network(torch.randn(1, num_frames, 12), torch.tensor([num_frames]))
+        assert log_prob.shape == (1, -(-num_frames // 3), 7) and num_outputs.tolist() == [-(-num_frames // 3)]
+        torch.testing.assert_close(log_prob.exp().sum(2), torch.ones(log_prob.shape[:2]))
+
+
+def test_alone_as_in_a_batch(network: ChainNetwork) -> None:
+    features, num_frames = torch.randn(3, 40, 12), torch.tensor([40, 17, 31])
+    together, num_outputs = network(features, num_frames)
+    for row, (frames, outputs) in enumerate(zip(num_frames.tolist(), num_outputs.tolist(), strict=True)):
+        alone, _ = network(features[row : row + 1, :frames], num_frames[row : row + 1])
+        torch.testing.assert_close(alone[0], together[row, :outputs], atol=1e-5, rtol=1e-5)
+
+
+def test_the_middle_of_a_window_is_that_of_three_frames(network: ChainNetwork) -> None:
+    num_outputs, middle = 9, 4
+    padded = torch.randn(1, network.left_context + 3 * num_outputs + network.right_context, 12)
+    first = network.left_context + 3 * middle
+    with torch.no_grad():
+        before = network.encode(padded)
+        assert before.shape[1] == num_outputs
+        reach = {}
+        for frame in range(padded.shape[1]):
+            changed = padded.clone()
+            changed[0, frame] += 1.0
+            if (network.encode(changed) - before)[0, middle].abs().max() > 1e-7:
+                reach[frame - first] = True
+    # As many frames before the second one of three as after it.
+    assert min(reach) + max(reach) == 2 and min(reach) >= -network.left_context
+
+
+def test_pieces_give_what_the_whole_gives(network: ChainNetwork) -> None:
+    normal = torch.randn(1, 60, 12)
+    whole = network.forward_normalized(normal, torch.tensor([60]))[0][-1]
+    padded = torch.nn.functional.pad(normal, (0, 0, network.left_context, network.right_context))
+    first, length = 7, 5
+    piece = padded[:, 3 * first : 3 * (first + length) + network.left_context + network.right_context]
+    scores = network.branch(network.encode(piece)).log_softmax(2)
+    torch.testing.assert_close(scores, whole[:, first : first + length], atol=1e-5, rtol=1e-5)
+
+
+def test_the_registry_builds_it_without_the_branch_of_training(name: str) -> None:
+    assert built(name).auxiliary is None and built(name, has_auxiliary=True).auxiliary is not None
+
+
+def test_dropout_acts_in_training_alone(network: ChainNetwork) -> None:
+    network.set_dropout(0.4)
+    features, num_frames = torch.randn(2, 30, 12), torch.tensor([30, 30])
+    torch.testing.assert_close(network(features, num_frames)[0], network(features, num_frames)[0])
+    network.train()
+    assert not torch.equal(network(features, num_frames)[0], network(features, num_frames)[0])
