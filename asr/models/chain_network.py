@@ -21,13 +21,24 @@ class ChainNetwork(BoundedNetwork):
 
     Its scores are normalized over the outputs of each frame. That changes neither lattice-free MMI nor the search.
 
+    Args:
+        num_features: F.
+        num_tokens: C; column 0 is silence.
+        subsampling_factor: frames of features per output frame.
+        smoothing: see `FilterSmoothing`.
+
     Attributes:
+        smooth: what `encode` begins with.
         branch: from `encode`'s output to a score for each token.
         auxiliary: a second branch, for cross-entropy regularization; None unless the network is trained.
     """
 
     branch: nn.Module
     auxiliary: nn.Module | None
+
+    def __init__(self, num_features: int, num_tokens: int, subsampling_factor: int, smoothing: float) -> None:
+        super().__init__(num_features, num_tokens, subsampling_factor)
+        self.smooth = FilterSmoothing(smoothing)
 
     def encode(self, features: Tensor) -> Tensor:
         """The branches' input: normalized features with context (N, left + factor T' + right, F) -> (N, T', D)."""
@@ -50,6 +61,42 @@ class ChainNetwork(BoundedNetwork):
     def forward_in_context(self, features: Tensor) -> Tensor:
         """See `BoundedNetwork`."""
         return F.log_softmax(self.branch(self.encode(self.as_weights(features))).float(), dim=-1)
+
+
+class FilterSmoothing(nn.Module):
+    """Mixes each filter's value with those of its neighbors, in evaluation mode only.
+
+    Vocal tract perturbation interpolates between filters. A network that is trained with it sees hardly any features as
+    sharp as those of recognition, in which the harmonics of the voice stand out.
+
+    Args:
+        share: of each of the two neighbors, from 0 to 0.5; the filter itself keeps the rest.
+
+    Raises:
+        ValueError: the share is outside this range.
+    """
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        if not 0.0 <= share <= 0.5:
+            raise ValueError(f"smoothing is {share}; give a share from 0 to 0.5")
+        self.share = share
+
+    def extra_repr(self) -> str:
+        return f"share={self.share}"
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(N, T, F) -> (N, T, F)."""
+        return features if self.training or self.share == 0.0 else smoothed(features, self.share)
+
+
+def smoothed(features: Tensor, share: Tensor | float) -> Tensor:
+    """Features (N, T, F) with a share, such as (N, 1, 1), of each of a filter's neighbors; the filter keeps the rest.
+
+    The outermost filters are their own neighbors.
+    """
+    padded = torch.cat((features[..., :1], features, features[..., -1:]), dim=2)
+    return torch.lerp(features, 0.5 * (padded[..., :-2] + padded[..., 2:]), 2.0 * share)
 
 
 class FrameNorm(nn.BatchNorm1d):

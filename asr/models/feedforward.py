@@ -85,6 +85,7 @@ class ChainFeedForwardNetwork(ChainNetwork):
         hidden_dim: D.
         splice: frames of features before, and after, the middle one of each output.
         has_auxiliary: see `Tdnnf`.
+        smoothing: see `FilterSmoothing`.
     """
 
     factor = 3
@@ -97,8 +98,9 @@ class ChainFeedForwardNetwork(ChainNetwork):
         hidden_dim: int = 2000,
         splice: int = 10,
         has_auxiliary: bool = False,
+        smoothing: float = 0.0,
     ) -> None:
-        super().__init__(num_features, num_tokens, self.factor)
+        super().__init__(num_features, num_tokens, self.factor, smoothing)
         self.splice = splice
         sizes = [num_features * (2 * splice + 1)] + [hidden_dim] * num_hidden_layers
         self.hidden = nn.ModuleList(PackedLinear(size, next_size) for size, next_size in pairwise(sizes))
@@ -119,7 +121,7 @@ class ChainFeedForwardNetwork(ChainNetwork):
 
     def encode(self, features: Tensor) -> Tensor:
         """See `ChainNetwork`; (N, left + 3 T' + right, F) -> (N, T', D)."""
-        windows = features.unfold(1, 2 * self.splice + 1, self.factor)  # (N, T', F, 2 splice + 1)
+        windows = self.smooth(features).unfold(1, 2 * self.splice + 1, self.factor)  # (N, T', F, 2 splice + 1)
         x = windows.flatten(2)
         for layer, norm in zip(self.hidden, self.norms, strict=True):
             assert isinstance(layer, PackedLinear)

@@ -133,6 +133,7 @@ class Tdnnf(ChainNetwork):
         prefinal_dim: channels between the layers and an output branch.
         small_dim: channels before the outputs.
         has_auxiliary: whether there is a second output branch for cross-entropy regularization; only training needs it.
+        smoothing: see `FilterSmoothing`.
     """
 
     def __init__(
@@ -145,8 +146,9 @@ class Tdnnf(ChainNetwork):
         prefinal_dim: int = 192,
         small_dim: int = 192,
         has_auxiliary: bool = False,
+        smoothing: float = 0.0,
     ) -> None:
-        super().__init__(num_features, num_tokens, ConvFrontEnd.factor)
+        super().__init__(num_features, num_tokens, ConvFrontEnd.factor, smoothing)
         self.front_end = ConvFrontEnd(num_features, dim)
         self.layers = nn.ModuleList(FactorizedLayer(dim, bottleneck_dim) for _ in range(num_layers))
         self.prefinal = PackedLinear(dim, prefinal_dim)
@@ -174,7 +176,7 @@ class Tdnnf(ChainNetwork):
 
     def encode(self, features: Tensor) -> Tensor:
         """See `ChainNetwork`; (N, left + 3 T' + right, F) -> (N, T', prefinal_dim)."""
-        x = self.front_end(features)
+        x = self.front_end(self.smooth(features))
         for layer in self.layers:
             x = layer(x)
         hidden: Tensor = self.prefinal(x)

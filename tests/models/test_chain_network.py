@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from asr.models.chain_network import ChainNetwork
+from asr.errors import AsrError
+from asr.models.chain_network import ChainNetwork, FilterSmoothing
 from asr.serialization import ACOUSTIC_MODEL_CLASSES, build_network
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -26,7 +27,7 @@ def network(name: str) -> ChainNetwork:
     return built(name)
 
 
-def built(name: str, **more: bool) -> ChainNetwork:
+def built(name: str, **more: float) -> ChainNetwork:
     torch.manual_seed(0)
     arguments = {"num_features": 12, "num_tokens": 7, **SIZES[name], **more}
     network = build_network(name, arguments, ACOUSTIC_MODEL_CLASSES, "a test").network
@@ -88,3 +89,26 @@ def test_dropout_acts_in_training_alone(network: ChainNetwork) -> None:
     torch.testing.assert_close(network(features, num_frames)[0], network(features, num_frames)[0])
     network.train()
     assert not torch.equal(network(features, num_frames)[0], network(features, num_frames)[0])
+
+
+def test_smoothing_mixes_each_filter_with_its_neighbors() -> None:
+    smooth = FilterSmoothing(0.2).eval()
+    features = torch.tensor([[[10.0, 0.0, 0.0, 5.0]]])
+    torch.testing.assert_close(smooth(features), torch.tensor([[[8.0, 2.0, 1.0, 4.0]]]))
+    assert torch.equal(smooth.train()(features), features)
+
+
+def test_a_smoothing_network_reads_smoothed_features_outside_training(name: str) -> None:
+    plain, smoothing = built(name), built(name, smoothing=0.3)
+    features, num_frames = torch.randn(1, 30, 12), torch.tensor([30])
+    smoothed = FilterSmoothing(0.3).eval()(plain.input_norm(features, num_frames))
+    expected = plain.forward_normalized(smoothed, num_frames)[0][-1]
+    torch.testing.assert_close(smoothing(features, num_frames)[0], expected)
+    assert not torch.allclose(expected, plain(features, num_frames)[0])
+    assert torch.equal(smoothing.train().encode(features), plain.train().encode(features))
+
+
+@pytest.mark.parametrize("share", [-0.1, 0.6])
+def test_a_share_of_no_use_is_refused(name: str, share: float) -> None:
+    with pytest.raises(AsrError, match="smoothing is"):
+        built(name, smoothing=share)
