@@ -86,17 +86,11 @@ class FilterSmoothing(nn.Module):
         return f"share={self.share}"
 
     def forward(self, features: Tensor) -> Tensor:
-        """(N, T, F) -> (N, T, F)."""
-        return features if self.training or self.share == 0.0 else smoothed(features, self.share)
-
-
-def smoothed(features: Tensor, share: Tensor | float) -> Tensor:
-    """Features (N, T, F) with a share, such as (N, 1, 1), of each of a filter's neighbors; the filter keeps the rest.
-
-    The outermost filters are their own neighbors.
-    """
-    padded = torch.cat((features[..., :1], features, features[..., -1:]), dim=2)
-    return torch.lerp(features, 0.5 * (padded[..., :-2] + padded[..., 2:]), 2.0 * share)
+        """(N, T, F) -> (N, T, F); the outermost filters are their own neighbors."""
+        if self.training or self.share == 0.0:
+            return features
+        padded = torch.cat((features[..., :1], features, features[..., -1:]), dim=2)
+        return torch.lerp(features, 0.5 * (padded[..., :-2] + padded[..., 2:]), 2.0 * self.share)
 
 
 class FrameNorm(nn.BatchNorm1d):

@@ -47,7 +47,6 @@ class ChainDataModule(pl.LightningDataModule):
         frames_per_batch: output frames, of all processes together. Batches of less than half as many are left out.
         max_warp: the largest warp of vocal tract length perturbation.
         spec_augment: masks, or None.
-        max_smoothing: see `ChunkLoader`.
         seed: of the order.
         fbank: the features that the corpus was prepared with, and that a bundle will have. None is the default.
 
@@ -69,7 +68,6 @@ class ChainDataModule(pl.LightningDataModule):
         spec_augment: SpecAugment | None = None,
         seed: int = 1,
         fbank: Fbank | None = None,
-        max_smoothing: float = 0.0,
     ) -> None:
         super().__init__()
         self.corpus = PreparedCorpus(corpus)
@@ -87,9 +85,7 @@ class ChainDataModule(pl.LightningDataModule):
         if train_on_held_out:
             self._train = sorted(self._train + self._valid)
         self._lengths, self._frames_per_batch = tuple(lengths), frames_per_batch
-        self._augmentation: dict[str, Any] = {
-            "max_warp": max_warp, "spec_augment": spec_augment, "max_smoothing": max_smoothing,
-        }  # fmt: skip
+        self._max_warp, self._spec_augment = max_warp, spec_augment
         self.train_chunks: ChunkLoader | None = None
         self.valid_chunks: ChunkLoader | None = None
         self._num_train_batches = 0
@@ -109,7 +105,9 @@ class ChainDataModule(pl.LightningDataModule):
             "frames_per_batch": self._frames_per_batch,
         }
         conditions = range(len(self.corpus.conditions))
-        self.train_chunks = ChunkLoader(self.corpus, self._train, conditions, **self._augmentation, **shape)
+        self.train_chunks = ChunkLoader(
+            self.corpus, self._train, conditions, max_warp=self._max_warp, spec_augment=self._spec_augment, **shape
+        )
         self.valid_chunks = ChunkLoader(self.corpus, self._valid, (0,), **shape)
         self._num_train_batches = self._num_batches(self.train_chunks, "training")
         if self.valid_chunks.utterances:

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from asr.audio.fbank import Fbank
 from asr.datasets.augment import SpecAugment, VocalTractPerturbation
-from asr.distributed import WHOLE, Share, batch_rows, draw_from, draw_rows
+from asr.distributed import WHOLE, Share, batch_rows, draw_from
 from asr.errors import AsrError
 from asr.models.chain_corpus import FRAME_SECONDS, PreparedCorpus
-from asr.models.chain_network import smoothed
 from asr.models.interface import UtteranceCmvn
 
 
@@ -64,7 +63,6 @@ class ChunkLoader:
         factor: feature frames per output frame.
         max_warp: the largest warp of vocal tract length perturbation; 0 for none.
         spec_augment: masks of bands of frames and features, or None.
-        max_smoothing: the largest share of each of a filter's neighbors, drawn from 0 on (`smoothed`).
 
     Raises:
         AsrError: there is no length, or one below 1.
@@ -82,7 +80,6 @@ class ChunkLoader:
         factor: int = 3,
         max_warp: float = 0.0,
         spec_augment: SpecAugment | None = None,
-        max_smoothing: float = 0.0,
     ) -> None:
         if min(lengths, default=0) < 1:
             raise AsrError(
@@ -97,7 +94,6 @@ class ChunkLoader:
         self.right_context = right_context
         self.factor = factor
         self.spec_augment = spec_augment
-        self.max_smoothing = max_smoothing
         self._warp = VocalTractPerturbation(max_warp, Fbank(**corpus.fbank_arguments)) if max_warp else None
         self._cmvn = UtteranceCmvn()
         self._statistics: dict[tuple[int, int], tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]] = {}
@@ -159,9 +155,6 @@ class ChunkLoader:
                 # The warp is linear in the features; as a matrix it takes a tenth of the time.
                 one = torch.eye(self.corpus.num_features)
                 batch = batch @ self._warp(one.expand(len(chunks), -1, -1))
-            if self.max_smoothing:
-                share = draw_rows(lambda num: torch.rand(num, 1, 1), len(chunks))
-                batch = smoothed(batch, self.max_smoothing * share)
             if self.spec_augment is not None:
                 batch = self.spec_augment(batch, torch.full((len(chunks),), num_frames))
         batch = batch * torch.from_numpy(inside)[:, :, None]
