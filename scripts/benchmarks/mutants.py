@@ -165,7 +165,9 @@ def _change(node: ast.AST, kind: int) -> bool:
     elif isinstance(node, ast.BoolOp):
         node.op = ast.And() if isinstance(node.op, ast.Or) else ast.Or()
     elif isinstance(node, ast.Constant) and isinstance(node.value, (bool, int, float)):
-        node.value = not node.value if isinstance(node.value, bool) else node.value + 1
+        before = node.value
+        node.value = not before if isinstance(before, bool) else before + 1
+        return bool(node.value != before)  # large numbers stay
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.Not, ast.Invert)):
         if isinstance(node.op, ast.Not):
             node.operand = ast.UnaryOp(ast.Not(), node.operand)

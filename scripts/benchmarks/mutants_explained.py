@@ -6,6 +6,7 @@ _ANY_NEGATIVE = "any negative number says that there is none"
 _GROWTH = "how much room is made at once, or when: time and memory, no result"
 _HASH = "another hash function, which tells keys apart as well"
 _ONE_ROW_AHEAD = "the first row ahead is the one asked for"
+_SETTLED = "how often settled words are looked for; they stay the same"
 _SHORTER_STEPS = "shorter steps to the same optimum"
 _SHORTCUT = "takes the long way where the short one would do, with the same result"
 _TIE = "what lies exactly at a beam may stay or go"
@@ -20,11 +21,19 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
     "asr/decoding/backtrace.py": {
         ("_FIRST_COLLECTION = 1 << 20", "20 -> 21"): _GROWTH,
         (
+            "room = torch.empty(max(end, 2 * len(self._arc)) - self.num_records, dtype=torch.int64, device=arc.device)",
+            "2 -> 3",
+        ): _GROWTH,
+        (
             "self._collect_at = max(_FIRST_COLLECTION, 2 * self.num_records)",
             "2 * self.num_records -> 2 + self.num_records",
         ): _GROWTH,
     },
     "asr/decoding/chunks.py": {
+        (
+            "self.num_states = len(arc_begin) - 1",
+            "len(arc_begin) - 1 -> len(arc_begin) + 1",
+        ): "pairs of stream and state are told apart by any number that is large enough",
         (
             "self.backtrace = Backtrace(graph.device, collects=False)",
             "False -> True",
@@ -74,8 +83,17 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
             "loss[:-1] <= self.margin -> loss[:-1] < self.margin",
         ): _TIE,
     },
+    "asr/decoding/online.py": {
+        ("_FRAMES_BETWEEN_SETTLINGS = 8", "8 -> 9"): _SETTLED,
+        ("progress.num_unsettled = 0", "0 -> 1"): _SETTLED,
+        (
+            "if one.num_unsettled >= _FRAMES_BETWEEN_SETTLINGS:",
+            "one.num_unsettled >= _FRAMES_BETWEEN_SETTLINGS -> one.num_unsettled > _FRAMES_BETWEEN_SETTLINGS",
+        ): _SETTLED,
+    },
     "asr/decoding/recombination.py": {
         ("slot *= multiplier", "slot *= multiplier -> slot += multiplier"): _HASH,
+        ("slot ^= slot >> 32", "32 -> 33"): _HASH,
     },
     "asr/decoding/rescoring.py": {
         ("min_active_states=0,", "0 -> 1"): "the best partial path survives any beam",
@@ -101,6 +119,7 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
     },
     "asr/lm/cached/approximations.py": {
         ("rows_ahead: int = 0", "0 -> 1"): _ONE_ROW_AHEAD,
+        ("loop_room: int = 1024", "1024 -> 1025"): _GROWTH,
         ("generator = torch.Generator().manual_seed(0)", "0 -> 1"): _HASH,
         ("generator = torch.Generator().manual_seed(1)", "1 -> 2"): _HASH,
         (
@@ -126,6 +145,15 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
         ): _ONE_ROW_AHEAD,
     },
     "asr/lm/cached/eviction.py": {
+        ("if candidate.numel() <= num:", "candidate.numel() <= num -> candidate.numel() < num"): _SHORTCUT,
+        (
+            "if trie.nodes.capacity > limits.max_nodes:",
+            "trie.nodes.capacity > limits.max_nodes -> trie.nodes.capacity >= limits.max_nodes",
+        ): _SHORTCUT,
+        (
+            "return not self._is_tight and self._num_held() + num_new <= self.limits.max_edges",
+            "self._num_held() + num_new <= self.limits.max_edges -> self._num_held() + num_new < self.limits.max_edges",
+        ): _SHORTCUT,
         (
             "if self._num_held() + missing.numel() <= self.limits.max_edges:",
             "self._num_held() + missing.numel() <= self.limits.max_edges -> "
@@ -153,6 +181,10 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
         ): "no class above does anything",
     },
     "asr/lm/ngram/model.py": {
+        (
+            "_QUERIES_AT_ONCE = 1 << 16  # on a CPU, so that intermediate results stay in its cache",
+            "16 -> 17",
+        ): "queries do not depend on each other",
         (
             "num_arcs = self._arc_begin[2:] - self._arc_begin[1:-1]",
             "self._arc_begin[2:] - self._arc_begin[1:-1] -> self._arc_begin[2:] + self._arc_begin[1:-1]",

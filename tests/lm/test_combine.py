@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,9 @@ def test_models_of_different_words(models: list[NgramLM], tmp_path: Path, caplog
         score, _ = quarter.score(quarter.start(1).expand(len(word_id)), word_id)
         torch.testing.assert_close(score[-len(others) :].exp().sum(), unknown[0].exp() / 4)
         assert torch.equal(score[: -len(others)], log_prob[: len(score) - len(others)])
+    two = RemappedLM(models[2], Vocabulary([*models[2].vocabulary.words[4:], "unheard", "unknown"]))
+    both, _ = two.score(two.start(1).expand(2), two.vocabulary.ids_of(["unheard", "unknown"]))
+    torch.testing.assert_close(both, unknown.expand(2) - math.log(2.0))
     # Special words are what they are in the model: they get no share of another word.
     special = torch.arange(UNK_ID + 1)
     own, _ = models[2].score(models[2].start(1).expand(len(special)), special)

@@ -71,10 +71,11 @@ def test_word_module_equals_the_module(module_class: type[nn.Module]) -> None:
 @torch.no_grad()
 def test_spelled_module_sums_over_the_spelling() -> None:
     torch.manual_seed(2)
-    # Tokens: 0 begin, 1 space, 2 A, 3 B, 4 end.
+    # Tokens: 0 A, 1 B, 2 space, 3 end, 4 begin.
     module = SmallLstm(5)
-    spellings = {"</s>": [4], **{word: [*(2 + "AB".index(letter) for letter in word), 1] for word in ("A", "AB", "BA")}}
-    network = SpelledModule(module, VOCABULARY, spellings, begin_id=0)
+    spellings = {"</s>": [3], **{word: [*map("AB".index, word), 2] for word in ("A", "AB", "BA")}}
+    network = SpelledModule(module, VOCABULARY, spellings, begin_id=4)
+    assert set(network.state_dict()) == {f"module.{name}" for name in module.state_dict()}
     words = [5, 4, 6, EOS_ID]
     state = network.initial_state()[None]
     previous = BOS_ID
@@ -85,7 +86,7 @@ def test_spelled_module_sums_over_the_spelling() -> None:
         found.append(float(network.log_prob(hidden, torch.zeros(1, 0, dtype=torch.int64), torch.tensor([word]))))
         previous = word
 
-    log_prob, parts = module(torch.tensor([0]), tuple(part[None] for part in module.initial_state()))
+    log_prob, parts = module(torch.tensor([4]), tuple(part[None] for part in module.initial_state()))
     for word, score in zip(words, found, strict=True):
         expected = 0.0
         for token in spellings[VOCABULARY.words[word]]:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from asr.kernels.hash_table import HashTable
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
-from asr.lm.cached.eviction import ByteCosts, Limits, drop_rows, least_used
+from asr.lm.cached.eviction import ByteCosts, Limits, drop_rows, least_used, remove_nodes
 from asr.lm.cached.outputs import OutputCache
 from asr.lm.cached.states import HiddenStore
 from asr.lm.cached.trie import BEFORE_START, START, HistoryTrie, RowAllocator
@@ -142,6 +142,16 @@ def test_least_used_leaves_go_first():
     assert engine.statistics().num_evictions > 0
     engine.score(engine.start(10), often)
     assert engine.statistics().num_edges == before
+
+
+def test_uses_before_an_eviction_count_half():
+    trie = HistoryTrie(torch.device("cpu"))
+    leaf = trie.new_nodes(torch.full((3,), START), torch.arange(3, 6))
+    nothing = torch.zeros(trie.nodes.capacity, dtype=torch.bool)
+    trie.num_uses[leaf[0]] = 8
+    remove_nodes(trie, nothing.index_fill(0, leaf[2:], True))
+    trie.num_uses[leaf[1]] = 5
+    assert least_used(trie, nothing, 1).nonzero().squeeze(1).tolist() == [int(leaf[0])]
 
 
 def test_the_least_used_candidates_are_chosen():

@@ -9,7 +9,7 @@ import torch
 
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.arpa import LN_10
-from asr.lm.ngram.model import NgramLM
+from asr.lm.ngram.model import NgramLM, is_narrow, narrow
 from asr.text.symbols import Vocabulary
 from tests.reference.tiny_arpa import TINY
 
@@ -84,3 +84,10 @@ def test_scores_equal_kenlm(arpa_path: Path) -> None:
     for sentence in ("a b a b b a", "b a z a a b", "a", "z z"):
         theirs = torch.tensor([score for score, _, _ in model.full_scores(sentence)])
         torch.testing.assert_close(lm.score_sentence(sentence.split()) / LN_10, theirs)
+
+
+def test_labels_in_16_bits_keep_their_order_up_to_65536_words() -> None:
+    label = torch.arange(1 << 16)
+    found = narrow(label)
+    assert found.dtype == torch.int16 and torch.equal(found.to(torch.int64) - int(found[0]), label)
+    assert is_narrow(1 << 16) and not is_narrow((1 << 16) + 1)
