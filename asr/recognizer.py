@@ -361,7 +361,7 @@ class Recognizer(nn.Module):
                 yield batch
 
         def score(batch: list[Segment]) -> _Scored:
-            scored = self._score([segment.samples for segment in batch], speaker)
+            scored = self._score([segment.samples for segment in batch], speaker=speaker)
             return scored._replace(sessions=[sessions[segment.recording_idx] for segment in batch])
 
         found: list[dict[int, RecognitionResult]] = [{} for _ in recordings]

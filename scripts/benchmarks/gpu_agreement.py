@@ -42,7 +42,12 @@ def backend_of(name: str) -> BackendFactory:
         if name == "triton frames":
             return FrameSearch(graph, options, lm, frame_backend(graph, options, lm is not None, "triton"))
         # With a language model the chunk search is no CUDA graph anyway.
-        if name == "triton chunks" and graph.epsilon is None and lm is None:
+        if (
+            name == "triton chunks"
+            and graph.epsilon is None
+            and lm is None
+            and triton_available(graph.final_score.device)
+        ):
             from asr.decoding.gpu.cuda_graph import CudaGraphSearch
             from asr.decoding.gpu.frame import FrameLimits
 

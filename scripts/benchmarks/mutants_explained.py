@@ -98,8 +98,7 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
     "asr/decoding/rescoring.py": {
         ("min_active_states=0,", "0 -> 1"): "the best partial path survives any beam",
         (
-            "search.advance(stream, torch.zeros(num_utts, lattice.num_frames, 1, device=device), "
-            "lattice.frames_of_utts())",
+            "torch.zeros(num_utts, lattice.num_frames, 1, dtype=torch.float32, device=device),",
             "1 -> 2",
         ): "no arc of a lattice reads another token than the first",
     },
@@ -166,7 +165,7 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
     },
     "asr/lm/cached/states.py": {
         (
-            "known, state = levels[-1][:0], torch.empty(0, self.hidden.state_size, device=self.hidden.device)",
+            "torch.empty(0, self.hidden.state_size, dtype=torch.float32, device=self.hidden.device),",
             "0 -> 1",
         ): "the parents of the oldest level have rows, so that nothing is looked up",
         (

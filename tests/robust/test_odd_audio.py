@@ -143,8 +143,11 @@ class Recognizer:
     sampling_rate = 16000
     resources = ResourceOptions()
     device = torch.device("cpu")
+    carries_history = False
 
-    def __call__(self, waveforms: list[torch.Tensor], nbest: int = 1, speaker: None = None) -> list[float]:
+    def __call__(
+        self, waveforms: list[torch.Tensor], nbest: int = 1, speaker: None = None, sessions: None = None
+    ) -> list[float]:
         if any(float(waveform.max()) > 1 for waveform in waveforms):
             raise RuntimeError("CUDA out of memory")
         return [float(waveform.sum()) for waveform in waveforms]
