@@ -238,7 +238,7 @@ class HostMutant:
             yield
 
 
-_IDLE = "self._idle_backends[keep_lattice, _stream_number(self.graph.device)]"
+_IDLE = "self._idle_backends[keep_lattice, _stream_number(self._device)]"
 HOST_MUTANTS = (
     HostMutant(
         "language models are made outside their workers' streams",
