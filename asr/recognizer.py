@@ -48,7 +48,7 @@ from asr.lm.interface import LanguageModel, require_language_model
 from asr.lm.rnn.model import RNNLanguageModel
 from asr.models.adaptation import RecognizedSpeech, SpeakerTransform, adapt, score_of_speaker
 from asr.models.interface import ACOUSTIC_SECONDS, NormalizingNetwork, in_parts, moves_only
-from asr.options import device_named, options_of
+from asr.options import options_of
 from asr.pipeline import EnginePool, Engines, StreamPool, pipelined, to_device
 from asr.results import RecognitionResult, StageTimes, as_result, joined
 from asr.serialization import copied_to_processes
@@ -93,8 +93,9 @@ class Recognizer(nn.Module):
     """Turns recordings into words. Needs neither Lightning, lhotse nor k2.
 
     Move it to a GPU with `.to("cuda")`, like any module. Features, acoustic model, decoding graph and recurrent
-    language model are submodules, unless `resources` places the language model elsewhere. N-gram models are arrays:
-    they move when they are next used, and are not in `state_dict()`. Several threads may call a recognizer at the same
+    language model are submodules. Language models that rescore lattices stay on the CPU, which is faster there, unless
+    `resources` places them elsewhere. N-gram models are arrays: they move when they are next used, and are not in
+    `state_dict()`. Several threads may call a recognizer at the same
     time: they share the weights, and each call has its own language model caches of up to `cache_bytes`. It always
     stays in evaluation mode, even after `train()`. `.half()`, `.bfloat16()` and autocast affect only the acoustic
     model; features, language models and search stay in float32.
@@ -107,7 +108,7 @@ class Recognizer(nn.Module):
             bundle's words and language models stay. See `asr.ctc.bundles.bundle_with_acoustic_model`.
         language_model: your own model, which replaces the bundle's large one. The scores of the decoding graph's own
             n-gram are subtracted, and words are mapped if the vocabularies differ, so the model need not know the
-            bundle. It must return scores on the recognizer's device. Calls from several threads take turns.
+            bundle. It may be on any device. Calls from several threads take turns.
         decoder: `auto`, `token-passing` or `k2`; see `asr.decoding.build.DECODERS`.
         lm_fusion: `lattice` rescores the decoder's lattice with the language model; `chunks` does so while the lattice
             grows, on a CPU; `search` queries the language model at each frame, which takes several times as long.
@@ -188,16 +189,11 @@ class Recognizer(nn.Module):
             self._require_history()
         self.keep_lattices = keep_lattices
         self.calibration = calibration_of(bundle, self.final_mode)
-        # Weights that are spread over host and devices are moved by the language model itself, not as a submodule.
-        in_one_place = (
-            self.resources.lm_device_bytes,
-            self.resources.lm_hidden_device,
-            self.resources.lm_output_device,
-        )
         asks_network = {"rnn", "interpolated"} & set(Pass(self.mode, fusion, *self.settings.models).modes)
         self.recurrent_model: nn.Module | None = None
-        if bundle.rnn_lm is not None and asks_network and in_one_place == (None, None, None):
-            self.recurrent_model = bundle.rnn_lm.network
+        # Weights that are spread over host and device are moved by the language model itself, not as a submodule.
+        if bundle.rnn_lm is not None and asks_network and self.resources.lm_device_bytes is None:
+            self.recurrent_model = bundle.rnn_lm.network.to(self._placement().device)
         self.aligner: WordAligner | None = None
         if bundle.lexicon is not None and can_align(bundle.graph):
             self.aligner = WordAligner(bundle.lexicon, bundle.graph)
@@ -526,9 +522,7 @@ class Recognizer(nn.Module):
             if models.second is not None:
                 keeps_lattice = self._needs_lattices or nbest > 1
                 models_of_pass = self.settings.language_models
-                again = SecondPass(
-                    self.bundle.graph, self.final_options, models_of_pass, keeps_lattice, log_prob.device
-                )
+                again = SecondPass(self.bundle.graph, self.final_options, models_of_pass, keeps_lattice)
                 decoded = again.rescored(decoded, models.model, models.second.model)
             lists = [self._hypotheses(result, nbest) for result in decoded]
         # No batch refers to histories of an earlier one, so the caches may evict them.
@@ -588,8 +582,9 @@ class Recognizer(nn.Module):
     def _warm_up(self, decoder: Decoder, keep_lattices: bool) -> None:
         """Compiles all loops that recognition needs, so that the first recording's times do not include it."""
         second = self.settings.language_models
-        kind = (self.decoder_name, self.lm_fusion, keep_lattices, second.second_pass, second.second_pass_mode)
-        if self.language_model is not None or not needs_warm_up(self.bundle, self.mode, self.device, kind):
+        passes = (self.lm_fusion, keep_lattices, second.second_pass, second.second_pass_mode)
+        kind = (self.device.type, self.decoder_name, *passes)
+        if self.language_model is not None or not needs_warm_up(self.bundle, self.mode, self._placement().device, kind):
             return
         # Separate language models, so that caches and statistics start with the first real recording.
         engines = Engines([self.build_language_models(_WARM_UP_BYTES)], StreamPool(1, self.device))
@@ -610,25 +605,30 @@ class Recognizer(nn.Module):
                 models.append(self.build_language_models(self.resources.cache_bytes // num_models))
         return Engines(models, streams)
 
-    def build_language_models(self, cache_bytes: int) -> LanguageModels:
-        """Builds new language models for the mode on this device, with caches of at most `cache_bytes`."""
-        options, resources = self.settings.language_models, self.resources
-        devices = [
-            None if name is None else device_named(name)
-            for name in (resources.lm_hidden_device, resources.lm_output_device)
-        ]
+    def build_language_models(self, cache_bytes: int, search_device: torch.device | None = None) -> LanguageModels:
+        """Builds new language models for the mode.
+
+        Args:
+            cache_bytes: the most memory for their caches.
+            search_device: where a search of the decoding graph queries them; None if `lm_fusion` decides that.
+        """
+        options, placement = self.settings.language_models, self._placement(search_device)
         has_second = options.second_pass != "none"
         cache = replace(self.settings.cache, capacity_bytes=cache_bytes // (2 if has_second else 1))
 
-        def build(mode: str, budget: int | None) -> LanguageModels:
-            placement = Placement(self.device, budget, *devices)
+        def build(mode: str) -> LanguageModels:
             return language_models(self.bundle, mode, options.rnn_weight, placement, cache, self.language_model)
 
-        budget = resources.lm_device_bytes
         if not has_second:
-            return build(self.mode, budget)
-        budget = None if budget is None else budget // 2
-        return replace(build(self.mode, budget), second=build(options.second_pass_mode, budget))
+            return build(self.mode)
+        if placement.device_bytes is not None:
+            placement = replace(placement, device_bytes=placement.device_bytes // 2)
+        return replace(build(self.mode), second=build(options.second_pass_mode))
+
+    def _placement(self, search_device: torch.device | None = None) -> Placement:
+        """Where language models are; see `build_language_models`."""
+        in_search = search_device is not None or self.lm_fusion == "search"
+        return Placement.of(self.resources, search_device or self.device, in_search)
 
     def refuse_unused(self, run: Pass) -> None:
         """Refuses options given by the user that would have no effect in a pass.
@@ -652,6 +652,8 @@ class Recognizer(nn.Module):
         self._engines = self._new_pool()
         super()._apply(moves_only(fn), *args, **kwargs)
         self.acoustic_model._apply(fn, *args, **kwargs)
+        if self.recurrent_model is not None:
+            self.recurrent_model.to(self._placement().device)
         return self
 
     def _load_from_state_dict(self, *args: Any) -> None:

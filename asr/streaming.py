@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from asr.audio.resample import FeatureStream, ResampleStream, checked_rate
 from asr.audio.segments import as_samples
+from asr.decoding.build import device_of_streams
 from asr.decoding.interface import DecodeResult, Hypothesis, LanguageModels
 from asr.decoding.online import EndpointRules, StreamingDecoder
 from asr.decoding.settings import Pass
@@ -29,6 +30,7 @@ from asr.decoding.token_passing import TokenPassingDecoder
 from asr.decoding.warmup import made_up_log_prob, needs_warm_up
 from asr.decoding.words import calibrated, only_words, spoken
 from asr.errors import AsrError
+from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels.autograd import no_autograd
 from asr.kernels.heap import release_now_and_then
 from asr.lm.interface import LanguageModel
@@ -209,7 +211,8 @@ class SecondLook:
     live search does worse, because each of its histories takes up room in the beams.
 
     Args:
-        recognizer: gives graph, options and calibration, if any.
+        recognizer: gives options and calibration, if any.
+        graph: the decoding graph.
         models: the language model that rescores the lattice, if any.
         keeps_words: whether the words of the live search stay, so that only their confidences are new.
 
@@ -217,13 +220,12 @@ class SecondLook:
         keeps_words: as the argument.
     """
 
-    def __init__(self, recognizer: Recognizer, models: LanguageModels, keeps_words: bool) -> None:
+    def __init__(self, recognizer: Recognizer, graph: DecodingGraph, models: LanguageModels, keeps_words: bool) -> None:
         self._calibration = recognizer.calibration
         self._models = models
         self.keeps_words = keeps_words
         self._options = recognizer.options
         fusion = "chunks" if recognizer.lm_fusion == "chunks" else "lattice"
-        graph = recognizer.graph.decoding_graph()
         self._decoder = TokenPassingDecoder(graph, self._options, lm_fusion=fusion, keep_lattice=True)
 
     def at(
@@ -263,6 +265,9 @@ class StreamingRecognizer:
     in the whole recording. Several threads may call the methods. They take turns, because all streams share the search
     and the language model's caches. `step` returns the results of all streams, whichever thread calls it.
 
+    On a GPU, only the acoustic model runs there. Chunks are searched on the CPU: a chunk has too few frames to pay for
+    the launches of a GPU.
+
     The recognizer's `lm_fusion` says where the language model acts. With `lattice` or `chunks`, partial results come
     from the graph's own n-gram, and the language model rescores each utterance when it has ended. With `search`, the
     language model also decides the partial results. It does so too where words become final before their utterance
@@ -296,11 +301,14 @@ class StreamingRecognizer:
         self._lm_comes_last = not self._is_k2 and not self._lm_in_search
         self._check_settings()
         recognizer.eval()
-        models = recognizer.build_language_models(self.options.cache_bytes)
+        self._graph = recognizer.graph.decoding_graph()
+        if not self._is_k2:
+            self._graph = self._graph.to(device_of_streams(recognizer.device))
+        search_device = None if self._lm_comes_last else self._graph.device
+        models = recognizer.build_language_models(self.options.cache_bytes, search_device)
         self.engine = models.engine
         self._carried = recognizer.carried_states(models)
         self.times = StageTimes()
-        self._graph = recognizer.graph.decoding_graph()
         self._second_look = self._new_second_look(models)
         self._is_draft = self._lm_comes_last and self._second_look is not None  # until the second look
         self._windows = _encoder(network, self.options, self.frame_seconds, self._is_draft)
@@ -328,7 +336,7 @@ class StreamingRecognizer:
     def _new_second_look(self, models: LanguageModels) -> SecondLook | None:
         recognizer = self._recognizer
         if self._lm_comes_last and (models.model is not None or recognizer.calibration is not None):
-            return SecondLook(recognizer, models, keeps_words=False)
+            return SecondLook(recognizer, self._graph, models, keeps_words=False)
         if recognizer.calibration is None:
             return None
         # The user's own model holds contexts of open streams, so a second search must not make it forget them.
@@ -336,7 +344,7 @@ class StreamingRecognizer:
         models = LanguageModels(None, None)
         if not keeps_words:
             models = recognizer.build_language_models(self.options.cache_bytes)
-        return SecondLook(recognizer, models, keeps_words)
+        return SecondLook(recognizer, self._graph, models, keeps_words)
 
     def _new_decoder(self, model: LanguageModel | None) -> Any:
         options, rules = self._recognizer.options, self.options.endpoint_rules(self.frame_seconds)
@@ -358,10 +366,10 @@ class StreamingRecognizer:
         recognizer = self._recognizer
         kind = ("streams", self.options.decoder, self._lm_in_search)
         is_external = recognizer.language_model is not None
-        if is_external or not needs_warm_up(recognizer.bundle, recognizer.mode, recognizer.device, kind):
+        if is_external or not needs_warm_up(recognizer.bundle, recognizer.mode, self._graph.device, kind):
             return
         # Separate language models, so that caches and statistics start with the first real stream.
-        models = recognizer.build_language_models(_WARM_UP_BYTES)
+        models = recognizer.build_language_models(_WARM_UP_BYTES, self._graph.device)
         decoder, second_look = self._new_decoder(models.model), self._new_second_look(models)
         log_prob, num_frames = made_up_log_prob(self._graph)
         streams = decoder.start(len(num_frames))
@@ -374,8 +382,9 @@ class StreamingRecognizer:
             decoder.finalize(stream)
         if second_look is not None:
             second_look.at([log_prob[0]], [DecodeResult((), False, 0)])
-        noise = torch.randn(recognizer.sampling_rate, generator=torch.Generator().manual_seed(0)) * 0.01
-        features, num_features = recognizer.features(noise[None], torch.tensor([len(noise)]))
+        noise = torch.randn(1, recognizer.sampling_rate, generator=torch.Generator().manual_seed(0)) * 0.01
+        num_samples = torch.tensor([noise.shape[1]], device=recognizer.device)
+        features, num_features = recognizer.features(noise.to(recognizer.device), num_samples)
         with recognizer.acoustic_arithmetic():
             recognizer.acoustic_model.forward_normalized(features, num_features)  # type: ignore[operator]
 

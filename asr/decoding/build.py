@@ -16,7 +16,7 @@ from torch import nn
 
 from asr.bundle import Bundle
 from asr.decoding.interface import Decoder, DecodingOptions, LanguageModels
-from asr.decoding.settings import EXTERNAL_MODE, MODES, OLD_NAMES, Settings
+from asr.decoding.settings import EXTERNAL_MODE, MODES, OLD_NAMES, ResourceOptions, Settings
 from asr.decoding.token_passing import LM_FUSIONS, TokenPassingDecoder
 from asr.decoding.words import Calibration
 from asr.errors import AsrError
@@ -25,10 +25,11 @@ from asr.kernels.jit import has_package
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.combine import LISTED_SHARE, Difference, Interpolated, mapped_to
-from asr.lm.interface import LanguageModel
+from asr.lm.interface import LanguageModel, device_of
 from asr.lm.ngram.model import NgramLM
 from asr.lm.offload import HostNgramLM, table_bytes, with_host_tables
 from asr.lm.rnn.model import RNNLanguageModel
+from asr.options import device_named
 
 OLD_MODES = {"on_the_fly": "rnn"}
 """Old name -> mode. Bundles may use either; users who give an old name get a hint."""
@@ -132,17 +133,35 @@ class Placement:
     """The devices of the large language models.
 
     Args:
-        device: the device of the search, from which queries come.
+        device: where they answer.
         device_bytes: device memory for the tables of the models; the rest of the tables stays on the host. None puts
             everything on the device.
-        hidden_device, output_device: where the recurrent model runs its hidden and its output layer; None is `device`.
-            Hidden states are kept, and histories looked up, where the output layer is. Not with `device_bytes`.
+        hidden_device: where the recurrent model runs its hidden layer; None is `device`. Not with `device_bytes`.
     """
 
     device: torch.device
     device_bytes: int | None = None
     hidden_device: torch.device | None = None
-    output_device: torch.device | None = None
+
+    @classmethod
+    def of(cls, resources: ResourceOptions, search_device: torch.device, in_search: bool) -> Placement:
+        """Where a recognizer's language models are.
+
+        A GPU takes a hundred launches for each frame of a lattice, whose time exceeds that of compiled loops on a CPU.
+        So lattices are rescored on the CPU unless the options say otherwise.
+
+        Args:
+            resources: the user's options.
+            search_device: the recognizer's device.
+            in_search: whether the models are queried within the search of the decoding graph, not only over lattices.
+        """
+        hidden = None if resources.lm_hidden_device is None else device_named(resources.lm_hidden_device)
+        device = search_device
+        if resources.lm_output_device is not None:
+            device = device_named(resources.lm_output_device)
+        elif not in_search and resources.lm_device_bytes is None and has_package("numba"):
+            device = torch.device("cpu")
+        return cls(device, resources.lm_device_bytes, hidden)
 
 
 def language_models(
@@ -156,7 +175,7 @@ def language_models(
     """Builds a mode's language model.
 
     Args:
-        bundle: its `rnn_lm` network is moved to the device of its output layer.
+        bundle: its `rnn_lm` network is copied if it is on another device.
         mode: as `chosen_mode` returns it.
         rnn_weight: weight of the recurrent model in the linear interpolation.
         placement: devices of the model; a single device puts everything there.
@@ -164,7 +183,7 @@ def language_models(
         external: the user's own model, for the mode `external`.
 
     Raises:
-        AsrError: the budget is too small, or the user's model is on another device or has none of the graph's words.
+        AsrError: the budget is too small, or the user's model has none of the graph's words.
     """
     if isinstance(placement, torch.device):
         placement = Placement(placement)
@@ -173,13 +192,11 @@ def language_models(
     if mode == "ngram":
         return LanguageModels(None, None)
     assert bundle.small_ngram is not None
-    small = bundle.small_ngram.to(device)
     if mode == EXTERNAL_MODE:
         assert external is not None
-        answers_on = external.start(0).device
-        if answers_on.type != device.type:
-            raise AsrError(f"the language model is on {answers_on} and the recognizer on {device}; move one of them.")
+        small = bundle.small_ngram.to(device_of(external))
         return LanguageModels(Difference(_mapped(external, small, warn=True), small), None)
+    small = bundle.small_ngram.to(device)
     network = bundle.rnn_lm.network if bundle.rnn_lm is not None and mode != "large_ngram" else None
     large_ngram = bundle.large_ngram if mode != "rnn" else None
     network_budget, ngram_budget = _shares(placement.device_bytes, network, large_ngram)
@@ -201,12 +218,18 @@ def language_models(
 
 def _cached(network: nn.Module, placement: Placement, cache: CacheOptions) -> CachedRNNLM:
     """The query engine, with each layer of the network on its device."""
-    device = placement.device
-    hidden, home = placement.hidden_device or device, placement.output_device or device
-    network = network.to(home)
-    others: Any = None if hidden == home else [copy.deepcopy(network).to(hidden)]
+    home, hidden = placement.device, placement.hidden_device or placement.device
+    network = _on(network, home)
+    others: Any = None if hidden == home else [_on(network, hidden)]
     options = dataclasses.replace(cache, rows_ahead=_ROWS_AHEAD if hidden.type == "cpu" else 0)
-    return CachedRNNLM(network, options, hidden_networks=others, search_device=device)  # type: ignore[arg-type]
+    return CachedRNNLM(network, options, hidden_networks=others)  # type: ignore[arg-type]
+
+
+def _on(network: nn.Module, device: torch.device) -> nn.Module:
+    """The network, or a copy of it, on a device."""
+    here: torch.device = network.initial_state().device  # type: ignore[operator]
+    is_there = here == torch.empty(0, device=device).device
+    return network if is_there else copy.deepcopy(network).to(device)
 
 
 def _shares(
@@ -287,6 +310,11 @@ def build_decoder(
         built: Decoder = k2_decoder.K2Decoder(graph, options, keep_lattice=keep_lattices)
         return built
     return TokenPassingDecoder(graph, options, lm_fusion=lm_fusion, keep_lattice=keep_lattices)
+
+
+def device_of_streams(device: torch.device) -> torch.device:
+    """Where a recognizer on a device searches streams: on the CPU if its compiled loops run."""
+    return torch.device("cpu") if has_package("numba") else device
 
 
 def default_decoder(device: torch.device) -> str:

@@ -21,6 +21,7 @@ from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.lm.combine import WordMapper
 from asr.lm.interface import LanguageModel
+from asr.lm.moved import on_device
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class StreamingDecoder:
         self._commit_frames = commit_frames
         self._check = LogProbCheck(len(graph.tokens), inputs)
         self._search_graph = SearchGraph(graph, self.options)
-        self._lm = WordMapper(graph.vocabulary).mapped(lm)
+        self._lm = on_device(WordMapper(graph.vocabulary).mapped(lm), graph.device)
         self._backtrace = Backtrace(graph.device)
         backend = select_backend(self._search_graph, self.options, self._lm)
         self._search = TokenSearch(self._search_graph, self.options, self._lm, backend, self._backtrace)

@@ -30,7 +30,7 @@ from asr.decoding.selection import BackendFactory, select_backend
 from asr.decoding.settings import LanguageModelOptions
 from asr.graph.decoding_graph import DecodingGraph
 from asr.lm.combine import ADD, CombinedLM, Step, WordMapper
-from asr.lm.interface import LanguageModel
+from asr.lm.interface import LanguageModel, device_of
 
 
 class LatticeGraph:
@@ -106,7 +106,7 @@ def rescore_lattice(
     """Finds the best path of each utterance, with the scores of `lm` in place of the lattice's language model scores.
 
     Args:
-        lattice: of any number of utterances.
+        lattice: of any number of utterances, on any device; it is rescored where the language model answers.
         options: scales; the search is pruned by `context_beam`, `skip_beam`, `max_contexts_per_state` and
             `max_active_states`.
         lm: the language model, with the word ids of the lattice.
@@ -121,8 +121,9 @@ def rescore_lattice(
     num_utts = lattice.num_utts
     if not num_utts:
         return []
+    device = device_of(lm)
+    lattice = lattice.to(device)
     graph = LatticeGraph(lattice, options)
-    device = lattice.frame.device
     bounds = rescoring_options(options)
     backtrace = Backtrace(device, collects=collects_on(device, keep_lattice))
     records = LatticeRecords(num_utts, bounds) if keep_lattice else None
@@ -170,7 +171,6 @@ class SecondPass:
         options: scales, and the beams of lattice rescoring.
         models: kind and weight of the second pass.
         keeps_lattice: whether the results' lattices are needed afterwards.
-        device: the device of the language models, on which lattices are searched.
     """
 
     def __init__(
@@ -179,14 +179,12 @@ class SecondPass:
         options: DecodingOptions,
         models: LanguageModelOptions,
         keeps_lattice: bool,
-        device: torch.device | str = "cpu",
     ) -> None:
         self._graph = graph.to("cpu")
         self._mapper = WordMapper(graph.vocabulary)
         self._options = options
         self._models = models
         self._keeps_lattice = keeps_lattice
-        self._device = device
 
     def rescored(
         self, results: Sequence[DecodeResult], first: LanguageModel | None, second: LanguageModel | None
@@ -228,7 +226,7 @@ class SecondPass:
         known = [(position, one.lattice) for position, one in enumerate(results) if one.lattice is not None]
         if not known or lm is None:
             return done
-        joint = join([lattice for _, lattice in known]).to(self._device)
+        joint = join([lattice for _, lattice in known])
         paths = rescore_lattice(joint, self._options, lm, self._keeps_lattice)
         for (position, _), path in zip(known, paths, strict=True):
             if path is not None:

@@ -111,7 +111,8 @@ class ResourceOptions:
         acoustic_precision: precision of the acoustic model's matrix products on a CPU; see `asr.kernels.linear` for
             `auto`.
         lm_hidden_device, lm_output_device: where the recurrent language model runs its hidden and its output layer,
-            such as `cuda` and `cpu`; histories are kept where the output layer is. None is the recognizer's device.
+            such as `cuda` and `cpu`. Histories are kept, and lattices rescored, where the output layer is. None is the
+            CPU for lattices, and the recognizer's device within the search. The hidden layer is there, too, by default.
 
     Raises:
         AsrError: a value is out of range, this machine has no such device, or `lm_device_bytes` is combined with
@@ -152,7 +153,10 @@ class ResourceOptions:
         None, "where the recurrent language model's hidden layer runs", kind=str, needs="recurrent model"
     )
     lm_output_device: str | None = option(
-        None, "where its output layer runs, and its caches are", kind=str, needs="recurrent model"
+        None,
+        "where its output layer runs, its caches are and lattices are rescored",
+        kind=str,
+        needs="recurrent model",
     )
 
     def __post_init__(self) -> None:

@@ -27,7 +27,8 @@ from asr.decoding.selection import BackendFactory, backend_name, select_backend
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.lm.combine import WordMapper
-from asr.lm.interface import LanguageModel
+from asr.lm.interface import LanguageModel, device_of
+from asr.lm.moved import on_device
 
 LM_FUSIONS = {
     "lattice": "the language model rescores the decoder's lattice",
@@ -194,13 +195,14 @@ class TokenPassingDecoder:
         outcome = self.search(log_prob, num_frames, keep_lattice=True)
         if outcome.lattice is None:
             return []
+        is_here = device_of(lm) == self._device
         paths = rescore_lattice(
             outcome.lattice,
             self.options,
             lm,
             self._keep_lattice,
             lm_state=lm_state,
-            make_backend=self._make_backend,
+            make_backend=self._make_backend if is_here else select_backend,
         )
         results = []
         for utt_idx, path in enumerate(paths):
@@ -239,7 +241,7 @@ class TokenPassingDecoder:
             log_prob, num_frames, original_frame, _ = skip_blanks(
                 log_prob, num_frames, self.options.blank_skip_threshold
             )
-        lm = self._mapper.mapped(lm)
+        lm = on_device(self._mapper.mapped(lm), self._device)
         in_chunks = in_chunks and lm is not None
         keeps_losing = in_chunks or (keep_lattice and num_utts > 0)
         backend = self._take_backend(None if in_chunks else lm, keeps_losing)

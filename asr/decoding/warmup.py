@@ -33,7 +33,7 @@ def needs_warm_up(bundle: Bundle, mode: str, device: torch.device, kind: tuple[o
     Args:
         bundle: the bundle to decode with.
         mode: its mode.
-        device: device of the search; only loops for the CPU are compiled ahead of time.
+        device: device of the search or of the language model; only loops for the CPU are compiled ahead of time.
         kind: everything else that determines which loops run, such as the decoder.
     """
     if device.type != "cpu" or not has_package("numba"):

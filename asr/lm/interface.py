@@ -110,6 +110,11 @@ class LanguageModel(ABC):
         return state
 
 
+def device_of(lm: LanguageModel) -> torch.device:
+    """Where a language model answers."""
+    return lm.start(0).device
+
+
 def contexts_at_start(lm: LanguageModel, num_streams: int, state: Tensor | None) -> Tensor:
     """The contexts (N,) with which streams begin: after `<s>` alone, or after the sentences that left state (N, D)."""
     return lm.start(num_streams) if state is None else lm.start_from(state)

@@ -87,10 +87,13 @@ class FilterSmoothing(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """(N, T, F) -> (N, T, F); the outermost filters are their own neighbors."""
-        if self.training or self.share == 0.0:
-            return features
-        padded = torch.cat((features[..., :1], features, features[..., -1:]), dim=2)
-        return torch.lerp(features, 0.5 * (padded[..., :-2] + padded[..., 2:]), 2.0 * self.share)
+        return features if self.training or self.share == 0.0 else smoothed(features, self.share)
+
+
+def smoothed(features: Tensor, share: float | Tensor) -> Tensor:
+    """Features (N, T, F) whose filters have taken a share, a number or (N, 1, 1), of each of their neighbors."""
+    padded = torch.cat((features[..., :1], features, features[..., -1:]), dim=2)
+    return torch.lerp(features, 0.5 * (padded[..., :-2] + padded[..., 2:]), 2.0 * share)
 
 
 class FrameNorm(nn.BatchNorm1d):

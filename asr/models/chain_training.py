@@ -46,6 +46,7 @@ class ChainDataModule(pl.LightningDataModule):
         lengths: output frames that a piece may have; shorter utterances are left out.
         frames_per_batch: output frames, of all processes together. Batches of less than half as many are left out.
         max_warp: the largest warp of vocal tract length perturbation.
+        max_smoothing: the largest share that a filter takes of each neighbor (`FilterSmoothing`).
         spec_augment: masks, or None.
         seed: of the order.
         fbank: the features that the corpus was prepared with, and that a bundle will have. None is the default.
@@ -65,6 +66,7 @@ class ChainDataModule(pl.LightningDataModule):
         lengths: Sequence[int] = (30, 50, 75, 100, 130),
         frames_per_batch: int = 2400,
         max_warp: float = 0.1,
+        max_smoothing: float = 0.0,
         spec_augment: SpecAugment | None = None,
         seed: int = 1,
         fbank: Fbank | None = None,
@@ -85,7 +87,11 @@ class ChainDataModule(pl.LightningDataModule):
         if train_on_held_out:
             self._train = sorted(self._train + self._valid)
         self._lengths, self._frames_per_batch = tuple(lengths), frames_per_batch
-        self._max_warp, self._spec_augment = max_warp, spec_augment
+        self._augmentation: dict[str, Any] = {
+            "max_warp": max_warp,
+            "max_smoothing": max_smoothing,
+            "spec_augment": spec_augment,
+        }
         self.train_chunks: ChunkLoader | None = None
         self.valid_chunks: ChunkLoader | None = None
         self._num_train_batches = 0
@@ -105,9 +111,7 @@ class ChainDataModule(pl.LightningDataModule):
             "frames_per_batch": self._frames_per_batch,
         }
         conditions = range(len(self.corpus.conditions))
-        self.train_chunks = ChunkLoader(
-            self.corpus, self._train, conditions, max_warp=self._max_warp, spec_augment=self._spec_augment, **shape
-        )
+        self.train_chunks = ChunkLoader(self.corpus, self._train, conditions, **self._augmentation, **shape)
         self.valid_chunks = ChunkLoader(self.corpus, self._valid, (0,), **shape)
         self._num_train_batches = self._num_batches(self.train_chunks, "training")
         if self.valid_chunks.utterances:

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from asr.audio.fbank import Fbank
 from asr.datasets.augment import SpecAugment, VocalTractPerturbation
-from asr.distributed import WHOLE, Share, batch_rows, draw_from
+from asr.distributed import WHOLE, Share, batch_rows, draw_from, draw_rows
 from asr.errors import AsrError
 from asr.models.chain_corpus import FRAME_SECONDS, PreparedCorpus
+from asr.models.chain_network import smoothed
 from asr.models.interface import UtteranceCmvn
 
 
@@ -62,6 +63,7 @@ class ChunkLoader:
         right_context: feature frames after it.
         factor: feature frames per output frame.
         max_warp: the largest warp of vocal tract length perturbation; 0 for none.
+        max_smoothing: the largest share that a filter takes of each neighbor, drawn for every piece; 0 for none.
         spec_augment: masks of bands of frames and features, or None.
 
     Raises:
@@ -79,6 +81,7 @@ class ChunkLoader:
         right_context: int = 0,
         factor: int = 3,
         max_warp: float = 0.0,
+        max_smoothing: float = 0.0,
         spec_augment: SpecAugment | None = None,
     ) -> None:
         if min(lengths, default=0) < 1:
@@ -95,6 +98,7 @@ class ChunkLoader:
         self.factor = factor
         self.spec_augment = spec_augment
         self._warp = VocalTractPerturbation(max_warp, Fbank(**corpus.fbank_arguments)) if max_warp else None
+        self._max_smoothing = max_smoothing
         self._cmvn = UtteranceCmvn()
         self._statistics: dict[tuple[int, int], tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]] = {}
 
@@ -155,6 +159,9 @@ class ChunkLoader:
                 # The warp is linear in the features; as a matrix it takes a tenth of the time.
                 one = torch.eye(self.corpus.num_features)
                 batch = batch @ self._warp(one.expand(len(chunks), -1, -1))
+            if self._max_smoothing:
+                drawn = draw_rows(lambda num: torch.rand(num, 1, 1), len(chunks))
+                batch = smoothed(batch, self._max_smoothing * drawn)
             if self.spec_augment is not None:
                 batch = self.spec_augment(batch, torch.full((len(chunks),), num_frames))
         batch = batch * torch.from_numpy(inside)[:, :, None]

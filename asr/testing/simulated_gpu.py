@@ -140,7 +140,7 @@ class SimulatedDevice:
         graph.replayed = lambda: self._replayed(used)
         self._capture.used, self._capture.graph = used, graph
         try:
-            with contextlib.nullcontext() if stream is None else self.streams.running(stream):
+            with contextlib.nullcontext() if stream is None else self.streams.capturing(stream):
                 yield
         finally:
             self._capture.graph = None

@@ -102,7 +102,7 @@ class StreamModel:
     """The streams of a device and its memory.
 
     Args:
-        num_streams: number of streams besides the default one; torch has a pool of 32.
+        num_streams: number of streams of each priority besides the default one; torch has pools of 32.
 
     Attributes:
         hazards: blocks that were freed too early, by the place of the last use.
@@ -120,17 +120,29 @@ class StreamModel:
         self.peak_bytes = 0
         self._num_bytes = 0
         self._default = _Work(0)
-        self._pool = [_Work(1 + number) for number in range(num_streams)]
-        self._turns = itertools.cycle(self._pool)
+        self._pool = [_Work(1 + number) for number in range(2 * num_streams)]
+        self._turns = {0: itertools.cycle(self._pool[:num_streams]), -1: itertools.cycle(self._pool[num_streams:])}
+        self._capturing: dict[int, int] = {}
         self._done: dict[int, int] = {}
         self._blocks: dict[int, _Block] = {}
         self._lock = threading.RLock()
         self._thread = threading.local()
 
-    def new_stream(self, device: Any = None) -> SimulatedStream:
-        """Replaces `torch.cuda.Stream`: the next stream of the pool."""
+    def new_stream(self, device: Any = None, priority: int = 0) -> SimulatedStream:
+        """Replaces `torch.cuda.Stream`: the next stream of the pool of this priority."""
         with self._lock:
-            return SimulatedStream(self, next(self._turns))
+            return SimulatedStream(self, next(self._turns[priority]))
+
+    @contextlib.contextmanager
+    def capturing(self, stream: SimulatedStream) -> Iterator[None]:
+        """Runs the block in a stream that this thread captures; what other threads queue there counts as a race."""
+        number = stream.cuda_stream
+        self._capturing[number] = threading.get_ident()
+        try:
+            with self.running(stream):
+                yield
+        finally:
+            del self._capturing[number]
 
     def current(self, device: Any = None) -> SimulatedStream:
         """Replaces `torch.cuda.current_stream`."""
@@ -171,6 +183,8 @@ class StreamModel:
             own = self._current()
             own.queued += 1
             now = own.queued, _place()
+            if self._capturing.get(own.number, threading.get_ident()) != threading.get_ident():
+                self.races[now[1], "another thread's capture"] += 1
             addresses = {_address(held) for held in changed}
             for address in {_address(held) for held in inputs}:
                 block = self._blocks.get(address)

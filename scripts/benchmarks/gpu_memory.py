@@ -89,15 +89,16 @@ def needed_per_stream(bundle: Bundle) -> dict[str, int]:
         stack.enter_context(mock.patch.object(cuda_graph, "_ensure_capacity", noted))
         stack.enter_context(mock.patch.object(FrameLimits, "__init__", large))
         _recognize(bundle, 1, _SHORT_SECONDS)
-    return {name: number for name, number in needed.items() if name != "streams"}
+    return dict(needed)
 
 
 def buffer_megabytes(bundle: Bundle, num_streams: int, needed: dict[str, int]) -> float:
     """The kernels' buffers for so many streams, in MB."""
     options, _ = decoding_options(bundle, "ngram", {})
-    sizes = cuda_graph.BufferSizes(1, _FRAMES_PER_CALL, len(bundle.graph.tokens), *(5 * (frame.FIRST_CAPACITY,)))
+    room = 1 << (num_streams - 1).bit_length()
+    sizes = cuda_graph.BufferSizes(room, _FRAMES_PER_CALL, len(bundle.graph.tokens), *(5 * (frame.FIRST_CAPACITY,)))
     numbers = {name: num_streams * number for name, number in needed.items()}
-    sizes = cuda_graph._ensure_capacity(sizes, streams=num_streams, **numbers)
+    sizes = cuda_graph._ensure_capacity(sizes, **numbers)
     with simulated_gpu() as device:
         cuda = torch.device("cuda", 0)
         arcs = SearchGraph(bundle.graph.to(cuda), options).emitting

@@ -131,6 +131,21 @@ def test_a_recognizer_finds_the_same(tiny_bundle_folder: Path, mode: str, option
     assert len(lattices) == (len(SENTENCES) if options.get("keep_lattices") else 0)
 
 
+def test_no_capture_takes_the_stream_of_a_worker(tiny_bundle_folder: Path) -> None:
+    pytest.importorskip("triton", reason="GPUs run Triton's kernels")
+    resources = ResourceOptions(num_workers=2, batch_seconds=1.0)
+    with simulated_gpu(num_streams=3) as device:
+        lent, captured = {torch.cuda.Stream().cuda_stream for _ in range(3)}, set()
+
+        def capture(graph: SimulatedGraph, stream: Any, **options: Any) -> Any:
+            captured.add(stream.cuda_stream)
+            return device.capture(graph, stream, **options)
+
+        with mock.patch.object(torch.cuda, "graph", capture):
+            recognized(Recognizer(Bundle.load(tiny_bundle_folder), "ngram", resources=resources).to(CUDA))
+    assert captured and not captured & lent
+
+
 @pytest.mark.parametrize(
     ("mode", "lm_fusion", "waits_a_frame"),
     [

@@ -123,3 +123,20 @@ def test_kernels_are_prepared_for_the_interpreter_one_at_a_time() -> None:
         for thread in threads:
             thread.join()
     assert most == [1] * 4
+
+
+def test_what_a_thread_queues_in_a_stream_that_another_one_captures_is_a_race() -> None:
+    with simulated_gpu(num_streams=1) as device:
+        value = torch.ones(3, device="cuda")
+
+        def work(stream: Any) -> None:
+            with torch.cuda.stream(stream):
+                value.add_(1)
+
+        for stream, num_races in ((torch.cuda.Stream(priority=-1), 0), (torch.cuda.Stream(), 1)):
+            torch.cuda.synchronize()
+            other = threading.Thread(target=work, args=(torch.cuda.Stream(),))
+            with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"):
+                other.start()
+                other.join()
+            assert device.streams.races.total() == num_races

@@ -151,6 +151,10 @@ class FrameBuffers:
 # Only one thread may capture at a time.
 _capturing = threading.Lock()
 
+# torch lends 32 streams of each priority in turn. A capture must not get the stream of another thread, whose work it
+# would capture as well, so captures alone ask for this priority.
+_CAPTURE_PRIORITY = -1
+
 
 class FrameReplay:
     """Runs the kernels of frames repeatedly: as a CUDA graph with one launch per frame, or one by one.
@@ -184,9 +188,9 @@ class FrameReplay:
 
     def _captured(self) -> torch.cuda.CUDAGraph:
         device = self._buffers.counts.device
-        current, stream = torch.cuda.current_stream(device), torch.cuda.Stream(device)
-        graph = torch.cuda.CUDAGraph()
+        current, graph = torch.cuda.current_stream(device), torch.cuda.CUDAGraph()
         with _capturing:
+            stream = torch.cuda.Stream(device, priority=_CAPTURE_PRIORITY)
             # Kernels are compiled and loaded at their first launch, which must not happen during the capture.
             stream.wait_stream(current)
             with torch.cuda.stream(stream):
@@ -198,11 +202,16 @@ class FrameReplay:
         return graph
 
 
+# Buffers have room for this many streams, or for it times a power of the second number.
+_FEWEST_STREAMS, _MORE_STREAMS = 8, 4
+
+
 class CudaGraphSearch:
     """A `ChunkBackend` without a language model or input epsilons, in which the host rarely waits for the device.
 
     After `frames_per_call` frames, the host reads the counts. If the buffers were too small, it creates larger ones and
-    repeats these frames, from a copy of the tokens before them.
+    repeats these frames, from a copy of the tokens before them. As streams end, the others move to smaller buffers,
+    because the time of a kernel also depends on the room in its buffers.
 
     Args:
         graph: on the device of the search, without input epsilons.
@@ -229,8 +238,10 @@ class CudaGraphSearch:
         self._arcs = graph.emitting
         self._limits = limits
         self._capture = capture
-        self._sizes = BufferSizes(1, frames_per_call, 1, *(5 * (initial_capacity,)))
-        self._buffers: dict[tuple[BufferSizes, bool], tuple[FrameBuffers, FrameReplay]] = {}
+        self._initial_capacity = initial_capacity
+        # By the number of streams that they have room for.
+        self._sizes: dict[int, BufferSizes] = {}
+        self._buffers: dict[int, dict[tuple[BufferSizes, bool], tuple[FrameBuffers, FrameReplay]]] = {}
         self.num_retries = 0
 
     def search(self, tokens: ActiveTokens, chunk: Chunk, sink: SearchSink) -> ActiveTokens:
@@ -248,7 +259,8 @@ class CudaGraphSearch:
         if not len(order):
             return tokens
         reads = num_frames[rank[tokens.stream]] > 0
-        longest, num_reading = torch.stack([num_frames[0], reads.sum()]).tolist()
+        *lengths, num_reading = torch.cat([num_frames, reads.sum(0, keepdim=True)]).tolist()
+        longest = lengths[0]
         unread = tokens.select(marked_positions(~reads, len(tokens) - num_reading))
         tokens = tokens.select(marked_positions(reads, num_reading))
         tokens.stream = rank[tokens.stream]
@@ -258,9 +270,8 @@ class CudaGraphSearch:
         for begin in range(0, longest, self._frames_per_call):
             if not len(alive):
                 break
-            some = Chunk(
-                log_prob[:, begin : min(begin + self._frames_per_call, longest)], num_frames - begin, own_score_offset
-            )
+            num_going, end = sum(length > begin for length in lengths), min(begin + self._frames_per_call, longest)
+            some = Chunk(log_prob[:num_going, begin:end], num_frames[:num_going] - begin, own_score_offset[:num_going])
             first = backtrace.num_records
             counts, buffers = self._read_at_once(alive, some, backtrace)
             alive, newly_ended = (
@@ -281,8 +292,8 @@ class CudaGraphSearch:
     def _read_at_once(self, alive: ActiveTokens, chunk: Chunk, backtrace: Backtrace) -> tuple[list[int], FrameBuffers]:
         """Searches a few frames -> the counts, and the buffers, which still hold everything except the backpointers."""
         log_prob, _, score_offset = chunk
-        sizes, keeps_all = replace(self._sizes, columns=log_prob.shape[2]), False
-        sizes = _ensure_capacity(sizes, streams=len(score_offset), paths=len(alive))
+        sizes, keeps_all = self._sizes_for(len(score_offset), log_prob.shape[2]), False
+        sizes = _ensure_capacity(sizes, paths=len(alive))
         while True:
             buffers, replay = self._buffers_of(sizes, keeps_all)
             self._fill(buffers, alive, chunk, backtrace.num_records)
@@ -303,7 +314,7 @@ class CudaGraphSearch:
                 break
             sizes, keeps_all = enough, keeps_all or is_short
             self.num_retries += 1
-        self._sizes = sizes
+        self._sizes[sizes.streams] = sizes
         num_records = counts[kernels.NUM_RECORDS.value] - backtrace.num_records
         graph_arc = self._arcs.arc_of(buffers.record_arc[:num_records])
         backtrace.add_blocks(buffers.previous[:num_records], graph_arc, record_begin[: log_prob.shape[1]])
@@ -331,14 +342,29 @@ class CudaGraphSearch:
         )
         lattice.add_frames(utt_idx, frame, (src, dst, self._arcs.arc_of(arc), score_gap))
 
+    def _sizes_for(self, num_streams: int, num_columns: int) -> BufferSizes:
+        """Sizes for this many streams: those of the last call, or a share of those for another number of streams."""
+        room = _FEWEST_STREAMS
+        while room < num_streams:
+            room *= _MORE_STREAMS
+        if room in self._sizes:
+            return replace(self._sizes[room], columns=num_columns)
+        sizes = BufferSizes(room, self._frames_per_call, num_columns, *(5 * (self._initial_capacity,)))
+        if not self._sizes:
+            return sizes
+        known = self._sizes[min(self._sizes, key=lambda other: abs(other.bit_length() - room.bit_length()))]
+        names = ("paths", "ended", "arcs", "records", "losing")
+        shares = {name: triton.next_power_of_2(getattr(known, name) * room // known.streams) for name in names}
+        return replace(sizes, **{name: max(self._initial_capacity, share) for name, share in shares.items()})
+
     def _buffers_of(self, sizes: BufferSizes, keeps_all: bool) -> tuple[FrameBuffers, FrameReplay]:
-        key = (sizes, keeps_all)
-        if key not in self._buffers:
-            # Buffers of smaller sizes are no longer needed.
-            self._buffers = {old: both for old, both in self._buffers.items() if old[0] == sizes}
+        held, key = self._buffers.setdefault(sizes.streams, {}), (sizes, keeps_all)
+        if key not in held:
+            # Buffers of other sizes are no longer needed.
+            held = self._buffers[sizes.streams] = {old: both for old, both in held.items() if old[0] == sizes}
             buffers = FrameBuffers(self._arcs, self._limits, sizes, keeps_all, self._margin)
-            self._buffers[key] = (buffers, FrameReplay(buffers, self._capture))
-        return self._buffers[key]
+            held[key] = (buffers, FrameReplay(buffers, self._capture))
+        return held[key]
 
     @staticmethod
     def _fill(buffers: FrameBuffers, alive: ActiveTokens, chunk: Chunk, num_records: int) -> None:
@@ -359,9 +385,7 @@ class CudaGraphSearch:
 def _ensure_capacity(sizes: BufferSizes, **needed: int) -> BufferSizes:
     """Sizes with room for these numbers; those that grow become powers of two, with room to spare."""
     grown = {
-        name: triton.next_power_of_2(number if name == "streams" else 2 * number)
-        for name, number in needed.items()
-        if number > getattr(sizes, name)
+        name: triton.next_power_of_2(2 * number) for name, number in needed.items() if number > getattr(sizes, name)
     }
     return replace(sizes, **grown)
 
