@@ -21,10 +21,12 @@ from asr.ctc.prefix_search import TokenSearch
 from asr.ctc.spelled_words import SpellingModel
 from asr.ctc.stream import CTCStream
 from asr.ctc.word_models import listed_words, ngram_of_spellings, read_ngram, uniform_ngram
+from asr.decoding.build import device_of_language_models
 from asr.errors import AsrError
 from asr.kernels.autograd import no_autograd
 from asr.lm.combine import Difference, Interpolated, mapped_to
 from asr.lm.interface import LanguageModel
+from asr.lm.moved import on_device
 from asr.lm.ngram.model import NgramLM
 from asr.serialization import copied_to_processes
 from asr.text.ctc_tokens import CTCTokens, PieceModel, TokenKind
@@ -94,7 +96,8 @@ class CTCDecoder:
         config: scales and beams; alternatively, give fields of `CTCDecodingConfig` as keywords, as in `lm_scale=2.0`.
         graph_ngrams: maximum number of n-grams of `ngram` in the graph (default: 300,000).
         graph_folder: cache folder for compiled graphs, from which later processes load them; None for no folder.
-        device: where the search runs; log-probabilities may be on any device.
+        device: where recordings are searched; log-probabilities may be on any device. On the CPU in any case are the
+            search of streams, and the language models that rescore lattices.
         warm_up: whether to run the search once now, because its loops are compiled on their first run on a machine.
         progress: called with the name of each step of compiling the graph.
 
@@ -288,24 +291,25 @@ class CTCDecoder:
             lm_weight = 1.0
         spelling = self._spelling_model(spellings, token_lm, spelling_penalty) if spell_unknown else None
         graph = compile_graph(tokens, spellings, large, graph_ngrams, spelling, progress, graph_folder)
+        lm_device = device_of_language_models(self.device, self.config.lm_fusion == "search")
         if self.device.type != "cpu":
-            graph = replace(graph, graph=graph.graph.to(self.device), ngram=graph.ngram.to(self.device))
+            graph = replace(graph, graph=graph.graph.to(self.device), ngram=graph.ngram.to(lm_device))
         small = graph.ngram
         if lm is None:
             if small.vocabulary == large.vocabulary and small.num_arcs == large.num_arcs:
                 return graph, LentModels(None, False)
-            on_device = large.to(self.device)
-            return graph, LentModels(lambda: Difference(mapped_to(on_device, small.vocabulary), small), False)
+            placed = large.to(lm_device)
+            return graph, LentModels(lambda: Difference(mapped_to(placed, small.vocabulary), small), False)
         make, is_shared = model_maker(lm, small.vocabulary.words[4:], lm_options)
-        on_device = large.to(self.device)
+        placed = large.to(lm_device)
 
         def combined() -> LanguageModel:
-            other = mapped_to(make(), small.vocabulary)
+            other = on_device(mapped_to(make(), small.vocabulary), lm_device)
             if lm_weight == 1.0:
                 return Difference(other, small)
             if large.num_arcs == small.num_arcs:
                 return Difference(Interpolated([other, small], [lm_weight, 1.0 - lm_weight]), small)
-            mixed = Interpolated([other, mapped_to(on_device, small.vocabulary)], [lm_weight, 1.0 - lm_weight])
+            mixed = Interpolated([other, mapped_to(placed, small.vocabulary)], [lm_weight, 1.0 - lm_weight])
             return Difference(mixed, small)
 
         return graph, LentModels(combined, is_shared)

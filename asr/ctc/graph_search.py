@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 from asr.ctc.frames import Frames
 from asr.ctc.graphs import WordGraph
 from asr.ctc.interface import CTCDecodingConfig, CTCHypothesis, CTCToken, CTCWord
 from asr.ctc.language_models import LentModels
+from asr.decoding.build import device_of_streams
 from asr.decoding.interface import DecodeResult, Hypothesis
 from asr.decoding.nbest import n_best
 from asr.decoding.online import StreamingDecoder
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.decoding.words import WordAligner, with_confidences
+from asr.graph.decoding_graph import DecodingGraph
 from asr.graph.topology import with_last_boundary
 from asr.text.ctc_tokens import CTCTokens
 from asr.text.lexicon import Lexicon
@@ -74,8 +77,13 @@ class GraphSearch:
     def stream(self, commit_frames: int | None) -> tuple[StreamingDecoder, int]:
         """A decoder with one open stream, and the stream's number."""
         model = self._models.for_good()
-        decoder = StreamingDecoder(self.graph, self._options, model, commit_frames=commit_frames, inputs="scores")
+        graph = self._graph_of_streams
+        decoder = StreamingDecoder(graph, self._options, model, commit_frames=commit_frames, inputs="scores")
         return decoder, decoder.start()[0]
+
+    @functools.cached_property
+    def _graph_of_streams(self) -> DecodingGraph:
+        return self.graph.to(device_of_streams(self.graph.device))
 
     def as_ctc_hypothesis(self, hypothesis: Hypothesis, num_frames: int, is_complete: bool = True) -> CTCHypothesis:
         """Converts a path through the graph; tokens from frame `num_frames` on, an added boundary, are dropped."""

@@ -145,23 +145,30 @@ class Placement:
 
     @classmethod
     def of(cls, resources: ResourceOptions, search_device: torch.device, in_search: bool) -> Placement:
-        """Where a recognizer's language models are.
-
-        A GPU takes a hundred launches for each frame of a lattice, whose time exceeds that of compiled loops on a CPU.
-        So lattices are rescored on the CPU unless the options say otherwise.
+        """Where a recognizer's language models are: as the options say, or `device_of_language_models`.
 
         Args:
             resources: the user's options.
-            search_device: the recognizer's device.
-            in_search: whether the models are queried within the search of the decoding graph, not only over lattices.
+            search_device, in_search: as for `device_of_language_models`.
         """
         hidden = None if resources.lm_hidden_device is None else device_named(resources.lm_hidden_device)
-        device = search_device
+        device = device_of_language_models(search_device, in_search or resources.lm_device_bytes is not None)
         if resources.lm_output_device is not None:
             device = device_named(resources.lm_output_device)
-        elif not in_search and resources.lm_device_bytes is None and has_package("numba"):
-            device = torch.device("cpu")
         return cls(device, resources.lm_device_bytes, hidden)
+
+
+def device_of_language_models(search_device: torch.device, in_search: bool) -> torch.device:
+    """Where language models answer, by default.
+
+    A GPU takes a hundred launches for each frame of a lattice, whose time exceeds that of compiled loops on a CPU. So
+    lattices are rescored on the CPU if the loops run.
+
+    Args:
+        search_device: where the decoding graph is searched.
+        in_search: whether the models are queried within that search, not only over lattices.
+    """
+    return search_device if in_search or not has_package("numba") else torch.device("cpu")
 
 
 def language_models(

@@ -120,7 +120,8 @@ class StreamingDecoder:
         self._commit_frames = commit_frames
         self._check = LogProbCheck(len(graph.tokens), inputs)
         self._search_graph = SearchGraph(graph, self.options)
-        self._lm = on_device(WordMapper(graph.vocabulary).mapped(lm), graph.device)
+        mapped = WordMapper(graph.vocabulary).mapped(lm)
+        self._lm = None if mapped is None else on_device(mapped, graph.device)
         self._backtrace = Backtrace(graph.device)
         backend = select_backend(self._search_graph, self.options, self._lm)
         self._search = TokenSearch(self._search_graph, self.options, self._lm, backend, self._backtrace)

@@ -241,7 +241,9 @@ class TokenPassingDecoder:
             log_prob, num_frames, original_frame, _ = skip_blanks(
                 log_prob, num_frames, self.options.blank_skip_threshold
             )
-        lm = on_device(self._mapper.mapped(lm), self._device)
+        lm = self._mapper.mapped(lm)
+        if lm is not None:
+            lm = on_device(lm, self._device)
         in_chunks = in_chunks and lm is not None
         keeps_losing = in_chunks or (keep_lattice and num_utts > 0)
         backend = self._take_backend(None if in_chunks else lm, keeps_losing)

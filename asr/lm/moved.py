@@ -65,9 +65,7 @@ class MovedLM(LanguageModel):
         return self._lm.state_after(state.to(self._home), sentences).to(self._device)
 
 
-def on_device(lm: LanguageModel | None, device: torch.device) -> LanguageModel | None:
-    """The language model itself if it answers on this device, otherwise a `MovedLM` of it; None for None."""
-    if lm is None:
-        return None
+def on_device(lm: LanguageModel, device: torch.device) -> LanguageModel:
+    """The language model itself if it answers on this device, otherwise a `MovedLM` of it."""
     device = torch.empty(0, device=device).device  # with its number
     return lm if device_of(lm) == device else MovedLM(lm, device)
