@@ -26,6 +26,7 @@ from asr.bundle import Bundle, bundle_folder
 from asr.decoding.settings import ResourceOptions
 from asr.metrics import NO_ERRORS, count_errors
 from asr.recognizer import Recognizer
+from asr.results import StageTimes
 from scripts.benchmarks.inputs import default_corpora
 from scripts.benchmarks.speech import Recording, evenly, recordings
 
@@ -72,13 +73,15 @@ def measured(recognizer: Recognizer, speech: Sequence[Recording], waveforms: Seq
     begin = time.perf_counter()
     results = recognizer(list(waveforms))
     seconds = time.perf_counter() - begin
-    counts = NO_ERRORS
+    counts, times = NO_ERRORS, StageTimes()
     for one, result in zip(speech, results, strict=True):
+        times.add(result.times)
         counts += count_errors(one.words, [word.text for word in result.words])
     found: dict[str, Any] = {
         "wer": round(100 * counts.rate, 2),
         "times_real_time": round(sum(map(len, waveforms)) / recognizer.sampling_rate / seconds, 1),
         "seconds": round(seconds, 3),
+        "stages": {stage: round(spent, 3) for stage, spent in times.stages.items()},
     }
     if is_gpu:
         found["peak_gb"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
