@@ -23,7 +23,16 @@ PACKAGES = (
     "markupsafe fsspec setuptools"
 ).split()
 # They import nothing that others do not, and take longest.
-LEFT_OUT = {"kernels", "recognition", "workers", "speed_default", "speed_one_pass", "speed_gru_512", "profile"}
+LEFT_OUT = {
+    "kernels",
+    "recognition",
+    "compile",
+    "workers",
+    "speed_default",
+    "speed_one_pass",
+    "speed_gru_512",
+    "profile",
+}
 # Everything runs on the CPU, with little to do.
 PROGRAM = """
 import contextlib, io, json, sys

@@ -34,12 +34,12 @@ def test_none_hides_another(tmp_path: Path) -> None:
     begin = time.monotonic()
     results = run_plan([sys.executable, "-c", _CHECK], 200.0, tmp_path, checks)
     assert time.monotonic() - begin < 60
-    states = ["crashed", "hung", "crashed", "crashed", "ok", "wrong", "left out"]
+    states = ["crashed", "unfinished", "crashed", "crashed", "ok", "wrong", "left out"]
     assert [result["state"] for result in results] == states
     assert results[0]["code"] == -11 and results[4]["rate"] == 5
     # What was measured before the end is kept, and the last line says why.
     assert results[1]["rate"] == 3 and "illegal memory access" in results[3]["last_line"]
-    assert summary(results) == {"ok": 1, "wrong": 1, "crashed": 3, "hung": 1, "left_out": 1}
+    assert summary(results) == {"ok": 1, "wrong": 1, "crashed": 3, "unfinished": 1, "left_out": 1}
     assert [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()] == results
 
 
