@@ -11,8 +11,10 @@ import torch
 
 from asr.audio.fbank import Fbank
 from asr.datasets.corpora.base import Utterance
+from asr.distributed import WHOLE, Share
 from asr.errors import AsrError
 from asr.models.chain_corpus import Alignment, PreparedCorpus, write_corpus
+from asr.models.chain_network import smoothed
 from asr.models.chain_preparation import require_names
 from asr.models.chunks import Chunk, ChunkLoader
 from asr.models.interface import UtteranceCmvn
@@ -122,6 +124,26 @@ def test_a_piece_is_the_normalised_utterance_with_zeros_around(corpus: PreparedC
     torch.testing.assert_close(batch.features[0], padded[:195], atol=1e-3, rtol=1e-3)
     torch.testing.assert_close(batch.features[1], padded[18 : 18 + 195], atol=1e-3, rtol=1e-3)
     assert not batch.features[0, :7].any()
+
+
+def test_each_piece_is_smoothed_by_a_share_of_its_own(corpus: PreparedCorpus) -> None:
+    chunks = [Chunk(1, 0, 0), Chunk(1, 0, 20), Chunk(1, 0, 40)]
+    plain = ChunkLoader(corpus, [1], lengths=(30,)).load(30, chunks).features
+    loader = ChunkLoader(corpus, [1], lengths=(30,), max_smoothing=0.4)
+
+    def load(share: Share = WHOLE) -> torch.Tensor:
+        torch.manual_seed(0)
+        return loader.load(30, chunks, share).features
+
+    mixed = load()
+    shares = []
+    for before, after in zip(plain, mixed, strict=True):
+        change = (smoothed(before[None], 1.0) - before)[0]
+        shares.append(float((after - before).mul(change).sum() / change.square().sum()))
+        assert torch.allclose(after, smoothed(before[None], shares[-1])[0], atol=1e-4)
+    assert all(0.0 < share < 0.4 for share in shares) and len({round(share, 4) for share in shares}) == 3
+    # Processes that share a batch draw the same.
+    assert torch.equal(load(Share(1, 2)), mixed[1::2])
 
 
 def test_seconds_are_those_of_the_recording_whatever_the_speed(corpus: PreparedCorpus) -> None:

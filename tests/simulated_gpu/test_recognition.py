@@ -29,7 +29,7 @@ from asr.lm.ngram.model import NgramLM
 from asr.lm.offload import HostNgramLM
 from asr.recognizer import Recognizer
 from asr.results import RecognitionResult, StageTimes
-from asr.streaming import StreamingOptions, recognize_stream
+from asr.streaming import StreamingOptions, StreamingRecognizer, recognize_stream
 from asr.testing.simulated_gpu import SimulatedDevice, SimulatedGraph, simulated_gpu
 from asr.testing.tones import RATE, tones
 from tests.reference.ngram_oracle import toy_sentences
@@ -129,6 +129,33 @@ def test_a_recognizer_finds_the_same(tiny_bundle_folder: Path, mode: str, option
         assert not device.streams.hazards and not device.streams.races
     assert_equal(found, expected)
     assert len(lattices) == (len(SENTENCES) if options.get("keep_lattices") else 0)
+
+
+@pytest.mark.parametrize(
+    ("fusion", "output_device", "expected", "in_streams"),
+    [
+        ("lattice", None, "cpu", "cpu"),
+        ("lattice", "cuda", "cuda", "cuda"),
+        ("search", None, "cuda", "cpu"),
+        ("search", "cpu", "cpu", "cpu"),
+    ],
+)
+def test_the_recurrent_model_is_where_it_is_fastest_unless_told(
+    tiny_bundle_folder: Path, fusion: str, output_device: str | None, expected: str, in_streams: str
+) -> None:
+    pytest.importorskip("numba", reason="without compiled loops, a CPU is not faster")
+    with simulated_gpu():
+        resources = ResourceOptions(lm_output_device=output_device)
+        bundle = Bundle.load(tiny_bundle_folder)
+        recognizer = Recognizer(bundle, "rnn", decoder="token-passing", lm_fusion=fusion, resources=resources).to(CUDA)
+        engine = recognizer.build_language_models(1 << 20).engine
+        assert engine is not None and engine.device.type == expected
+        assert recognizer.recurrent_model is not None
+        assert {part.device.type for part in recognizer.recurrent_model.parameters()} == {expected}
+        streams = StreamingRecognizer(recognizer)
+        assert streams.engine is not None and streams.engine.device.type == in_streams
+        # The recognizer's own model stays where it is.
+        assert {part.device.type for part in recognizer.recurrent_model.parameters()} == {expected}
 
 
 def test_no_capture_takes_the_stream_of_a_worker(tiny_bundle_folder: Path) -> None:
