@@ -73,6 +73,28 @@ def test_kernels_in_buffers_of_a_fixed_size(
         assert (search.num_retries > 0) == (initial_capacity < 1024)
 
 
+@pytest.mark.slow
+def test_sizes_of_buffers_are_remembered_and_shared() -> None:
+    pytest.importorskip("triton", reason="the kernels need triton; its interpreter runs them without a GPU")
+    from asr.decoding.gpu.cuda_graph import CudaGraphSearch
+    from asr.decoding.gpu.frame import FrameLimits
+
+    options = DecodingOptions(search_beam=6.0)
+    searched = SearchGraph(GRAPH, options)
+    search = CudaGraphSearch(searched, FrameLimits(options, False, torch.device("cpu")), False, 4, 4)
+    log_prob = random_log_prob(5, 5, 11, len(GRAPH.tokens), 2.0)
+    retries = []
+    for _ in range(2):
+        tokens = TokenSearch(searched, options, None, search, Backtrace(GRAPH.device))
+        tokens.advance(tokens.start(torch.zeros(5, dtype=torch.int64)), log_prob, NUM_FRAMES)
+        retries.append(search.num_retries)
+    assert retries[0] == retries[1] > 0
+    few = search._sizes_for(5, 7)
+    many = search._sizes_for(9, 7)
+    assert (few.streams, many.streams, many.columns) == (8, 32, 7)
+    assert many.arcs == 4 * few.arcs and many.records == 4 * few.records
+
+
 @pytest.mark.parametrize("frames_per_call", [3, 32])
 @pytest.mark.parametrize(("beam", "limits"), [(6.0, (3, 12)), (float("inf"), (0, 10**6)), (0.3, (8, 9))])
 def test_loops(frames_per_call: int, beam: float, limits: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
