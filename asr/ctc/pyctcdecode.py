@@ -22,7 +22,6 @@ words outside the unigrams cost `unk_score_offset`. The differences:
 from __future__ import annotations
 
 import json
-import logging
 import math
 import shutil
 from collections.abc import Collection, Iterable, Sequence
@@ -45,9 +44,7 @@ from asr.kernels.autograd import no_autograd
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.model import NgramLM
 from asr.text.documents import parse_json
-from asr.text.symbols import UNK_ID
-
-_LOGGER = logging.getLogger(__name__)
+from asr.text.symbols import SPECIAL_WORDS, UNK_ID
 
 DEFAULT_ALPHA = 0.5
 DEFAULT_BETA = 1.5
@@ -58,6 +55,9 @@ DEFAULT_PRUNE_LOGP = -10.0
 DEFAULT_MIN_TOKEN_LOGP = -5.0
 _LONG_WORD = 6.0
 _LEAST_LOG_PROB = math.log(1e-15)
+# Rounding errors of sums of probabilities: half precision, thousands of labels.
+_TOLERANCE = 0.1
+_WORDS_LOOKED_AT = 1000
 _LN_10 = math.log(10.0)
 _PIECE_PREFIX = "▁"
 _MOST_TRIES_KEPT = 4
@@ -157,7 +157,7 @@ class BeamSearchDecoderCTC:
         self._alphabet = alphabet
         self._models = models if models is not None else LentModels(None, False)
         self._settings = settings
-        self._unigrams = list(dict.fromkeys(unigrams))
+        self._unigrams = [word for word in dict.fromkeys(unigrams) if word not in SPECIAL_WORDS]
         self._source = source
         chars = sorted({char for label in alphabet.labels for char in label} - {" "})
         self._chars = ["", *chars]
@@ -175,6 +175,8 @@ class BeamSearchDecoderCTC:
             self._listed = _listed_words(lm)
             self._history = _history_of(lm)
         self._check_boundary()
+        if lm is not None:
+            self._check_case()
 
     def reset_params(
         self,
@@ -211,6 +213,23 @@ class BeamSearchDecoderCTC:
                     "lm_score_boundary=False needs an n-gram model in ARPA text or our binary; other models score "
                     "every sentence from <s> on."
                 )
+
+    def _check_case(self) -> None:
+        """Refuses words that cannot be written with the labels, but could in another letter case."""
+        words = self._unigrams or list(self._listed)
+        words = words[:: max(1, len(words) // _WORDS_LOOKED_AT)]
+        if 2 * self._num_written(words) >= len(words):
+            return
+        for change, case in ((str.upper, "upper"), (str.lower, "lower")):
+            if 2 * self._num_written(map(change, words)) > len(words):
+                wrong = next(word for word in words if not self._num_written([word]))
+                raise AsrError(
+                    f"the words ({wrong!r}, ...) cannot be written with the labels, which are in {case} case; convert "
+                    "unigrams and language model to that case."
+                )
+
+    def _num_written(self, words: Iterable[str]) -> int:
+        return sum(all(char in self._char_of for char in word) for word in words)
 
     def decode(
         self,
@@ -304,21 +323,29 @@ class BeamSearchDecoderCTC:
         """Writes labels, and the language model's file, unigrams and weights, for `load_from_dir`.
 
         Raises:
-            AsrError: the language model was not read from a file.
+            AsrError: the language model was not read from a file, or the folder cannot be written.
         """
-        folder = Path(filepath)
+        if self._settings is not None and self._source is None:
+            raise AsrError("the decoder's language model was not read from a file and cannot be saved with it.")
+        try:
+            self._write(Path(filepath))
+        except OSError as error:
+            raise AsrError(f"{filepath}: the decoder cannot be saved there ({error.strerror or error}).") from error
+
+    def _write(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
         content = {"labels": self._alphabet.labels, "is_bpe": self._alphabet.is_bpe}
         (folder / "alphabet.json").write_text(json.dumps(content), encoding="utf-8")
-        if self._settings is None:
+        if self._settings is None or self._source is None:
             return
-        if self._source is None:
-            raise AsrError("the decoder's language model was not read from a file and cannot be saved with it.")
         target = folder / "language_model"
         target.mkdir(parents=True, exist_ok=True)
         (target / "attrs.json").write_text(json.dumps(vars(self._settings)), encoding="utf-8")
         lines = "".join(f"{word}\n" for word in sorted(self._unigrams))
         (target / "unigrams.txt").write_text(lines, encoding="utf-8")
-        shutil.copyfile(self._source, target / Path(self._source).name)
+        copy = target / Path(self._source).name
+        if not (copy.exists() and copy.samefile(self._source)):
+            shutil.copyfile(self._source, copy)
 
     @classmethod
     def load_from_dir(cls, filepath: str | Path, unigram_encoding: str | None = None) -> BeamSearchDecoderCTC:
@@ -411,7 +438,7 @@ class BeamSearchDecoderCTC:
         values = values.astype(np.float64)
         if np.isnan(values).any() or (values == np.inf).any():
             raise AsrError("the logits have NaN or infinity in them; check the network's input and weights.")
-        if len(values) and math.isclose(values.sum(axis=1).mean(), 1):
+        if len(values) and values.min() >= 0 and np.abs(values.sum(axis=1) - 1).max() <= _TOLERANCE:
             values = np.log(np.clip(values, 1e-15, 1))
         elif len(values):
             values = values - values.max(axis=1, keepdims=True)
@@ -429,6 +456,8 @@ class BeamSearchDecoderCTC:
         return [self._char_of[char] for char in label if char != " "]
 
     def _scored_words(self, hotwords: Iterable[str] | None, hotword_weight: float) -> _ScoredWords:
+        if not math.isfinite(hotword_weight):
+            raise AsrError(f"hotword_weight is {hotword_weight}; give a number.")
         given = [hotwords] if isinstance(hotwords, str) else list(hotwords or ())
         hot = list(dict.fromkeys(word for phrase in given for word in phrase.split()))
         settings = self._settings
@@ -445,7 +474,7 @@ class BeamSearchDecoderCTC:
     def _rules(
         self, words: _ScoredWords, beam_width: int, beam_prune_logp: float, token_min_logp: float, history: int
     ) -> Rules:
-        if beam_width < 1 or beam_prune_logp > 0:
+        if not (beam_width >= 1 and beam_prune_logp <= 0):
             raise AsrError(f"beam_width is {beam_width} and beam_prune_logp {beam_prune_logp}; give >= 1 and <= 0.")
         settings = self._settings
         trie = words.trie
@@ -622,7 +651,8 @@ def build_ctcdecoder(
             raise AsrError(
                 f"{kenlm_model_path}: a binary file of KenLM does not list its words; give unigrams, or the ARPA file."
             )
-        known = KenLanguageModel(str(kenlm_model_path), list(dict.fromkeys(unigrams)))
+        words = [word for word in dict.fromkeys(unigrams) if word not in SPECIAL_WORDS]
+        known = KenLanguageModel(str(kenlm_model_path), words)
         models = LentModels(lambda: known, True)
     else:
         ngram = read_ngram(str(kenlm_model_path))

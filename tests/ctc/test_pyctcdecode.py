@@ -335,12 +335,17 @@ def test_parameters_can_be_reset(word_model: NgramLM, arpa_file: Callable[[Ngram
 
 def test_saved_and_loaded(tmp_path: Path, word_model: NgramLM, arpa_file: Callable[[NgramLM], Path]) -> None:
     decoder = build_ctcdecoder(LABELS, arpa_file(word_model), WORDS, alpha=0.7)
-    folder = tmp_path / "saved"
-    folder.mkdir()
+    folder = tmp_path / "new" / "saved"
     decoder.save_to_dir(folder)
     assert json.loads((folder / "language_model" / "attrs.json").read_text())["alpha"] == 0.7
     logits = random_logits(15, 2)
-    assert BeamSearchDecoderCTC.load_from_dir(folder).decode_beams(logits) == decoder.decode_beams(logits)
+    again = BeamSearchDecoderCTC.load_from_dir(folder)
+    assert again.decode_beams(logits) == decoder.decode_beams(logits)
+    again.reset_params(alpha=0.3)
+    again.save_to_dir(folder)  # over the files that it was loaded from
+    assert BeamSearchDecoderCTC.load_from_dir(folder).decode_beams(logits) == again.decode_beams(logits)
+    with pytest.raises(AsrError, match="model.arpa: the decoder cannot be saved there"):
+        decoder.save_to_dir(arpa_file(word_model))
     with pytest.raises(AsrError, match="not the folder of a saved decoder"):
         BeamSearchDecoderCTC.load_from_dir(tmp_path)
 
@@ -378,6 +383,31 @@ def test_only_ngrams_forget_history(word_model: NgramLM) -> None:
     assert decoder.decode(logits) == decoder.decode_beams(logits)[0][0]
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_probabilities_of_any_precision(dtype: torch.dtype) -> None:
+    decoder = build_ctcdecoder(LABELS)
+    logits = torch.from_numpy(random_logits(40, 3))
+    given = logits.softmax(1).to(dtype)
+    assert decoder.decode(given) == decoder.decode(logits) != ""
+    assert decoder.decode_beams(given)[0][4] == pytest.approx(decoder.decode_beams(logits)[0][4], abs=0.1)
+
+
+def test_unigrams_of_an_arpa_file(word_model: NgramLM, arpa_file: Callable[[NgramLM], Path]) -> None:
+    """pyctcdecode's `load_unigram_set_from_arpa` returns the file's special words, too."""
+    path, logits = arpa_file(word_model), random_logits(15, 2)
+    wanted = build_ctcdecoder(LABELS, path, WORDS).decode_beams(logits)
+    assert build_ctcdecoder(LABELS, path, ["<s>", "</s>", "<unk>", *WORDS]).decode_beams(logits) == wanted
+
+
+def test_words_in_another_case_are_told(word_model: NgramLM, arpa_file: Callable[[NgramLM], Path]) -> None:
+    path = arpa_file(word_model)
+    with pytest.raises(AsrError, match=r"the words \('[a-z]+', ...\) cannot .* labels, which are in upper case"):
+        build_ctcdecoder([label.upper() for label in LABELS], path)
+    with pytest.raises(AsrError, match=r"the words \('BAD', ...\) cannot .* labels, which are in lower case"):
+        build_ctcdecoder(LABELS, path, [word.upper() for word in WORDS])
+    build_ctcdecoder(["", " ", *"xyz"], path)  # not a question of case
+
+
 def test_bad_input_is_told(tmp_path: Path) -> None:
     decoder = build_ctcdecoder(LABELS)
     with pytest.raises(AsrError, match="give \\(frames, 7\\)"):
@@ -393,6 +423,8 @@ def test_bad_input_is_told(tmp_path: Path) -> None:
         decoder.reset_params(beta=1.0)
     with pytest.raises(AsrError, match="beam_width is 0"):
         decoder.decode(np.zeros((3, 7)), beam_width=0)
+    with pytest.raises(AsrError, match="hotword_weight is nan"):
+        decoder.decode(np.zeros((3, 7)), hotwords=["ab"], hotword_weight=math.nan)
     binary = tmp_path / "model.bin"
     binary.write_bytes(b"mmap lm http://kheafield.com/code format version 5\n\0")
     with pytest.raises(AsrError, match="give unigrams"):
