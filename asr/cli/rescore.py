@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import sys
@@ -38,11 +39,17 @@ from asr.transcripts import FORMATS, Transcript, format_transcript, plain_name
 
 # Memory for the recurrent model's histories.
 _CACHE_BYTES = 1 << 30
+_SLF = (".slf", ".lat")
+_LATTICES = (*_SLF, ".pt")
+_ARCHIVES = ("lat.", "lattices.")
+_FRAME_SECONDS = 0.01
+_TIMED = ("ctm", "stm")
 
 HELP = """Rescores lattices and n-best lists of other recognizers with one of our language models, and prints the words.
 
 The type of an input is recognized by its content or suffix. Files may be compressed (.gz, .xz):
-  FOLDER         n-best lists of Kaldi (words_text, ac_cost, lm_cost) or SRILM (a file for each utterance)
+  FOLDER         its lattices (.slf, .lat, .pt, lat.*), or n-best lists of Kaldi (words_text, ac_cost, lm_cost) or SRILM
+                 (a file for each utterance)
   .slf, .lat     a lattice of HTK
   .pt            a lattice of k2 or icefall, torch.save(fsa.as_dict(), ...); needs --words
   lat.1.gz, ...  a Kaldi archive, binary or text ('lattice-copy ark:... ark,t:...'), compact or not; needs --words
@@ -87,7 +94,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--word-insertion-penalty", type=float, help="added for each word (default: the file's wdpenalty, or 0)"
     )
     scales.add_argument(
-        "--frame-seconds", type=float, default=0.01, help="time between two frames of a lattice (default: 0.01)"
+        "--frame-seconds",
+        type=float,
+        help=f"time between two frames of a lattice of Kaldi or k2 (default: {_FRAME_SECONDS}; 0.03 for chain models)",
     )
     scales.add_argument(
         "--max-contexts", type=int, default=64, help="maximum number of word histories per state (default: 64)"
@@ -107,7 +116,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.nbest < 1 or args.max_contexts < 1 or not 0 < args.frame_seconds < math.inf:
+    frame_seconds = _FRAME_SECONDS if args.frame_seconds is None else args.frame_seconds
+    if args.nbest < 1 or args.max_contexts < 1 or not 0 < frame_seconds < math.inf:
         raise AsrError("--nbest, --max-contexts and --frame-seconds must be above 0.")
     if args.nbest > 1 and not args.jsonl:
         raise AsrError("--nbest needs --jsonl: the further sentences are a JSON field.")
@@ -118,7 +128,14 @@ def run(args: argparse.Namespace) -> int:
     inputs = [*args.inputs, args.words, args.ngram, args.rnn_lm, local_bundle_folder(args.bundle)]
     require_writable(*outputs, inputs=inputs)
     # Everything is read before the language model is loaded, which may take longer.
-    utterances = list(_utterances(args))
+    utterances = list(_utterances(args, frame_seconds))
+    has_frames = any(isinstance(one.alternatives, WordLattice) and not one.has_seconds for one in utterances)
+    if has_frames and args.frame_seconds is None and (args.jsonl or args.output_format in _TIMED):
+        print(
+            f"asr: lattices of Kaldi and k2 count frames, which are taken to be {_FRAME_SECONDS} s apart; give "
+            "--frame-seconds if the other recognizer's are not (chain models: 0.03).",
+            file=sys.stderr,
+        )
     lm = language_model(args)
     lines = []
     for utterance in utterances:
@@ -135,11 +152,12 @@ def run(args: argparse.Namespace) -> int:
 class _Utterance(NamedTuple):
     name: str
     alternatives: WordLattice | list[Candidate]
+    has_seconds: bool = False
 
 
-def _utterances(args: argparse.Namespace) -> Iterator[_Utterance]:
+def _utterances(args: argparse.Namespace, frame_seconds: float) -> Iterator[_Utterance]:
     words = read_word_ids(args.words) if args.words else None
-    for path in map(Path, args.inputs):
+    for path in itertools.chain.from_iterable(map(_expanded, map(Path, args.inputs))):
         if path.is_dir():
             for name, candidates in read_n_best_folder(path, words).items():
                 yield _Utterance(name, candidates)
@@ -149,31 +167,43 @@ def _utterances(args: argparse.Namespace) -> Iterator[_Utterance]:
             raise AsrError(f"{path}: its words are numbers; give --words, the words.txt that defines them.")
         if kind == "slf":
             lattice = read_slf_lattice(path)
-            yield _Utterance(lattice.name, lattice)
+            yield _Utterance(lattice.name, lattice, has_seconds=True)
         elif kind == "k2":
-            for lattice in read_k2_lattices(path, words or {}, args.frame_seconds):
+            for lattice in read_k2_lattices(path, words or {}, frame_seconds):
                 yield _Utterance(lattice.name, lattice)
         elif kind == "kaldi":
-            for lattice in read_kaldi_archive(path, words or {}, args.frame_seconds):
+            for lattice in read_kaldi_archive(path, words or {}, frame_seconds):
                 yield _Utterance(lattice.name, lattice)
         else:
             for name, candidates in read_n_best(path).items():
                 yield _Utterance(name, candidates)
 
 
+def _expanded(path: Path) -> list[Path]:
+    """The lattices of a folder, as Kaldi and `asr transcribe --lattices` name them; any other path itself."""
+    if not path.is_dir():
+        return [path]
+    files = [one for one in sorted(path.iterdir()) if one.is_file() and not one.name.startswith(".")]
+    return [one for one in files if _suffix(one) in _LATTICES or one.name.startswith(_ARCHIVES)] or [path]
+
+
+def _suffix(path: Path) -> str:
+    """The suffix in lower case, without that of compression."""
+    is_packed = path.suffix.lower() in (".gz", ".xz")
+    return (Path(path.stem).suffix if is_packed else path.suffix).lower()
+
+
 def _kind(path: Path) -> str:
     if not path.is_file():
         raise AsrError(f"{path}: there is no such file or folder.")
-    is_packed = path.suffix.lower() in (".gz", ".xz")
     with open_text(path, "lattice or list") as file:
         try:
             head = file.read(4096)
         except READING_ERRORS as error:
             raise unreadable(path, "lattice or list", error) from error
-    suffix = Path(path.stem).suffix if is_packed else path.suffix
     if head.startswith(b"PK\x03\x04"):
         return "k2"
-    if suffix.lower() in (".slf", ".lat") or head.startswith((b"VERSION=", b"# Header")):
+    if _suffix(path) in _SLF or head.startswith((b"VERSION=", b"# Header")):
         return "slf"
     if is_binary_lattice(head):
         return "kaldi"
@@ -239,7 +269,7 @@ def _line(args: argparse.Namespace, utterance: _Utterance, ranked: list[Rescored
     best = ranked[0] if ranked else Rescored((), 0.0, 0.0, 0.0, 0.0)
     if args.output_format:
         words = tuple(Word(word.text, word.start or 0.0, word.end or word.start or 0.0) for word in best.words)
-        if args.output_format in ("ctm", "stm") and any(word.start is None for word in best.words):
+        if args.output_format in _TIMED and any(word.start is None for word in best.words):
             raise AsrError(
                 f"{utterance.name}: {args.output_format} needs times, which this input does not have; choose another "
                 "--output-format."

@@ -44,7 +44,8 @@ def read_n_best(path: str | Path) -> dict[str, list[Candidate]]:
     sentence, its own `text`, or none if recognition failed (`error`).
 
     Raises:
-        AsrError: the file cannot be read, or a line has none of these formats.
+        AsrError: the file cannot be read, a line has none of these formats, or only some of the sentences of an
+            utterance have scores.
     """
     path = Path(path)
     lines = [(f"{path}:{number}", line) for number, line in enumerate(_lines(path), start=1) if line.strip()]
@@ -58,6 +59,7 @@ def read_n_best(path: str | Path) -> dict[str, list[Candidate]]:
     if "\t" not in first and _is_srilm(first):
         return {_name_of(path): [_srilm_sentence(line, where) for where, line in lines]}
     lists: dict[str, list[Candidate]] = {}
+    is_scored: dict[str, bool] = {}
     for where, line in lines:
         if line.lstrip().startswith("{"):
             name, candidates = _from_json(line, where)
@@ -68,6 +70,8 @@ def read_n_best(path: str | Path) -> dict[str, list[Candidate]]:
         name, *rest = line.split("\t")
         if len(rest) not in (1, 2):
             raise AsrError(f"{where}: expected 'id<TAB>words' or 'id<TAB>score<TAB>words'.")
+        if is_scored.setdefault(name.strip(), len(rest) == 2) != (len(rest) == 2):
+            raise _partly_scored(where, name.strip())
         score = finite_number(rest[0], where) if len(rest) == 2 else 0.0
         lists.setdefault(name.strip(), []).append(Candidate(tuple(rest[-1].split()), score))
     return lists
@@ -89,7 +93,8 @@ def read_n_best_folder(folder: str | Path, words: Mapping[int, str] | None = Non
         AsrError: a file cannot be read or lacks a sentence, or there are no n-best lists.
     """
     folder = Path(folder)
-    files = {_without_packing(path.name): path for path in sorted(folder.iterdir()) if path.is_file()}
+    visible = (path for path in sorted(folder.iterdir()) if path.is_file() and not path.name.startswith("."))
+    files = {_without_packing(path.name): path for path in visible}
     spoken = next((files[name] for name in _WORDS if name in files), None)
     if spoken is not None and any(name in files for name in chain(_AM_COSTS, *_GRAPH_COSTS)):
         return _kaldi_lists(spoken, files, words)
@@ -274,11 +279,20 @@ def _from_json(line: str, where: str) -> tuple[str, list[Candidate]]:
         name = str(record["id"]) if "id" in record else Path(str(record["audio"])).stem
         # `asr transcribe --nbest` writes no list where no complete sentence survived, only the words of the best path.
         own = [] if "error" in record else [record]
-        return name, [_candidate(entry) for entry in record.get("nbest", own)]
+        entries = record.get("nbest", own)
+        found = [_candidate(entry) for entry in entries]
+        is_scored = {"score" in entry or isinstance(entry.get("scores"), dict) for entry in entries}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise AsrError(
             f"{where}: expected an object with 'id' or 'audio' and 'nbest', a list of {{'text': ..., 'score': ...}}."
         ) from error
+    if len(is_scored) > 1:
+        raise _partly_scored(where, name)
+    return name, found
+
+
+def _partly_scored(where: str, name: str) -> AsrError:
+    return AsrError(f"{where}: only some sentences of {name!r} have a score; give each of them one, or none.")
 
 
 def _candidate(entry: Any) -> Candidate:

@@ -33,7 +33,8 @@ def test_lists_in_text_and_json(folder: Path) -> None:
     }
     (folder / "b").write_text("u1\tPAT KIT\n")
     assert read_n_best(folder / "b") == {"u1": [Candidate(("PAT", "KIT"))]}
-    entries = [{"text": "PAT", "score": -1}, {"text": "KIT", "scores": {"am": -2, "lm": -3, "graph": -4}}, {"text": ""}]
+    entries = [{"text": "PAT", "score": -1}, {"text": "KIT", "scores": {"am": -2, "lm": -3, "graph": -4}}]
+    entries.append({"text": "", "score": 0})
     (folder / "c").write_text(json.dumps({"audio": "x/u3.wav", "nbest": entries}) + "\n")
     expected = [Candidate(("PAT",), -1.0), Candidate(("KIT",), -2.0, -7.0), Candidate(())]
     assert read_n_best(folder / "c") == {"u3": expected}
@@ -193,6 +194,11 @@ def test_wrong_folders_are_one_sentence(folder: Path, name: str, content: bytes,
         ("-1 -2 1 PAT\nPAT KIT\n", "list:2: expected acoustic score, language model score, number of words"),
         ("-1 nan 1 PAT\n", "list:1: 'nan' is not a finite number"),
         ("-1 1e31 1 PAT\n", "list:1: '1e31' is not a finite number of at most"),
+        ("u1\t-3\tPAT\nu2\tKIT\nu1\tKIT\n", "list:3: only some sentences of 'u1' have a score"),
+        (
+            '{"id": "u1", "nbest": [{"text": "PAT", "score": -3}, {"text": "KIT"}]}',
+            "list:1: only some sentences of 'u1' have a score",
+        ),
         ("NBestList1.0\n-3 PAT\n", "list:2: expected a score in parentheses, then words"),
         ("NBestList1.0\n(x) PAT\n", "list:2: 'x' is not a finite number"),
         ("NBestList2.0\n(-3) PAT\n", r"list:2: expected 'word \( st: 0\.1 et: 0\.3 g: -10 a: -900 \)'"),

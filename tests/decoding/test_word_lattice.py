@@ -7,6 +7,7 @@ import gzip
 import itertools
 import json
 import math
+import shutil
 import random
 import re
 from collections.abc import Iterator
@@ -324,6 +325,34 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.splitlines()[1] == "talk 1 0.250 0.550 ZEBRA"
     assert main(["rescore", *inputs, *words, "--nbest", "2"]) == 2
     assert "--nbest needs --jsonl" in capsys.readouterr().err
+
+
+def test_the_command_reads_folders_of_lattices(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As `asr transcribe --lattices` writes them, with a hidden file and, for Kaldi's, a word list beside them."""
+    lattices, arpa = folder / "lattices", str(folder / "2.arpa")
+    lattices.mkdir()
+    (lattices / ".lattices").write_text("{}\n")
+    for source, name in (("talk.slf", "talk.slf"), ("lat.txt", "lattices.txt"), ("words.txt", "words.txt")):
+        shutil.copyfile(folder / source, lattices / name)
+    assert main(["lm", "ngram", "--text", str(folder / "text"), "--order", "2", "--arpa", arpa]) == 0
+    capsys.readouterr()
+    arguments = ["rescore", str(lattices), "--words", str(lattices / "words.txt"), "--ngram", arpa]
+    assert main(arguments) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["utt-1", "utt-2", "talk"]
+
+
+def test_frames_of_unknown_length_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arpa = str(folder / "2.arpa")
+    assert main(["lm", "ngram", "--text", str(folder / "text"), "--order", "2", "--arpa", arpa]) == 0
+    capsys.readouterr()
+    kaldi = ["rescore", str(folder / "lat.txt"), "--words", str(folder / "words.txt"), "--ngram", arpa]
+    slf = ["rescore", str(folder / "talk.slf"), "--ngram", arpa]
+    timed, hint = ["--output-format", "ctm"], "count frames, which are taken to be 0.01 s apart; give --frame-seconds"
+    for arguments, is_told in ((kaldi, False), ([*kaldi, *timed], True), ([*slf, *timed], False)):
+        assert main(arguments) == 0
+        assert (hint in capsys.readouterr().err) == is_told
+    assert main([*kaldi, *timed, "--frame-seconds", "0.03"]) == 0
+    assert hint not in capsys.readouterr().err
 
 
 @pytest.mark.slow
