@@ -28,7 +28,7 @@ from asr.serialization import atomic_path
 from asr.text.ctc_tokens import CTCTokens
 from asr.text.documents import read_text
 from asr.text.lexicon import Lexicon
-from asr.text.symbols import SPECIAL_WORDS, TokenTable
+from asr.text.symbols import SPECIAL_WORDS, UNK_ID, TokenTable
 
 _LOGGER = logging.getLogger(__name__)
 SILENCES = ("SIL", "sil", "<sil>", "SP", "sp")
@@ -64,15 +64,18 @@ def read_lexicon(source: str | Path | Lexicon | Mapping[str, Any], tokens: CTCTo
     """Reads a lexicon from a file, or from a mapping of words to one or several spellings in tokens.
 
     In a mapping, a spelling is a tuple of tokens or a string with spaces between tokens, and several spellings are a
-    list. Words and tokens of a file keep their case; stress digits are removed if the tokens are phones without them.
+    list; if all lists have single tokens only, they are refused. Words and tokens of a file keep their case; stress
+    digits are removed if the tokens are phones without them.
     After a spelling that does not end in the word boundary, the boundary is optional: the word gets both spellings.
 
     Raises:
-        AsrError: the file cannot be read, or a spelling has tokens that the network does not have.
+        AsrError: the file cannot be read, a spelling has tokens that the network does not have, or it is not clear
+            whether a word has one spelling or several.
     """
     if isinstance(source, Lexicon):
         lexicon = source
     elif isinstance(source, Mapping):
+        _refuse_lists_of_tokens(source)
         lexicon = Lexicon({word: _spellings(given) for word, given in source.items()})
     else:
         has_stress = any(token[-1:] in "012" and token[:-1].isalpha() for token in tokens.table.tokens if token)
@@ -164,6 +167,13 @@ def compile_graph(
     Raises:
         AsrError: the arguments do not match each other, or the folder cannot be written to.
     """
+    foreign = () if spelling is None else spelling.ngram.vocabulary.words[UNK_ID + 1 :]
+    foreign = [symbol for symbol in foreign if symbol not in tokens.table]
+    if foreign:
+        raise AsrError(
+            f"token_lm: {len(foreign)} of its words are not tokens of the network ({foreign[0]!r}, ...); give a model "
+            "that was estimated from text that is split into these tokens."
+        )
     spelled = None if spelling is None else (spelling.key, spelling.penalty)
     key = (tokens.table, tokens.word_boundary, _content_of(lexicon), ngram, max_ngrams, spelled)
     with _kept_lock:
@@ -273,6 +283,19 @@ def _keep(compiled: WordGraph, path: Path) -> None:
 
 def _content_of(lexicon: Lexicon) -> Hashable:
     return hash(tuple((word, tuple(ways)) for word, ways in lexicon.pronunciations.items()))
+
+
+def _refuse_lists_of_tokens(lexicon: Mapping[str, Any]) -> None:
+    lists = {word: given for word, given in lexicon.items() if not isinstance(given, (str, tuple))}
+    if any(not isinstance(way, str) or len(way.split()) > 1 for ways in lists.values() for way in ways):
+        return
+    unclear = next((word for word, ways in lists.items() if len(ways) > 1), None)
+    if unclear is not None:
+        ways = list(lists[unclear])
+        raise AsrError(
+            f"lexicon: {ways} may be one spelling of {unclear!r} or {len(ways)} of one token each; give "
+            f"{' '.join(ways)!r} for one, or {[(way,) for way in ways]} for several."
+        )
 
 
 def _spellings(given: Any) -> list[tuple[str, ...]]:

@@ -34,7 +34,7 @@ class TokenSearch:
         compiled: whether to compile the loops if numba is installed.
 
     Raises:
-        AsrError: the language model has none of the tokens.
+        AsrError: the language model has none of the tokens, or not the word boundary.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ def token_rules(tokens: CTCTokens, config: CTCDecodingConfig, vocabulary: Vocabu
     """The rules if each token is a word of the language model, which has this vocabulary.
 
     Raises:
-        AsrError: the language model has none of the tokens.
+        AsrError: the language model has none of the tokens, or not the word boundary.
     """
     symbols = tokens.table.tokens
     num = len(symbols)
@@ -128,6 +128,11 @@ def token_rules(tokens: CTCTokens, config: CTCDecodingConfig, vocabulary: Vocabu
             raise AsrError(
                 f"{tokens.name}: the language model has none of the {num - 1} tokens ({symbols[1]!r}, ...); "
                 "estimate it from text that is split into these tokens."
+            )
+        if tokens.boundary_id is not None and tokens.boundary_id not in known:
+            raise AsrError(
+                f"{tokens.name}: the language model lacks the word boundary {symbols[tokens.boundary_id]!r}, as a "
+                "model of words does; estimate it from text that is split into these tokens, boundaries included."
             )
         word_of[known] = [vocabulary.id_of(symbols[entry]) for entry in known]
     nothing = np.zeros(1, dtype=np.int64)

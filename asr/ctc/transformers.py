@@ -10,7 +10,7 @@ The pipeline accepts any decoder with `decode_beams`:
 
     processor = CTCProcessorWithLM(feature_extractor, tokenizer, decoder)
     inputs = processor(waveform, sampling_rate=16000, return_tensors="pt")
-    print(processor.batch_decode(model(**inputs).logits.numpy()).text)
+    print(processor.batch_decode(model(**inputs).logits).text)
 
 Neither pyctcdecode nor kenlm is needed, and NumPy may be of any version.
 """
@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+from torch import Tensor
 
 from asr.ctc.pyctcdecode import (
     DEFAULT_BEAM_WIDTH,
@@ -119,7 +121,7 @@ class CTCProcessorWithLM:
         output_word_offsets: bool = False,
         n_best: int = 1,
     ) -> CTCDecoderOutput:
-        """Decodes logits (N, T, C), in which frames of -100 are padding.
+        """Decodes logits (N, T, C), an array or a tensor, in which frames of -100 are padding.
 
         `pool` and `num_processes` are not used. The other arguments are those of `BeamSearchDecoderCTC.decode_beams`
         and `reset_params`.
@@ -127,7 +129,7 @@ class CTCProcessorWithLM:
         if n_best < 1:
             raise AsrError(f"n_best is {n_best}; ask for 1 or more.")
         self.decoder.reset_params(alpha, beta, unk_score_offset, lm_score_boundary)
-        utterances = [np.asarray(each) for each in logits]
+        utterances = [_as_array(each) for each in logits]
         found = self.decoder.decode_beams_batch(
             None,
             [each[(each != _PADDING).all(axis=-1)] for each in utterances],
@@ -145,7 +147,7 @@ class CTCProcessorWithLM:
 
     def decode(self, logits: Any, **settings: Any) -> CTCDecoderOutput:
         """Like `batch_decode` for one utterance, logits (T, C)."""
-        found = self.batch_decode([np.asarray(logits)], **settings)
+        found = self.batch_decode([logits], **settings)
         offsets = None if found.word_offsets is None else found.word_offsets[0]
         return CTCDecoderOutput(found.text[0], found.logit_score[0], found.lm_score[0], offsets)
 
@@ -193,6 +195,10 @@ def decoder_for_tokenizer(
 ) -> BeamSearchDecoderCTC:
     """Builds a decoder for a network's tokenizer; the other arguments are those of `build_ctcdecoder`."""
     return build_ctcdecoder(labels_of(tokenizer), kenlm_model_path, **settings)
+
+
+def _as_array(logits: Any) -> npt.NDArray[Any]:
+    return logits.detach().cpu().numpy() if isinstance(logits, Tensor) else np.asarray(logits)
 
 
 def _columns(beams: list[OutputBeamMPSafe]) -> list[list[Any]]:

@@ -18,7 +18,7 @@ pytest.importorskip("kaldifst", reason="compiling graphs needs kaldifst")
 
 from asr.bundle import Bundle
 from asr.ctc import CTCDecoder, CTCDecodingConfig, CTCHypothesis, CTCTokens
-from asr.ctc.graphs import compile_graph, spelled_lexicon
+from asr.ctc.graphs import compile_graph, read_lexicon, spelled_lexicon
 from asr.ctc.language_models import model_maker
 from asr.ctc.word_models import graph_ngram, trie_of, uniform_ngram
 from asr.errors import AsrError
@@ -303,7 +303,13 @@ def test_spelled_lexicon_leaves_out_what_cannot_be_spelled() -> None:
         ({"words": ["ab"], "lm": object()}, "object is not a language model"),
         ({"words": ["a"], "ngram": uniform_ngram(["x", "y"])}, "the model has none of the 1 words"),
         ({"words": ["a", "b"], "ngram": uniform_ngram(["A", "B"])}, "the model is in upper case"),
+        ({"lexicon": {"ab": ["a", "b"], "b": "b"}}, "['a', 'b'] may be one spelling of 'ab' or 2 of one token each"),
         ({"token_lm": uniform_ngram(["x"])}, "the language model has none of the 3 tokens"),
+        ({"token_lm": uniform_ngram(["a", "b", "ab"])}, "the language model lacks the word boundary '|'"),
+        (
+            {"words": ["ab"], "spell_unknown": True, "token_lm": uniform_ngram(["a", "ab"])},
+            "token_lm: 1 of its words are not tokens of the network ('ab', ...)",
+        ),
         ({"words": ["ab"], "lm": uniform_ngram(["ab"]), "lm_weight": 0.5}, "lm_weight is 0.5, but there is no n-gram"),
         ({"words": ["ab"], "lm": uniform_ngram(["ab"]), "lm_options": {"hidden_dtype": "int8"}}, "hidden_dtype has no"),
     ],
@@ -375,6 +381,14 @@ def test_recurrent_model_runs_as_its_bundle_says(tiny_bundle_folder: Path) -> No
     bundle.rnn_lm = None
     with pytest.raises(AsrError, match="no recurrent language model"):
         options_of(bundle)
+
+
+@pytest.mark.parametrize("ways", ["a b", ("a", "b"), ["a b"], [("a", "b")], [["a", "b"]]])
+def test_one_spelling_in_all_its_forms(ways: Any) -> None:
+    tokens = CTCTokens(SYMBOLS)
+    assert read_lexicon({"ab": ways}, tokens).pronunciations["ab"] == [("a", "b"), ("a", "b", "|")]
+    several = read_lexicon({"a": ["a", "b"], "ab": ["a b"]}, tokens).pronunciations  # spellings are strings here
+    assert several["a"] == [("a",), ("a", "|"), ("b",), ("b", "|")]
 
 
 def test_bad_calls_are_told() -> None:

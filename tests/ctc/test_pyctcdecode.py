@@ -344,7 +344,7 @@ def test_saved_and_loaded(tmp_path: Path, word_model: NgramLM, arpa_file: Callab
     again.reset_params(alpha=0.3)
     again.save_to_dir(folder)  # over the files that it was loaded from
     assert BeamSearchDecoderCTC.load_from_dir(folder).decode_beams(logits) == again.decode_beams(logits)
-    with pytest.raises(AsrError, match="model.arpa: the decoder cannot be saved there"):
+    with pytest.raises(AsrError, match=r"model\.arpa: the decoder cannot be saved there"):
         decoder.save_to_dir(arpa_file(word_model))
     with pytest.raises(AsrError, match="not the folder of a saved decoder"):
         BeamSearchDecoderCTC.load_from_dir(tmp_path)

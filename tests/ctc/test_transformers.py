@@ -72,6 +72,8 @@ def test_processor(parts: tuple[Any, Any, Any], arpa: Path, tmp_path: Path) -> N
     inputs = processor(waveform(), sampling_rate=16000, return_tensors="pt")
     with torch.no_grad():
         logits = network(**inputs).logits.numpy()
+    assert processor.batch_decode(network(**inputs).logits) == processor.batch_decode(logits)  # with gradients
+    assert processor.decode(network(**inputs).logits[0]) == processor.decode(logits[0])
     padded = np.concatenate([logits, np.full((1, 5, 10), -100.0, dtype=np.float32)], axis=1)
     one = processor.decode(logits[0], output_word_offsets=True)
     both = processor.batch_decode(np.concatenate([padded, padded]), output_word_offsets=True, n_best=3)

@@ -7,9 +7,9 @@ import gzip
 import itertools
 import json
 import math
-import shutil
 import random
 import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

@@ -77,6 +77,28 @@ def test_any_function() -> None:
         model(torch.zeros(0))
 
 
+def test_samples_of_any_type() -> None:
+    model = CallableModel(Windows(), SYMBOLS, sampling_rate=16000, frame_shift=0.02)
+    waveform = (noise(0.4) * 2**15).round() / 2**15
+    wanted, _ = model(waveform)
+    for given in (
+        waveform.numpy(),
+        waveform.double(),
+        (waveform * 2**15).to(torch.int16),
+        [(waveform * 2**31).to(torch.int32).numpy()],
+        (waveform * 2**15).to(torch.int16).numpy()[None],
+    ):
+        assert torch.allclose(model(given)[0], wanted, atol=1e-5)
+    for wrong, message in (
+        ("x.wav", "the waveform is a str"),
+        (["x.wav"], "waveform 0 is a str; give a tensor or a NumPy array"),
+        ([waveform, waveform > 0], "waveform 1 holds torch.bool"),
+        (np.zeros(800, dtype=np.uint8), "waveform 0 holds uint8"),
+    ):
+        with pytest.raises(AsrError, match=message):
+            model(wrong)
+
+
 def times(factor: float) -> Any:
     return lambda frames: frames * factor
 

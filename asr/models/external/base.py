@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from asr.audio.fbank import Fbank
 from asr.audio.resample import resample
+from asr.audio.segments import as_samples
 from asr.errors import AsrError
 from asr.text.ctc_tokens import CTCTokens
 
@@ -61,18 +63,19 @@ class ExternalModel(ABC):
         """
         raise AsrError(f"{self.name}: this network keeps no states and reads whole utterances; it cannot stream.")
 
-    def __call__(self, waveform: Tensor | Sequence[Tensor], sampling_rate: int | None = None) -> tuple[Tensor, Tensor]:
+    def __call__(self, waveform: Any, sampling_rate: int | None = None) -> tuple[Tensor, Tensor]:
         """Log-probabilities of one utterance or several.
 
         Args:
-            waveform: (L,), (N, L), or a list of (L,), float in [-1, 1].
+            waveform: (L,), (N, L), or a list of (L,), tensors or NumPy arrays; floating-point samples in [-1, 1], or
+                16-bit or 32-bit integer PCM.
             sampling_rate: of the samples; the network's own if None.
 
         Returns:
             (N, T, C) natural logs and (N,) int64 frames.
 
         Raises:
-            AsrError: a waveform is empty or of another shape, or as for `run`.
+            AsrError: a waveform is empty, of another shape or type, or as for `run`.
         """
         utterances = _as_list(waveform)
         if sampling_rate is not None and sampling_rate != self.sampling_rate:
@@ -339,10 +342,12 @@ def _as_log_prob(output: Tensor) -> Tensor:
     return output.log_softmax(2)
 
 
-def _as_list(waveform: Tensor | Sequence[Tensor]) -> list[Tensor]:
-    if isinstance(waveform, Tensor) and waveform.dim() == 1:
+def _as_list(waveform: Any) -> list[Tensor]:
+    if isinstance(waveform, (Tensor, np.ndarray)) and waveform.ndim == 1:
         waveform = [waveform]
-    utterances = [torch.as_tensor(each).float() for each in waveform]
+    elif not isinstance(waveform, (Tensor, np.ndarray, list, tuple)):
+        raise AsrError(f"the waveform is a {type(waveform).__name__}; give a tensor, a NumPy array or a list of these.")
+    utterances = [as_samples(each, f"waveform {number}").float() for number, each in enumerate(waveform)]
     if not utterances or any(each.dim() != 1 or not len(each) for each in utterances):
         raise AsrError("give waveforms of shape (samples,) or (utterances, samples), and no empty ones.")
     return utterances
