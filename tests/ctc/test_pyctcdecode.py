@@ -392,11 +392,19 @@ def test_probabilities_of_any_precision(dtype: torch.dtype) -> None:
     assert decoder.decode_beams(given)[0][4] == pytest.approx(decoder.decode_beams(logits)[0][4], abs=0.1)
 
 
-def test_unigrams_of_an_arpa_file(word_model: NgramLM, arpa_file: Callable[[NgramLM], Path]) -> None:
+def test_unigrams_of_an_arpa_file(
+    word_model: NgramLM, arpa_file: Callable[[NgramLM], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """pyctcdecode's `load_unigram_set_from_arpa` returns the file's special words, too."""
+    pytest.importorskip("kenlm")
     path, logits = arpa_file(word_model), random_logits(15, 2)
     wanted = build_ctcdecoder(LABELS, path, WORDS).decode_beams(logits)
-    assert build_ctcdecoder(LABELS, path, ["<s>", "</s>", "<unk>", *WORDS]).decode_beams(logits) == wanted
+    unigrams = ["<s>", "</s>", "<unk>", *WORDS]
+    assert build_ctcdecoder(LABELS, path, unigrams).decode_beams(logits) == wanted
+    monkeypatch.setattr("asr.ctc.pyctcdecode.is_kenlm_binary", lambda path: True)  # KenLM reads ARPA, too
+    found = build_ctcdecoder(LABELS, path, unigrams).decode_beams(logits)
+    assert [beam[0] for beam in found] == [beam[0] for beam in wanted]
+    assert [beam[4] for beam in found] == pytest.approx([beam[4] for beam in wanted], abs=1e-3)
 
 
 def test_words_in_another_case_are_told(word_model: NgramLM, arpa_file: Callable[[NgramLM], Path]) -> None:
