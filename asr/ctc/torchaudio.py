@@ -38,7 +38,7 @@ import torch
 from torch import Tensor, nn
 
 from asr.ctc.decoder import CTCDecoder as WordDecoder
-from asr.ctc.graphs import read_lexicon, read_words
+from asr.ctc.graphs import read_lexicon
 from asr.ctc.interface import CTCHypothesis as Found
 from asr.ctc.language_models import StatefulModel, is_ngram_file
 from asr.ctc.stream import CTCStream
@@ -46,7 +46,8 @@ from asr.ctc.word_models import is_kenlm_binary
 from asr.errors import AsrError
 from asr.lm.interface import LanguageModel
 from asr.text.ctc_tokens import CTCTokens
-from asr.text.symbols import Vocabulary
+from asr.text.documents import read_text
+from asr.text.symbols import SPECIAL_WORDS, Vocabulary
 
 
 class CTCHypothesis(NamedTuple):
@@ -171,7 +172,8 @@ class CustomLanguageModel(StatefulModel):
 
     def __init__(self, model: Any, words: Sequence[str]) -> None:
         self._model = model
-        super().__init__(Vocabulary([word for word in words if word != "<unk>"], name="lm_dict"), model.start(False))
+        listed = [word for word in dict.fromkeys(words) if word not in SPECIAL_WORDS]
+        super().__init__(Vocabulary(listed, name="lm_dict"), model.start(False))
         number_of = {word: number for number, word in enumerate(words)}
         self._number = [number_of.get(word, number_of.get("<unk>", -1)) for word in self.vocabulary.words]
 
@@ -230,6 +232,8 @@ def ctc_decoder(
     """
     has_boundary = sil_token in (tokens if not isinstance(tokens, (str, Path)) else CTCTokens(tokens, blank=0).symbols)
     table = CTCTokens(tokens, blank=blank_token, word_boundary=sil_token if has_boundary else "")
+    if beam_size < 1:
+        raise AsrError(f"beam_size is {beam_size}; keep 1 hypothesis or more.")
     if beam_size_token is not None and beam_size_token < 1:
         raise AsrError(f"beam_size_token is {beam_size_token}; follow 1 token or more.")
     if sil_score and not has_boundary:
@@ -283,4 +287,8 @@ def _as_model(lm: Any, lm_dict: str | Path | None, words: Sequence[str]) -> Any:
     """Wraps a model with torchaudio's interface; returns any other model unchanged."""
     if not _is_theirs(lm):
         return lm
-    return CustomLanguageModel(lm, words if lm_dict is None else read_words(lm_dict))
+    if lm_dict is None:
+        return CustomLanguageModel(lm, words)
+    # Words are numbered by their lines, those of special words included.
+    lines = read_text(lm_dict, "word list").splitlines()
+    return CustomLanguageModel(lm, [line.split()[0] for line in lines if line.strip()])

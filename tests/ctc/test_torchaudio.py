@@ -137,6 +137,23 @@ def test_custom_language_model(files: dict[str, str]) -> None:
     assert liked - disliked == pytest.approx(10.0, abs=1.5)
 
 
+@pytest.mark.parametrize("special", [(), ("<s>", "<pad>", "</s>", "<unk>")])
+def test_words_are_numbered_by_their_lines(files: dict[str, str], tmp_path: Path, special: tuple[str, ...]) -> None:
+    """As in fairseq's dictionaries, which begin with special words and have counts."""
+    listed = [*special, *reversed(WORDS)]
+    (tmp_path / "dict.txt").write_text("".join(f"{word} {9}\n" for word in listed))
+    asked: list[int] = []
+
+    class Asked(Counting):
+        def score(self, state: int, number: int) -> tuple[int, float]:
+            asked.append(number)
+            return state + 1, 0.0 if listed[number] == WORDS[state % len(WORDS)] else -50.0
+
+    decoder = ctc_decoder(files["lexicon"], TOKENS, Asked(), str(tmp_path / "dict.txt"), lm_weight=1.0, beam_size=500)
+    assert decoder(emissions("bad|bead|cab|", strength=9.0))[0][0].words == WORDS[:3]
+    assert {len(special) + number for number in range(len(WORDS))} == {*asked}
+
+
 def best_words(
     given: torch.Tensor, spellings: dict[str, str], lm: Counting, word_score: float
 ) -> dict[tuple[str, ...], float]:
@@ -243,6 +260,8 @@ def test_what_is_refused(files: dict[str, str]) -> None:
         ctc_decoder(None, ["-", "a", "b"], sil_score=0.5)
     with pytest.raises(AsrError, match="without a language model it must be 0"):
         ctc_decoder(files["lexicon"], TOKENS, unk_score=-1.0)
+    with pytest.raises(AsrError, match="beam_size is 0; keep 1 hypothesis or more"):
+        ctc_decoder(**files, beam_size=0)
     with pytest.raises(AsrError, match="beam_size_token is 0"):
         ctc_decoder(**files, beam_size_token=0)
     with pytest.raises(AsrError, match="nbest is 3, but an utterance in chunks has one hypothesis"):
