@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from asr import __version__
 from asr.errors import AsrError
+from asr.kernels.interrupts import interrupts_between_loops
 
 
 class Command(NamedTuple):
@@ -180,7 +181,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The entry point: prints an AsrError as one line and returns the exit code."""
     _open_closed_streams()
     try:
-        code = run(sys.argv[1:] if arguments is None else arguments)
+        with interrupts_between_loops():
+            code = run(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()  # errors of writing must show here, where they are reported
         return code
     except AsrError as error:

@@ -167,8 +167,8 @@ def compile_graph(
     Raises:
         AsrError: the arguments do not match each other, or the folder cannot be written to.
     """
-    foreign = () if spelling is None else spelling.ngram.vocabulary.words[UNK_ID + 1 :]
-    foreign = [symbol for symbol in foreign if symbol not in tokens.table]
+    spells_with = () if spelling is None else spelling.ngram.vocabulary.words[UNK_ID + 1 :]
+    foreign = [symbol for symbol in spells_with if symbol not in tokens.table]
     if foreign:
         raise AsrError(
             f"token_lm: {len(foreign)} of its words are not tokens of the network ({foreign[0]!r}, ...); give a model "

@@ -1,0 +1,96 @@
+"""Ctrl-C during a compiled loop that returns named tuples, in a process of its own, which could crash."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from asr.kernels.interrupts import interrupts_between_loops
+
+LOOP = """
+import contextlib, os, signal, sys, threading, time
+from typing import Any, NamedTuple
+import numba
+import numpy as np
+from asr.kernels.interrupts import interrupts_between_loops
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+@numba.njit(nogil=True)
+def loop(values, rounds):
+    total = 0.0
+    for number in range(rounds):
+        total += np.sin(total + values[number % len(values)])
+    return Pair(values, values), Pair(values, np.full(3, total)), total
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+values = np.ones(4)
+loop(values, 10)
+rounds = 100_000
+while True:
+    begin = time.perf_counter()
+    loop(values, rounds)
+    seconds = time.perf_counter() - begin
+    if seconds > 0.5:
+        break
+    rounds *= 2
+threading.Timer(seconds / 4, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    with interrupts_between_loops() if sys.argv[1] == "safe" else contextlib.nullcontext():
+        loop(values, rounds)
+        time.sleep(5)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.mark.slow
+def test_a_loop_returns_before_it_is_interrupted() -> None:
+    pytest.importorskip("numba")
+    done = subprocess.run(
+        [sys.executable, "-c", LOOP, "safe"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout == "interrupted\n"
+    assert done.returncode == 0
+
+
+def test_python_code_is_interrupted_at_once() -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), interrupts_between_loops():
+            assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_other_handlers_and_threads_are_left_alone() -> None:
+    def handler(number: int, frame: object) -> None:
+        pass
+
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with interrupts_between_loops():
+            assert signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    seen = []
+
+    def work() -> None:
+        with interrupts_between_loops():
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [before]
