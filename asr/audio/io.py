@@ -131,10 +131,24 @@ def find_audio_files(folder: Path) -> list[Path]:
     return [Path(name) for name in find_audio_names(folder)]
 
 
+@contextlib.contextmanager
+def _told_if_unreadable(path: str, is_top: bool) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = f"{path}: this folder cannot be read ({error.strerror})"
+        if is_top:
+            raise AsrError(f"{reason}.") from error
+        _LOGGER.warning("%s; the recordings in it are left out.", reason)
+
+
 def find_audio_names(folder: Path) -> list[str]:
     """The paths of all audio files below a folder, sorted by their parts.
 
-    Links to folders are not followed, and unreadable folders are skipped.
+    Links to folders are not followed. Unreadable folders are skipped with a warning.
+
+    Raises:
+        AsrError: the folder itself cannot be read.
     """
     # Many times faster than `rglob`, or than sorting Path objects.
     top = "" if folder == Path() else str(folder)
@@ -146,7 +160,7 @@ def find_audio_names(folder: Path) -> list[str]:
             found.append(path)
             continue
         entries = []
-        with contextlib.suppress(OSError), os.scandir(path or ".") as scan:
+        with _told_if_unreadable(path, is_top=path == top), os.scandir(path or ".") as scan:
             for entry in scan:
                 name = entry.name
                 is_folder = entry.is_dir(follow_symlinks=False)
@@ -342,6 +356,8 @@ def _as_asr_error(path: Path) -> Iterator[None]:
         raise (
             error if str(error).startswith(str(path)) else AsrError(f"{path}: the header is damaged: {error}")
         ) from error
+    except PermissionError as error:
+        raise AsrError(f"{path}: you may not read this audio file ({error.strerror}).") from error
     except MemoryError as error:
         raise AsrError(f"{path}: there is not enough memory for this audio; cut it into pieces.") from error
     except Exception as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +44,28 @@ def test_finding_files(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     assert [path.name for path in find_audio_files(tmp_path)] == ["a.mp3", "x.FLAC"]
+
+
+def test_what_may_not_be_read_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Simulated, since the tests may run as root."""
+    (tmp_path / "b").mkdir()
+    path, closed = write_audio(tmp_path / "a.wav"), str(tmp_path / "b")
+    scandir, opened = os.scandir, Path.open
+
+    def refuse(name: str) -> None:
+        if name == closed or name == str(path):
+            raise PermissionError(errno.EACCES, "Permission denied", name)
+
+    monkeypatch.setattr(os, "scandir", lambda name: refuse(str(name)) or scandir(name))
+    assert find_audio_files(tmp_path) == [path]
+    assert f"{closed}: this folder cannot be read (Permission denied); the recordings in it are left out" in caplog.text
+    with pytest.raises(AsrError, match=r"b: this folder cannot be read \(Permission denied\)\.$"):
+        find_audio_files(Path(closed))
+    monkeypatch.setattr(Path, "open", lambda self, *args, **kwargs: refuse(str(self)) or opened(self, *args, **kwargs))
+    with pytest.raises(AsrError, match=r"a\.wav: you may not read this audio file \(Permission denied\)"):
+        read_audio(path)
 
 
 def bad_file(folder: Path, kind: str) -> Path:
