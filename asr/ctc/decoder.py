@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ from asr.lm.combine import Difference, Interpolated, mapped_to
 from asr.lm.interface import LanguageModel
 from asr.lm.moved import on_device
 from asr.lm.ngram.model import NgramLM
+from asr.options import device_named
 from asr.serialization import copied_to_processes
 from asr.text.ctc_tokens import CTCTokens, PieceModel, TokenKind
 from asr.text.lexicon import Lexicon
@@ -149,7 +151,7 @@ class CTCDecoder:
             )
         self.tokens = tokens
         self.config = _config_of(config, settings)
-        self.device = torch.device(device)
+        self.device = device_named(str(device))
         self.frame_shift = frame_shift
         self._inputs = _checked_inputs(inputs)
         self._confidences = confidences
@@ -197,9 +199,7 @@ class CTCDecoder:
         if warm_up:
             self._warm_up()
 
-    def __call__(
-        self, log_probs: Any, lengths: Any = None, *, nbest: int = 1
-    ) -> list[CTCHypothesis] | list[list[CTCHypothesis]]:
+    def __call__(self, log_probs: Any, lengths: Any = None, *, nbest: int = 1) -> list[Any]:
         """Decodes one utterance or a batch.
 
         Args:
@@ -214,7 +214,7 @@ class CTCDecoder:
         Raises:
             AsrError: the shape or width is wrong, or values are NaN or not log-probabilities.
         """
-        if isinstance(nbest, bool) or not isinstance(nbest, int) or nbest < 1:
+        if isinstance(nbest, bool) or not isinstance(nbest, Integral) or nbest < 1:
             raise AsrError(f"nbest is {nbest!r}; ask for 1 hypothesis or more.")
         frames = as_frames(log_probs, lengths, self.tokens, self._inputs, self.device)
         with no_autograd():
@@ -223,7 +223,7 @@ class CTCDecoder:
 
     def texts(self, log_probs: Any, lengths: Any = None) -> list[str]:
         """The best text of each utterance; arguments as for a call."""
-        found = self(log_probs, lengths)
+        found: list[list[CTCHypothesis] | CTCHypothesis] = self(log_probs, lengths)
         return [each[0].text if isinstance(each, list) else each.text for each in found]
 
     def stream(self, commit_seconds: float | None = None) -> CTCStream:
@@ -234,13 +234,15 @@ class CTCDecoder:
                 without pauses. None makes words final only when all hypotheses share them. Needs a frame shift.
 
         Raises:
-            AsrError: `commit_seconds` is given, but the decoder has no frame shift or no words; or the decoder adds
-                confidences, which streams do not have.
+            AsrError: `commit_seconds` is out of range, or given though the decoder has no frame shift or no words; or
+                the decoder adds confidences, which streams do not have.
         """
         if self._confidences:
             raise AsrError("the words of a stream have no confidences; build the decoder without confidences=True.")
         commit_frames = None
         if commit_seconds is not None:
+            if isinstance(commit_seconds, bool) or not isinstance(commit_seconds, Real) or not 0 < commit_seconds < 1e6:
+                raise AsrError(f"commit_seconds is {commit_seconds!r}; give seconds, such as 5.")
             if self.word_graph is None:
                 raise AsrError("commit_seconds has no effect here: it is for searches of words; leave it out.")
             if self.frame_shift is None:

@@ -398,10 +398,15 @@ def test_bad_calls_are_told() -> None:
         (lambda: decoder(log_prob, nbest=0), "nbest is 0"),
         (lambda: decoder(log_prob.exp()), "are probabilities"),
         (lambda: decoder.stream(commit_seconds=1.0), "commit_seconds needs the frame shift"),
+        (lambda: decoder.stream(commit_seconds=0), "commit_seconds is 0; give seconds"),
+        (lambda: decoder.stream(commit_seconds=math.nan), "commit_seconds is nan; give seconds"),
+        (lambda: decoder.stream(commit_seconds="5"), "commit_seconds is '5'; give seconds"),  # type: ignore[arg-type]
+        (lambda: CTCDecoder(SYMBOLS, device="gpu"), "device gpu: there is no such device"),
         (lambda: decoder.stream().accept(log_prob.unsqueeze(0)), "a stream reads one utterance"),
     ]:
         with pytest.raises(AsrError, match=message):
             call()
+    assert len(decoder(log_prob, nbest=np.int64(2))) == 2  # type: ignore[arg-type]
     stream = decoder.stream()
     stream.finish()
     with pytest.raises(AsrError, match="the stream has ended"):
