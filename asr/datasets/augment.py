@@ -37,7 +37,7 @@ class NoiseMixer:
         sampling_rate: of the waveforms, in Hz.
 
     Raises:
-        AsrError: the folder is missing or has no audio in it.
+        AsrError: the folder cannot be read or has no audio in it.
     """
 
     def __init__(
@@ -50,10 +50,7 @@ class NoiseMixer:
     ) -> None:
         self.files = find_audio_files(Path(noise_dir))
         if not self.files:
-            raise AsrError(
-                f"{noise_dir}: the noise folder is missing or has no audio in it; give a folder with "
-                "recordings of noise."
-            )
+            raise AsrError(f"{noise_dir}: the noise folder has no audio in it; give a folder with recordings of noise.")
         self.probability = probability
         self.min_snr_db = min_snr_db
         self.max_snr_db = max_snr_db
