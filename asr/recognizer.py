@@ -110,8 +110,9 @@ class Recognizer(nn.Module):
             n-gram are subtracted, and words are mapped if the vocabularies differ, so the model need not know the
             bundle. It may be on any device. Calls from several threads take turns.
         decoder: `auto`, `token-passing` or `k2`; see `asr.decoding.build.DECODERS`.
-        lm_fusion: `lattice` rescores the decoder's lattice with the language model; `chunks` does so while the lattice
-            grows, on a CPU; `search` queries the language model at each frame, which takes several times as long.
+        lm_fusion: `chunks`: the language model rescores the lattice while it grows, on a CPU; `lattice`: when it is
+            complete; `search` queries the language model at each frame, which takes several times as long; `auto` is
+            `chunks` in token passing on a CPU with numba, otherwise `lattice`.
         keep_lattices: whether results include lattices, which costs time and memory. With a bundle that is not
             calibrated, words have confidences only if lattices are kept.
         options: overrides of the bundle's tuned options: any of `asr.decoding.settings.setting_options` (beams, scales,
@@ -146,7 +147,7 @@ class Recognizer(nn.Module):
         acoustic_model: str | ExternalModel | None = None,
         language_model: LanguageModel | None = None,
         decoder: str = "auto",
-        lm_fusion: str = "lattice",
+        lm_fusion: str = "auto",
         keep_lattices: bool = False,
         options: dict[str, Any] | None = None,
         resources: ResourceOptions | None = None,
@@ -178,6 +179,8 @@ class Recognizer(nn.Module):
         if second.second_pass != "none":
             self.final_mode = second.second_pass_mode
             self.final_options = recognition_settings(bundle, second.second_pass_mode, options or {}).decoding
+        if lm_fusion == "auto" and self.final_mode == self.mode == "ngram":
+            lm_fusion = "lattice"  # there is nothing to combine
         self._asked_decoder = decoder, lm_fusion
         # Unknown names and options without effect are refused now, not only when a device is chosen.
         fusion = chosen_decoder(decoder, lm_fusion, bundle.graph, torch.device("cpu"))[1]

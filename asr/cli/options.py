@@ -58,9 +58,8 @@ class _FirstPass(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         namespace.decoder, lm_fusion = OLD_FIRST_PASSES[str(values)]
-        namespace.lm_fusion = None if lm_fusion == "lattice" else lm_fusion  # the default
-        fusion = "" if lm_fusion == "lattice" else f" --lm-fusion {lm_fusion}"
-        hint(f"--first-pass {values} is now --decoder {namespace.decoder}{fusion}")
+        namespace.lm_fusion = lm_fusion
+        hint(f"--first-pass {values} is now --decoder {namespace.decoder} --lm-fusion {lm_fusion}")
 
 
 class _OldName(argparse.Action):
@@ -127,7 +126,8 @@ def add_recognizer_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--lm-fusion",
         choices=LM_FUSIONS,
-        help=f"where the large language model is applied; {_choices(LM_FUSIONS)} (default: lattice)",
+        help=f"where the large language model is applied; {_choices(LM_FUSIONS)} (default: chunks in token passing on "
+        "a CPU, otherwise lattice)",
     )
     group.add_argument(
         "--no-confidences",
@@ -240,7 +240,7 @@ def recognizer_from(args: argparse.Namespace, mode: str | None = None) -> Recogn
     arguments: dict[str, Any] = {
         "mode": mode or ("ngram" if args.ngram_only else args.mode),
         "decoder": args.decoder,
-        "lm_fusion": args.lm_fusion or "lattice",
+        "lm_fusion": args.lm_fusion or "auto",
         "options": options,
         "resources": ResourceOptions(**given_options(args, options_of(ResourceOptions))),
     }

@@ -218,7 +218,7 @@ def stream_seconds(bundle: Bundle, speech: Speech) -> tuple[float, dict[str, flo
 
 def quick(bundle: Bundle, scored: Scored) -> dict[str, Any]:
     """The figures of the JSON line."""
-    default = System("auto")
+    default = System("auto", "chunks")
     gru, chunks, one_pass = SYSTEMS["gru"], SYSTEMS["gru, chunks"], SYSTEMS["gru, one pass"]
     warm_up(bundle, scored.workload, [SYSTEMS["trigram"], default, gru, chunks, one_pass])
     knee = Recognizer(bundle, decoder="token-passing").options

@@ -150,10 +150,10 @@ def test_old_spellings_work_with_a_hint(
     parser = argparse.ArgumentParser()
     add_recognizer_arguments(parser)
     for old, decoder, fusion in (
-        ("torch", "token-passing", None),
+        ("torch", "token-passing", "lattice"),
         ("torch-search", "token-passing", "search"),
-        ("k2", "k2", None),
-        ("auto", "auto", None),
+        ("k2", "k2", "lattice"),
+        ("auto", "auto", "lattice"),
     ):
         args = parser.parse_args(["--first-pass", old, "--mode", "on_the_fly"])
         assert (args.decoder, args.lm_fusion, args.mode) == (decoder, fusion, "rnn")
