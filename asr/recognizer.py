@@ -95,10 +95,10 @@ class Recognizer(nn.Module):
     Move it to a GPU with `.to("cuda")`, like any module. Features, acoustic model, decoding graph and recurrent
     language model are submodules. Language models that rescore lattices stay on the CPU, which is faster there, unless
     `resources` places them elsewhere. N-gram models are arrays: they move when they are next used, and are not in
-    `state_dict()`. Several threads may call a recognizer at the same
-    time: they share the weights, and each call has its own language model caches of up to `cache_bytes`. It always
-    stays in evaluation mode, even after `train()`. `.half()`, `.bfloat16()` and autocast affect only the acoustic
-    model; features, language models and search stay in float32.
+    `state_dict()`. Several threads may call a recognizer at the same time: they share the weights, and each call has
+    its own language model caches of up to `cache_bytes`. It always stays in evaluation mode, even after `train()`.
+    `.half()`, `.bfloat16()` and autocast affect only the acoustic model; features, language models and search stay in
+    float32.
 
     Args:
         bundle: the trained parts.

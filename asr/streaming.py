@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from asr.audio.resample import FeatureStream, ResampleStream, checked_rate
 from asr.audio.segments import as_samples
-from asr.decoding.build import device_of_streams
+from asr.decoding.build import device_with_loops
 from asr.decoding.interface import DecodeResult, Hypothesis, LanguageModels
 from asr.decoding.online import EndpointRules, StreamingDecoder
 from asr.decoding.settings import Pass
@@ -303,7 +303,7 @@ class StreamingRecognizer:
         recognizer.eval()
         self._graph = recognizer.graph.decoding_graph()
         if not self._is_k2:
-            self._graph = self._graph.to(device_of_streams(recognizer.device))
+            self._graph = self._graph.to(device_with_loops(recognizer.device))
         search_device = None if self._lm_comes_last else self._graph.device
         models = recognizer.build_language_models(self.options.cache_bytes, search_device)
         self.engine = models.engine

@@ -15,7 +15,7 @@ from asr.bundle import Bundle, bundle_folder, local_bundle_folder, read_rnn_lm
 from asr.cli.options import fetching
 from asr.cli.output import STANDARD_OUTPUT
 from asr.decoding.kaldi_lattice import is_binary_lattice, read_kaldi_archive
-from asr.decoding.nbest_io import read_n_best, read_n_best_folder
+from asr.decoding.nbest_io import read_n_best, read_n_best_folder, visible_files
 from asr.decoding.word_lattice import (
     Candidate,
     Rescored,
@@ -183,7 +183,7 @@ def _expanded(path: Path) -> list[Path]:
     """The lattices of a folder, as Kaldi and `asr transcribe --lattices` name them; any other path itself."""
     if not path.is_dir():
         return [path]
-    files = [one for one in sorted(path.iterdir()) if one.is_file() and not one.name.startswith(".")]
+    files = visible_files(path)
     return [one for one in files if _suffix(one) in _LATTICES or one.name.startswith(_ARCHIVES)] or [path]
 
 

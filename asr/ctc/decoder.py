@@ -22,7 +22,7 @@ from asr.ctc.prefix_search import TokenSearch
 from asr.ctc.spelled_words import SpellingModel
 from asr.ctc.stream import CTCStream
 from asr.ctc.word_models import listed_words, ngram_of_spellings, read_ngram, uniform_ngram
-from asr.decoding.build import device_of_language_models
+from asr.decoding.build import device_with_loops
 from asr.errors import AsrError
 from asr.kernels.autograd import no_autograd
 from asr.lm.combine import Difference, Interpolated, mapped_to
@@ -293,7 +293,7 @@ class CTCDecoder:
             lm_weight = 1.0
         spelling = self._spelling_model(spellings, token_lm, spelling_penalty) if spell_unknown else None
         graph = compile_graph(tokens, spellings, large, graph_ngrams, spelling, progress, graph_folder)
-        lm_device = device_of_language_models(self.device, self.config.lm_fusion == "search")
+        lm_device = self.device if self.config.lm_fusion == "search" else device_with_loops(self.device)
         if self.device.type != "cpu":
             graph = replace(graph, graph=graph.graph.to(self.device), ngram=graph.ngram.to(lm_device))
         small = graph.ngram

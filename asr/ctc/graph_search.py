@@ -9,7 +9,7 @@ from asr.ctc.frames import Frames
 from asr.ctc.graphs import WordGraph
 from asr.ctc.interface import CTCDecodingConfig, CTCHypothesis, CTCToken, CTCWord
 from asr.ctc.language_models import LentModels
-from asr.decoding.build import device_of_streams
+from asr.decoding.build import device_with_loops
 from asr.decoding.interface import DecodeResult, Hypothesis
 from asr.decoding.nbest import n_best
 from asr.decoding.online import StreamingDecoder
@@ -83,7 +83,7 @@ class GraphSearch:
 
     @functools.cached_property
     def _graph_of_streams(self) -> DecodingGraph:
-        return self.graph.to(device_of_streams(self.graph.device))
+        return self.graph.to(device_with_loops(self.graph.device))
 
     def as_ctc_hypothesis(self, hypothesis: Hypothesis, num_frames: int, is_complete: bool = True) -> CTCHypothesis:
         """Converts a path through the graph; tokens from frame `num_frames` on, an added boundary, are dropped."""

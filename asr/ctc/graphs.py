@@ -26,9 +26,8 @@ from asr.lm.ngram.io import load_ngram_lm, save_ngram_lm
 from asr.lm.ngram.model import NgramLM
 from asr.serialization import atomic_path
 from asr.text.ctc_tokens import CTCTokens
-from asr.text.documents import read_text
 from asr.text.lexicon import Lexicon
-from asr.text.symbols import SPECIAL_WORDS, UNK_ID, TokenTable
+from asr.text.symbols import UNK_ID, TokenTable, first_words, ordinary_words
 
 _LOGGER = logging.getLogger(__name__)
 SILENCES = ("SIL", "sil", "<sil>", "SP", "sp")
@@ -105,8 +104,8 @@ def read_words(source: str | Path | Iterable[str]) -> list[str]:
     name = "word list"
     if isinstance(source, (str, Path)):
         name = str(source)
-        source = [line.split()[0] for line in read_text(source, "word list").splitlines() if line.strip()]
-    words = [word for word in dict.fromkeys(source) if word not in SPECIAL_WORDS]
+        source = first_words(source)
+    words = ordinary_words(source)
     if not words:
         raise AsrError(f"{name}: there is no word in it; give one word per line.")
     wrong = next((word for word in words if not isinstance(word, str) or word.split() != [word]), None)

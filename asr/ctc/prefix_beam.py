@@ -31,7 +31,7 @@ from asr.ctc.prefix_kernel import (
     Rules,
 )
 from asr.kernels.jit import jit
-from asr.lm.interface import LanguageModel
+from asr.lm.interface import LanguageModel, device_of
 
 FrameArray = npt.NDArray[np.float32]
 _FIRST_ROOM = 1 << 12
@@ -244,9 +244,15 @@ def read_chunks(beams: Sequence[PrefixBeam], chunks: Sequence[FrameArray], lm: L
 
 def ask(lm: LanguageModel, context: Tensor, word: Tensor) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
     """Queries a model on any device -> log-probabilities (Q,) and next contexts (Q,), on the host."""
-    device = lm.start(0).device
+    device = device_of(lm)
     log_prob, following = lm.score(context.to(device), word.to(device))
     return log_prob.detach().float().cpu().numpy(), following.cpu().numpy()
+
+
+def ask_final(lm: LanguageModel, context: Tensor) -> npt.NDArray[np.float64]:
+    """Final scores of contexts (Q,) by a model on any device, (Q,) on the host."""
+    found: npt.NDArray[np.float64] = lm.final(context.to(device_of(lm))).double().cpu().numpy()
+    return found
 
 
 class _Loops(NamedTuple):

@@ -14,7 +14,7 @@ from asr.ctc.frames import Frames
 from asr.ctc.graph_search import no_hypothesis
 from asr.ctc.interface import CTCDecodingConfig, CTCHypothesis, CTCToken, CTCWord
 from asr.ctc.language_models import LentModels
-from asr.ctc.prefix_beam import Alive, PrefixBeam, read_chunks
+from asr.ctc.prefix_beam import Alive, PrefixBeam, ask_final, read_chunks
 from asr.ctc.prefix_kernel import Rules
 from asr.errors import AsrError
 from asr.lm.interface import LanguageModel
@@ -81,9 +81,7 @@ class TokenSearch:
         alive = beam.alive()
         final = np.zeros(len(alive), dtype=np.float64)
         if lm is not None and is_end and alive:
-            device = lm.start(0).device
-            context = torch.tensor([each.context for each in alive], dtype=torch.int64, device=device)
-            final = lm.final(context).double().cpu().numpy()
+            final = ask_final(lm, torch.tensor([each.context for each in alive], dtype=torch.int64))
         total = np.array([each.total for each in alive]) + self._config.lm_scale * final
         distinct: dict[str, CTCHypothesis] = {}
         for position in np.argsort(-total, kind="stable").tolist():

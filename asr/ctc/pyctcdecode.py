@@ -35,7 +35,7 @@ import torch
 from torch import Tensor, nn
 
 from asr.ctc.language_models import KenLanguageModel, LentModels, model_maker
-from asr.ctc.prefix_beam import Alive, PrefixBeam, ask, read_chunks
+from asr.ctc.prefix_beam import Alive, PrefixBeam, ask, ask_final, read_chunks
 from asr.ctc.prefix_kernel import BOUNDARY, Rules
 from asr.ctc.word_models import is_kenlm_binary, listed_words, read_ngram
 from asr.ctc.word_trie import WordTrie
@@ -44,7 +44,7 @@ from asr.kernels.autograd import no_autograd
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.model import NgramLM
 from asr.text.documents import parse_json
-from asr.text.symbols import SPECIAL_WORDS, UNK_ID
+from asr.text.symbols import UNK_ID, ordinary_words
 
 DEFAULT_ALPHA = 0.5
 DEFAULT_BETA = 1.5
@@ -157,7 +157,7 @@ class BeamSearchDecoderCTC:
         self._alphabet = alphabet
         self._models = models if models is not None else LentModels(None, False)
         self._settings = settings
-        self._unigrams = [word for word in dict.fromkeys(unigrams) if word not in SPECIAL_WORDS]
+        self._unigrams = ordinary_words(unigrams)
         self._source = source
         chars = sorted({char for label in alphabet.labels for char in label} - {" "})
         self._chars = ["", *chars]
@@ -430,7 +430,7 @@ class BeamSearchDecoderCTC:
         return context
 
     def _log_probs(self, logits: Any) -> npt.NDArray[np.float32]:
-        values = logits.detach().cpu().numpy() if isinstance(logits, Tensor) else np.asarray(logits)
+        values = as_array(logits)
         if values.ndim != 2 or values.shape[1] != len(self._columns):
             raise AsrError(
                 f"the logits have the shape {values.shape}; give (frames, {len(self._columns)}), one column per label."
@@ -536,9 +536,7 @@ class BeamSearchDecoderCTC:
                 bonus[open_words] += rules.lm_scale * log_prob
                 context[open_words] = following
         if lm is not None and self._settings is not None and self._settings.score_boundary and len(entries):
-            device = lm.start(0).device
-            final = lm.final(torch.from_numpy(context).to(device)).double().cpu().numpy()
-            bonus += rules.lm_scale * final
+            bonus += rules.lm_scale * ask_final(lm, torch.from_numpy(context))
         outputs: list[OutputBeam] = []
         for position, (text, (_, am_score, spelled)) in enumerate(zip(texts, entries, strict=True)):
             state = None if lm is None else LMState((*before, *(word for word, _ in spelled)))
@@ -651,8 +649,7 @@ def build_ctcdecoder(
             raise AsrError(
                 f"{kenlm_model_path}: a binary file of KenLM does not list its words; give unigrams, or the ARPA file."
             )
-        words = [word for word in dict.fromkeys(unigrams) if word not in SPECIAL_WORDS]
-        known = KenLanguageModel(str(kenlm_model_path), words)
+        known = KenLanguageModel(str(kenlm_model_path), ordinary_words(unigrams))
         models = LentModels(lambda: known, True)
     else:
         ngram = read_ngram(str(kenlm_model_path))
@@ -680,3 +677,8 @@ def _from_wordpiece(label: str) -> str:
         return label[2:]
     is_special = len(label) > 2 and label[0] in "<[" and label[-1] in ">]"
     return label if is_special or label in ("", _PIECE_PREFIX) else _PIECE_PREFIX + label
+
+
+def as_array(values: Any) -> npt.NDArray[Any]:
+    """An array of an array or of a tensor, on any device, with gradients or without."""
+    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)

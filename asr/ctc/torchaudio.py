@@ -46,8 +46,7 @@ from asr.ctc.word_models import is_kenlm_binary
 from asr.errors import AsrError
 from asr.lm.interface import LanguageModel
 from asr.text.ctc_tokens import CTCTokens
-from asr.text.documents import read_text
-from asr.text.symbols import SPECIAL_WORDS, Vocabulary
+from asr.text.symbols import Vocabulary, first_words, ordinary_words
 
 
 class CTCHypothesis(NamedTuple):
@@ -172,8 +171,7 @@ class CustomLanguageModel(StatefulModel):
 
     def __init__(self, model: Any, words: Sequence[str]) -> None:
         self._model = model
-        listed = [word for word in dict.fromkeys(words) if word not in SPECIAL_WORDS]
-        super().__init__(Vocabulary(listed, name="lm_dict"), model.start(False))
+        super().__init__(Vocabulary(ordinary_words(words), name="lm_dict"), model.start(False))
         number_of = {word: number for number, word in enumerate(words)}
         self._number = [number_of.get(word, number_of.get("<unk>", -1)) for word in self.vocabulary.words]
 
@@ -290,5 +288,4 @@ def _as_model(lm: Any, lm_dict: str | Path | None, words: Sequence[str]) -> Any:
     if lm_dict is None:
         return CustomLanguageModel(lm, words)
     # Words are numbered by their lines, those of special words included.
-    lines = read_text(lm_dict, "word list").splitlines()
-    return CustomLanguageModel(lm, [line.split()[0] for line in lines if line.strip()])
+    return CustomLanguageModel(lm, first_words(lm_dict))

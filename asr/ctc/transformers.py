@@ -22,10 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-from torch import Tensor
-
 from asr.ctc.pyctcdecode import (
     DEFAULT_BEAM_WIDTH,
     DEFAULT_HOTWORD_WEIGHT,
@@ -34,6 +30,7 @@ from asr.ctc.pyctcdecode import (
     Alphabet,
     BeamSearchDecoderCTC,
     OutputBeamMPSafe,
+    as_array,
     build_ctcdecoder,
 )
 from asr.errors import AsrError
@@ -129,7 +126,7 @@ class CTCProcessorWithLM:
         if n_best < 1:
             raise AsrError(f"n_best is {n_best}; ask for 1 or more.")
         self.decoder.reset_params(alpha, beta, unk_score_offset, lm_score_boundary)
-        utterances = [_as_array(each) for each in logits]
+        utterances = [as_array(each) for each in logits]
         found = self.decoder.decode_beams_batch(
             None,
             [each[(each != _PADDING).all(axis=-1)] for each in utterances],
@@ -195,10 +192,6 @@ def decoder_for_tokenizer(
 ) -> BeamSearchDecoderCTC:
     """Builds a decoder for a network's tokenizer; the other arguments are those of `build_ctcdecoder`."""
     return build_ctcdecoder(labels_of(tokenizer), kenlm_model_path, **settings)
-
-
-def _as_array(logits: Any) -> npt.NDArray[Any]:
-    return logits.detach().cpu().numpy() if isinstance(logits, Tensor) else np.asarray(logits)
 
 
 def _columns(beams: list[OutputBeamMPSafe]) -> list[list[Any]]:

@@ -21,7 +21,7 @@ from asr.decoding.token_passing import LM_FUSIONS, TokenPassingDecoder
 from asr.decoding.words import Calibration
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
-from asr.kernels.jit import has_package
+from asr.kernels.jit import has_loops
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.combine import LISTED_SHARE, Difference, Interpolated, mapped_to
@@ -145,30 +145,29 @@ class Placement:
 
     @classmethod
     def of(cls, resources: ResourceOptions, search_device: torch.device, in_search: bool) -> Placement:
-        """Where a recognizer's language models are: as the options say, or `device_of_language_models`.
+        """Where a recognizer's language models are, by its options.
 
         Args:
             resources: the user's options.
-            search_device, in_search: as for `device_of_language_models`.
+            search_device: where the decoding graph is searched.
+            in_search: whether the models are queried within that search, not only over lattices.
         """
         hidden = None if resources.lm_hidden_device is None else device_named(resources.lm_hidden_device)
-        device = device_of_language_models(search_device, in_search or resources.lm_device_bytes is not None)
+        stays = in_search or resources.lm_device_bytes is not None
+        device = search_device if stays else device_with_loops(search_device)
         if resources.lm_output_device is not None:
             device = device_named(resources.lm_output_device)
         return cls(device, resources.lm_device_bytes, hidden)
 
 
-def device_of_language_models(search_device: torch.device, in_search: bool) -> torch.device:
-    """Where language models answer, by default.
+def device_with_loops(device: torch.device) -> torch.device:
+    """Where lattices are rescored and streams are searched by default, for a recognizer on a device.
 
-    A GPU takes a hundred launches for each frame of a lattice, whose time exceeds that of compiled loops on a CPU. So
-    lattices are rescored on the CPU if the loops run.
-
-    Args:
-        search_device: where the decoding graph is searched.
-        in_search: whether the models are queried within that search, not only over lattices.
+    A GPU takes a hundred launches for each frame of a lattice or of a few streams, whose time exceeds that of compiled
+    loops. So this is the CPU if they run there.
     """
-    return search_device if in_search or not has_package("numba") else torch.device("cpu")
+    cpu = torch.device("cpu")
+    return cpu if has_loops(cpu) else device
 
 
 def language_models(
@@ -303,8 +302,7 @@ def chosen_decoder(decoder: str, lm_fusion: str, graph: DecodingGraph, device: t
         is_ours = graph.has_epsilons or not may_be_k2
         decoder = "token-passing" if is_ours else default_decoder(device)
     if lm_fusion == "auto":
-        has_loops = device.type == "cpu" and has_package("numba")
-        lm_fusion = "chunks" if decoder == "token-passing" and has_loops else "lattice"
+        lm_fusion = "chunks" if decoder == "token-passing" and has_loops(device) else "lattice"
     if decoder == "token-passing" and graph.has_epsilons:
         # Token passing cannot make a lattice from a graph with epsilons.
         lm_fusion = "search"
@@ -326,17 +324,12 @@ def build_decoder(
     return TokenPassingDecoder(graph, options, lm_fusion=lm_fusion, keep_lattice=keep_lattices)
 
 
-def device_of_streams(device: torch.device) -> torch.device:
-    """Where a recognizer on a device searches streams: on the CPU if its compiled loops run."""
-    return torch.device("cpu") if has_package("numba") else device
-
-
 def default_decoder(device: torch.device) -> str:
     """The fastest decoder that runs on a device.
 
     On a CPU that is `token-passing` if its compiled loops run; otherwise `k2` if that works, or `token-passing`.
     """
-    if device.type == "cpu" and has_package("numba"):
+    if has_loops(device):
         return "token-passing"
     from asr.decoding.k2 import k2_works
 

@@ -92,9 +92,7 @@ def read_n_best_folder(folder: str | Path, words: Mapping[int, str] | None = Non
     Raises:
         AsrError: a file cannot be read or lacks a sentence, or there are no n-best lists.
     """
-    folder = Path(folder)
-    visible = (path for path in sorted(folder.iterdir()) if path.is_file() and not path.name.startswith("."))
-    files = {_without_packing(path.name): path for path in visible}
+    files = {_without_packing(path.name): path for path in visible_files(Path(folder))}
     spoken = next((files[name] for name in _WORDS if name in files), None)
     if spoken is not None and any(name in files for name in chain(_AM_COSTS, *_GRAPH_COSTS)):
         return _kaldi_lists(spoken, files, words)
@@ -203,6 +201,11 @@ def _unpacked(form: str, content: bytes, position: int, where: str) -> tuple[Any
 
 def _lines(path: Path) -> list[str]:
     return read_text(path, "n-best list").split("\n")
+
+
+def visible_files(folder: Path) -> list[Path]:
+    """The files of a folder, sorted, without hidden ones, such as the record of `asr transcribe --lattices`."""
+    return [path for path in sorted(folder.iterdir()) if path.is_file() and not path.name.startswith(".")]
 
 
 def _without_packing(name: str) -> str:

@@ -22,7 +22,7 @@ from asr.decoding.frame import FrameSearch, SplitFrameBackend, TorchFrameBackend
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import lattice_margin
 from asr.errors import AsrError
-from asr.kernels.jit import has_package, triton_available
+from asr.kernels.jit import has_loops, triton_available
 from asr.lm.interface import LanguageModel
 
 BACKENDS = ("auto", "torch", "numba", "triton")
@@ -42,7 +42,7 @@ def backend_name(name: str, device: torch.device) -> str:
         raise AsrError(f"There is no search backend {name!r}; choose one of {', '.join(BACKENDS)}.")
     if name == "torch":
         return name
-    runs = {"numba": device.type == "cpu" and has_package("numba"), "triton": triton_available(device)}
+    runs = {"numba": has_loops(device), "triton": triton_available(device)}
     if name == "auto":
         return "triton" if device.type == "cuda" and runs["triton"] else "numba" if runs["numba"] else "torch"
     if not runs[name]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from asr.bundle import Bundle
 from asr.graph.decoding_graph import DecodingGraph
-from asr.kernels.jit import has_package
+from asr.kernels.jit import has_loops
 
 # Frames of each synthetic utterance: enough for words, and for several calls of the compiled search.
 _NUM_FRAMES = (48, 20)
@@ -36,7 +36,7 @@ def needs_warm_up(bundle: Bundle, mode: str, device: torch.device, kind: tuple[o
         device: device of the search or of the language model; only loops for the CPU are compiled ahead of time.
         kind: everything else that determines which loops run, such as the decoder.
     """
-    if device.type != "cpu" or not has_package("numba"):
+    if not has_loops(device):
         return False
     rnn_lm = bundle.rnn_lm.arguments if bundle.rnn_lm is not None else {}
     key = (bundle.acoustic_model.class_name, str(rnn_lm), bundle.graph.has_epsilons, mode, *kind)

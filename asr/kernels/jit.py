@@ -94,6 +94,11 @@ def kernel(*, fastmath: bool) -> Callable[[_FunctionT], _FunctionT]:
     return mark
 
 
+def has_loops(device: torch.device) -> bool:
+    """Whether compiled loops run on a device."""
+    return device.type == "cpu" and has_package("numba")
+
+
 @functools.cache
 def jit(function: Callable[..., Any]) -> Callable[..., Any] | None:
     """The function compiled, with the functions and intrinsics of its module that it calls; None without numba."""

@@ -23,7 +23,7 @@ from asr.errors import AsrError
 from asr.kernels.jit import kernel
 from asr.kernels.lookup import compiled_lookup, look_up
 from asr.lm.contexts import DenseContexts, has_room, pack_contexts, unpack_contexts
-from asr.lm.interface import LanguageModel
+from asr.lm.interface import LanguageModel, device_of
 from asr.text.symbols import SPECIAL_WORDS, UNK_ID, Vocabulary
 
 _LOGGER = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class CombinedLM(LanguageModel):
         for step in steps:
             rows.append(len(self.models) + len(self.steps))
             self.steps.append(step._replace(left=rows[step.left], right=rows[step.right]))
-        device = self.models[0].start(0).device
+        device = device_of(self.models[0])
         self.contexts = (
             DenseContexts(len(self.models), device)
             if forget_from is None
@@ -338,7 +338,7 @@ class RemappedLM(LanguageModel):
         self._lm = lm
         self._vocabulary = vocabulary
         word_map = vocabulary.map_to(lm.vocabulary)
-        self._word_map = word_map.to(lm.start(0).device)
+        self._word_map = word_map.to(device_of(lm))
         self.num_oov_words = _num_unlisted(word_map, lm.vocabulary, vocabulary, "The language model" if warn else "")
         self._share: Tensor | None = None
         if self.num_oov_words / unknown_share > 1:

@@ -91,7 +91,7 @@ class LanguageModel(ABC):
         A carried state is all that the model knows of a recording's earlier sentences. It is a value, not a context:
         it stays valid whatever the model forgets.
         """
-        return torch.empty(num_streams, 0, device=self.start(0).device)
+        return torch.empty(num_streams, 0, device=device_of(self))
 
     def start_from(self, state: Tensor) -> Tensor:
         """The contexts of `<s>` after sentences that left the carried states (N, D), (N,)."""

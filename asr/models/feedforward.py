@@ -47,8 +47,7 @@ class FeedForwardNetwork(NormalizingNetwork):
     ) -> None:
         super().__init__(num_features, num_tokens, subsampling_factor)
         self.splice = Splice(left_context, right_context)
-        sizes = [num_features * (left_context + 1 + right_context)] + [hidden_dim] * num_hidden_layers
-        self.hidden = nn.ModuleList(PackedLinear(size, next_size) for size, next_size in pairwise(sizes))
+        self.hidden = _layers(num_features * (left_context + 1 + right_context), hidden_dim, num_hidden_layers)
         self.dropout = BatchDropout(dropout)
         self.out = PackedLinear(hidden_dim, num_tokens)
         for layer in self.hidden:
@@ -102,8 +101,7 @@ class ChainFeedForwardNetwork(ChainNetwork):
     ) -> None:
         super().__init__(num_features, num_tokens, self.factor, smoothing)
         self.splice = splice
-        sizes = [num_features * (2 * splice + 1)] + [hidden_dim] * num_hidden_layers
-        self.hidden = nn.ModuleList(PackedLinear(size, next_size) for size, next_size in pairwise(sizes))
+        self.hidden = _layers(num_features * (2 * splice + 1), hidden_dim, num_hidden_layers)
         self.norms = nn.ModuleList(FrameNorm(hidden_dim) for _ in self.hidden)
         self.dropout = SharedDropout()
         self.branch = _outputs(hidden_dim, num_tokens)
@@ -127,6 +125,11 @@ class ChainFeedForwardNetwork(ChainNetwork):
             assert isinstance(layer, PackedLinear)
             x = self.dropout(norm(layer.rectified(x)))
         return x
+
+
+def _layers(in_dim: int, dim: int, num: int) -> nn.ModuleList:
+    sizes = [in_dim, *([dim] * num)]
+    return nn.ModuleList(PackedLinear(size, next_size) for size, next_size in pairwise(sizes))
 
 
 def _outputs(in_dim: int, num_tokens: int) -> PackedLinear:

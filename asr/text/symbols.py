@@ -31,6 +31,20 @@ SPECIAL_WORDS = ("<eps>", "<s>", "</s>", "<unk>")
 DISAMBIGUATION = re.compile(r"#\d+$|#nonterm|#bos$|#eos$")
 
 
+def first_words(path: str | Path) -> list[str]:
+    """The first word of each line of a word list that is not empty.
+
+    Raises:
+        AsrError: the file is missing or not UTF-8.
+    """
+    return [line.split()[0] for line in read_text(path, "word list").splitlines() if line.strip()]
+
+
+def ordinary_words(words: Iterable[str]) -> list[str]:
+    """The distinct words that are not special, in order."""
+    return [word for word in dict.fromkeys(words) if word not in SPECIAL_WORDS]
+
+
 class Vocabulary:
     """Words and their ids: 0 `<eps>`, 1 `<s>`, 2 `</s>`, 3 `<unk>`, then the words in the order given.
 
@@ -61,8 +75,7 @@ class Vocabulary:
         Raises:
             AsrError: the file is missing, empty or not UTF-8, or a word occurs twice.
         """
-        words = [line.split()[0] for line in read_text(path, "word list").splitlines() if line.strip()]
-        words = [word for word in words if word not in SPECIAL_WORDS]
+        words = [word for word in first_words(path) if word not in SPECIAL_WORDS]
         if not words:
             raise AsrError(f"{path}: the word list is empty; it needs one word per line.")
         return cls(words, name=str(path))
