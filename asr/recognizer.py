@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import operator
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -46,8 +47,8 @@ from asr.kernels.heap import limit_compiled_shapes, release_now_and_then
 from asr.kernels.linear import byte_products
 from asr.lm.interface import LanguageModel, require_language_model
 from asr.lm.rnn.model import RNNLanguageModel
-from asr.models.adaptation import RecognizedSpeech, SpeakerTransform, adapt, score_of_speaker
-from asr.models.interface import ACOUSTIC_SECONDS, NormalizingNetwork, in_parts, moves_only
+from asr.models.adaptation import RecognizedSpeech, Speaker, SpeakerTransform, adapt, score_of_speaker
+from asr.models.interface import ACOUSTIC_SECONDS, NormalizingNetwork, SpeakerStatistics, in_parts, moves_only
 from asr.options import options_of
 from asr.pipeline import EnginePool, Engines, StreamPool, pipelined, to_device
 from asr.results import RecognitionResult, StageTimes, as_result, joined
@@ -322,7 +323,7 @@ class Recognizer(nn.Module):
         sampling_rate: int | None = None,
         num_samples: Tensor | Sequence[int] | None = None,
         nbest: int = 1,
-        speaker: SpeakerTransform | None = None,
+        speaker: Speaker | None = None,
         sessions: Sequence[Hashable] | None = None,
     ) -> list[RecognitionResult]:
         """Recognizes one recording or several.
@@ -335,7 +336,7 @@ class Recognizer(nn.Module):
             num_samples: (N,) length of each recording of a padded batch. Without it, trailing zeros in a batch are
                 treated as padding.
             nbest: the maximum number of `hypotheses` of each result. Values above 1 need lattices, which take time.
-            speaker: transform of the speaker, as returned by `speaker_transform`.
+            speaker: of all recordings, as returned by `speaker_statistics` or `speaker_transform`.
             sessions: with `carry_history`, the session of each recording: a recording continues the one before it of
                 the same session. With None, each recording is a session of its own.
 
@@ -372,6 +373,39 @@ class Recognizer(nn.Module):
                     found[recording_idx][begin] = result
         in_order = [dict(sorted(parts.items())) for parts in found]
         return [joined([*parts.values()], [begin / self.sampling_rate for begin in parts]) for parts in in_order]
+
+    @no_autograd()
+    def speaker_statistics(
+        self, audio: Any, sampling_rate: int | None = None, num_samples: Tensor | Sequence[int] | None = None
+    ) -> SpeakerStatistics:
+        """Collects the statistics of a speaker's features, from recordings without transcripts.
+
+        Short recordings are recognized better with the statistics of others of the same speaker, or of the same
+        microphone. Collecting takes a small part of the time of recognition. See
+        `asr.models.interface.SpeakerStatistics`.
+
+        Args:
+            audio: recordings of one speaker in one acoustic environment, in the forms that `forward` takes. A minute
+                is enough. The recordings to be recognized may be among them.
+            sampling_rate: as for `forward`.
+            num_samples: as for `forward`.
+
+        Returns:
+            The statistics, to be passed as `speaker` to later calls.
+
+        Raises:
+            AsrError: as for `forward`, or the acoustic model does not normalize its features.
+        """
+        if not isinstance(self.acoustic_model, NormalizingNetwork):
+            raise AsrError(
+                f"bundle {self.bundle.name}: its acoustic model has no use for a speaker's statistics, because it does "
+                "not normalize features by mean and variance."
+            )
+        norm = self.acoustic_model.input_norm
+        batches = self._batches(self._open(audio, sampling_rate, num_samples))
+        samples = ([segment.samples for segment in batch] for batch in batches)
+        found = [norm.statistics(*self._features(batch, StageTimes())) for batch in samples]
+        return reduce(operator.add, found)
 
     @no_autograd()
     def speaker_transform(
@@ -456,7 +490,7 @@ class Recognizer(nn.Module):
         return CarriedStates(models.model, self.bundle.graph.vocabulary)
 
     def log_prob(
-        self, samples: Sequence[Tensor], times: StageTimes, speaker: SpeakerTransform | None = None
+        self, samples: Sequence[Tensor], times: StageTimes, speaker: Speaker | None = None
     ) -> tuple[Tensor, Tensor]:
         """Computes token log-probabilities of segments.
 
@@ -480,7 +514,7 @@ class Recognizer(nn.Module):
         return features, num_frames
 
     def _log_prob(
-        self, features: Tensor, num_frames: Tensor, times: StageTimes, speaker: SpeakerTransform | None
+        self, features: Tensor, num_frames: Tensor, times: StageTimes, speaker: Speaker | None
     ) -> tuple[Tensor, Tensor]:
         """Log-probabilities (N, T', C) and their number of frames (N,)."""
         with times.measure("acoustic model", self.device):
@@ -488,7 +522,7 @@ class Recognizer(nn.Module):
                 return features.new_zeros(len(features), 0, len(self.bundle.graph.tokens)), num_frames
             network: Any = self.acoustic_model
             if speaker is not None:
-                network = partial(score_of_speaker, network, transform=speaker)
+                network = partial(score_of_speaker, network, speaker=speaker)
             frame_shift: Any = self.features.frame_shift
             with self.acoustic_arithmetic():
                 return in_parts(network, features, num_frames, ACOUSTIC_SECONDS * self.sampling_rate / frame_shift)
@@ -497,7 +531,7 @@ class Recognizer(nn.Module):
         """Context in which acoustic models compute with `resources.acoustic_precision` in this thread."""
         return byte_products(self.resources.acoustic_precision == "auto")
 
-    def _score(self, samples: list[Tensor], speaker: SpeakerTransform | None = None) -> _Scored:
+    def _score(self, samples: list[Tensor], speaker: Speaker | None = None) -> _Scored:
         """The first stage of a batch: features and acoustic model."""
         times = StageTimes()
         lengths = [len(row) / self.sampling_rate for row in samples]

@@ -72,7 +72,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from asr.cli.options import add_recognizer_arguments
+    from asr.cli.options import add_recognizer_arguments, add_speaker_options
 
     parser.add_argument("hypotheses", nargs="?", help="transcripts to score; not with --cuts")
     parser.add_argument("--reference", help="the correct transcripts, or a manifest with them")
@@ -96,11 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="sclite: count errors like sclite; auto: do so if a file is CTM, STM or TRN (default: auto)",
     )
-    parser.add_argument(
-        "--adapt",
-        action="store_true",
-        help="with --cuts, first adapt to each speaker on the speaker's recordings, without transcripts",
-    )
+    add_speaker_options(parser, "with --cuts, the recordings of each speaker together")
     parser.add_argument(
         "--export",
         type=output_path,
@@ -148,8 +144,9 @@ def run(args: argparse.Namespace) -> int:
     require_writable(*_outputs(args), inputs=[*read, *recognizer_inputs(args)])
     if args.confidences and not args.cuts:
         raise AsrError("--confidences needs --cuts; for transcripts, use 'asr transcribe --lattices'.")
-    if args.adapt and not args.cuts:
-        raise AsrError("--adapt needs --cuts, the recordings to recognize; give it.")
+    if args.speaker and not args.cuts:
+        flag = "--adapt" if args.speaker == "transform" else "--speaker-statistics"
+        raise AsrError(f"{flag} needs --cuts, the recordings to recognize; give it.")
     if (args.output or args.resume) and not args.cuts:
         raise AsrError("--output and --resume are for the results of --cuts; give it, or redirect stdout.")
     is_sclite = args.scoring == "sclite" or any(is_nist(path) for path in read[:3] if path)
@@ -329,7 +326,7 @@ def _recognize_cuts(
     from asr.cli.compile import compiling_notice
     from asr.cli.options import describe, recognizer_from
     from asr.cli.output import maker_of
-    from asr.cli.transcribe import Outcome, learn_speaker, transcribe
+    from asr.cli.transcribe import LEARNED, Outcome, learn_speaker, transcribe
     from asr.datasets.cuts import cut_session, cut_source, cut_speaker, cut_text, cut_waveform
     from asr.decoding.build import old_first_pass
     from asr.results import later_cache
@@ -350,7 +347,7 @@ def _recognize_cuts(
     with compiling_notice():
         recognizer.prepare()
     if output is not None:
-        output.require_maker(maker_of(recognizer, "adapted" if args.adapt else ""))
+        output.require_maker(maker_of(recognizer, LEARNED[args.speaker]))
 
     def read(name: str, rate: int) -> Tensor:
         return cut_waveform(cuts[name], rate)
@@ -358,7 +355,7 @@ def _recognize_cuts(
     speakers: dict[str, list[str]] = {}
     in_order = sorted(cuts, key=lambda name: cut_session(cuts[name])) if recognizer.carries_history else [*cuts]
     for name in in_order:
-        speakers.setdefault(cut_speaker(cuts[name]) if args.adapt else "", []).append(name)
+        speakers.setdefault(cut_speaker(cuts[name]) if args.speaker else "", []).append(name)
 
     def of_speaker(own: Sequence[str]) -> Iterator[Outcome[str]]:
         left = [name for name in own if name not in hypotheses]
@@ -366,7 +363,7 @@ def _recognize_cuts(
             recognizer,
             left,
             read,
-            speaker=learn_speaker(recognizer, own, read) if args.adapt and left else None,
+            speaker=learn_speaker(recognizer, args.speaker, own, read) if left else None,
             session_of=(lambda name: cut_session(cuts[name])[0]) if recognizer.carries_history else None,
         )
 

@@ -20,7 +20,14 @@ from torch import Tensor
 from asr.audio.io import AudioFile
 from asr.cli.compile import compiling_notice
 from asr.cli.file_names import read_names, with_names
-from asr.cli.options import add_recognizer_arguments, describe, recognizer_from, recognizer_inputs, refuse_without
+from asr.cli.options import (
+    add_recognizer_arguments,
+    add_speaker_options,
+    describe,
+    recognizer_from,
+    recognizer_inputs,
+    refuse_without,
+)
 from asr.cli.output import (
     STANDARD_OUTPUT,
     TRANSCRIPTS,
@@ -37,7 +44,7 @@ from asr.cli.output import (
 from asr.cli.recordings import LIST_SUFFIXES, Recordings, Shard, audio_files, recordings
 from asr.cli.stream import STANDARD_INPUT, add_stream_arguments, run_streams, streaming_options
 from asr.errors import AsrError
-from asr.models.adaptation import SpeakerTransform
+from asr.models.adaptation import Speaker
 from asr.recognizer import Recognizer
 from asr.results import RecognitionResult, StageTimes, format_cache, later_cache
 from asr.serialization import output_path, require_writable
@@ -45,8 +52,11 @@ from asr.transcripts import FORMATS, SUFFIXES, Transcript, format_transcript, pa
 
 _Name = TypeVar("_Name", Path, str)
 
-# A few minutes are enough to learn a voice.
-_ADAPTATION_SECONDS = 600.0
+# So much audio is enough to learn a voice.
+_LEARNING_SECONDS = {"statistics": 60.0, "transform": 600.0}
+
+LEARNED = {"": "", "statistics": "speaker-statistics", "transform": "adapted"}
+"""What the results of recordings are called whose speaker was learned, by the way of learning."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +80,7 @@ def transcribe(
     read: Callable[[_Name, int], Tensor | AudioFile],
     batch_seconds: float | None = None,
     nbest: int = 1,
-    speaker: SpeakerTransform | None = None,
+    speaker: Speaker | None = None,
     session_of: Callable[[_Name], Hashable] | None = None,
 ) -> Iterator[Outcome[_Name]]:
     """Recognizes recordings in order, several at a time, and yields each result as soon as it is available.
@@ -117,19 +127,31 @@ def transcribe(
 
 
 def learn_speaker(
-    recognizer: Recognizer, names: Iterable[_Name], read: Callable[[_Name, int], Tensor | AudioFile]
-) -> SpeakerTransform:
-    """Adapts to the speaker of recordings, on their first ten minutes; unreadable recordings are skipped."""
+    recognizer: Recognizer, how: str, names: Iterable[_Name], read: Callable[[_Name, int], Tensor | AudioFile]
+) -> Speaker | None:
+    """Learns a speaker's voice from the beginning of the speaker's recordings; unreadable ones are skipped.
+
+    Args:
+        recognizer: the recognizer.
+        how: `statistics` (`Recognizer.speaker_statistics`), `transform` (`Recognizer.speaker_transform`), or empty.
+        names: names of the recordings.
+        read: as for `transcribe`.
+    """
+    if not how:
+        return None
     waveforms: list[Tensor] = []
-    room = int(_ADAPTATION_SECONDS * recognizer.sampling_rate)
+    room = int(_LEARNING_SECONDS[how] * recognizer.sampling_rate)
     for name in names:
         if room <= 0:
             break
         with contextlib.suppress(Exception):  # recognition reports it
             waveforms.append(_beginning(read(name, recognizer.sampling_rate), room))
             room -= len(waveforms[-1])
+    waveforms = [each for each in waveforms if len(each)]
+    if how == "statistics":
+        return recognizer.speaker_statistics(waveforms) if waveforms else None
     with Console(stderr=True).status("learning the speaker's voice"):
-        return recognizer.speaker_transform([each for each in waveforms if len(each)])
+        return recognizer.speaker_transform(waveforms)
 
 
 def _beginning(recording: Tensor | AudioFile, num_samples: int) -> Tensor:
@@ -262,12 +284,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--statistics", action="store_true", help="print the times of all stages and cache counts to stderr"
     )
-    parser.add_argument(
-        "--adapt",
-        action="store_true",
-        help="all recordings are of one speaker: first adapt to the voice on up to ten minutes of audio, which takes "
-        "several times as long as recognizing it",
-    )
+    add_speaker_options(parser, "all recordings are of one speaker")
     parser.add_argument("--no-progress", action="store_true", help="no progress bar")
     parser.add_argument(
         "--nbest",
@@ -296,8 +313,9 @@ def run(args: argparse.Namespace) -> int:
         raise AsrError("--nbest needs --jsonl or --output: the further sentences are a JSON field.")
     if args.stream and args.lattices:
         raise AsrError("--lattices and --stream exclude each other; transcribe the recording afterwards.")
-    if args.adapt and args.stream:
-        raise AsrError("--adapt and --stream exclude each other; transcribe the recording afterwards.")
+    if args.speaker and args.stream:
+        flag = "--adapt" if args.speaker == "transform" else "--speaker-statistics"
+        raise AsrError(f"{flag} and --stream exclude each other; transcribe the recording afterwards.")
     if args.output == STANDARD_OUTPUT:
         args.output, args.jsonl = None, True
     if args.stream:
@@ -368,7 +386,7 @@ def _transcribe(args: argparse.Namespace, found: Recordings, output: ResultsFile
         return 0
     recognizer = recognizer_from(args)
     if output is not None:
-        output.require_maker(maker_of(recognizer, "adapted" if args.adapt else ""))
+        output.require_maker(maker_of(recognizer, LEARNED[args.speaker]))
     if not todo:
         return 0
     recognizer.keep_lattices = args.lattices is not None
@@ -378,7 +396,7 @@ def _transcribe(args: argparse.Namespace, found: Recordings, output: ResultsFile
     if args.lattices is not None:
         stems = found.stem_of()
         lattices = LatticeWriter(args.lattices, args.lattice_format, recognizer, stems, todo, args.lattice_gzip, shard)
-    speaker = learn_speaker(recognizer, names, found.read) if args.adapt else None
+    speaker = learn_speaker(recognizer, args.speaker, names, found.read)
     outcomes = transcribe(recognizer, todo, found.read, nbest=args.nbest, speaker=speaker)
     console = Console(stderr=True)
     if not args.no_progress and console.is_terminal:

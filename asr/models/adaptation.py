@@ -21,7 +21,7 @@ from torch import Tensor
 
 from asr.graph.context import TiedStates
 from asr.graph.denominator_graph import DenominatorGraph
-from asr.models.interface import NormalizingNetwork, valid_frames
+from asr.models.interface import NormalizingNetwork, SpeakerStatistics, UtteranceCmvn, valid_frames
 from asr.models.lfmmi import LfMmi, NumeratorPiece, numerator_piece
 
 _PIECE = 60  # output frames
@@ -48,6 +48,10 @@ class SpeakerTransform(NamedTuple):
         """The transform that changes nothing."""
         return cls(torch.ones(num_features, device=device), torch.zeros(num_features, device=device))
 
+    def normalized(self, norm: UtteranceCmvn, features: Tensor, num_frames: Tensor) -> Tensor:
+        """Features (N, T, F) of num_frames (N,) frames, normalized and transformed."""
+        return self(norm(features, num_frames), num_frames)
+
     def __call__(self, features: Tensor, num_frames: Tensor) -> Tensor:
         """Normalized features (N, T, F) of num_frames (N,) frames -> (N, T, F); padding stays 0."""
         inside = valid_frames(num_frames.to(features.device), features.shape[1])
@@ -67,11 +71,15 @@ class RecognizedSpeech(NamedTuple):
     runs: tuple[tuple[int, int, int], ...]
 
 
+Speaker = SpeakerStatistics | SpeakerTransform
+"""What is known about a speaker."""
+
+
 def score_of_speaker(
-    network: NormalizingNetwork, features: Tensor, num_frames: Tensor, transform: SpeakerTransform
+    network: NormalizingNetwork, features: Tensor, num_frames: Tensor, speaker: Speaker
 ) -> tuple[Tensor, Tensor]:
-    """Calls the network with the speaker's transform: (N, T, F), (N,) -> (N, T', C), (N,)."""
-    normal = transform(network.input_norm(features, num_frames), num_frames)
+    """Calls the network for utterances of a known speaker: (N, T, F), (N,) -> (N, T', C), (N,)."""
+    normal = speaker.normalized(network.input_norm, features, num_frames)
     outputs, num_outputs = network.forward_normalized(normal, num_frames)
     return outputs[-1], num_outputs
 

@@ -6,7 +6,7 @@ Shapes: N utterances, T frames of features, F features, T' output frames, C toke
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +39,41 @@ _NOISE_SHARE = 0.3
 _RANK = 10
 
 
+# Frames of a speaker's other recordings that count like an utterance's own: 10 s.
+_SPEAKER_FRAMES = 1000
+
+
+class SpeakerStatistics(NamedTuple):
+    """Mean and variance of the features of a speaker's recordings, as `UtteranceCmvn.statistics` collects them.
+
+    An utterance of a few seconds says little about a voice: its mean and variance depend on its words. With the frames
+    of other recordings, up to 10 s of them, they depend on the speaker and the microphone.
+
+    Attributes:
+        mean: (F,).
+        variance: (F,).
+        num_frames: of speech and the edges of pauses.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    num_frames: int
+
+    def normalized(self, norm: UtteranceCmvn, features: Tensor, num_frames: Tensor) -> Tensor:
+        """Features (N, T, F) of num_frames (N,) frames, normalized with these frames besides their own."""
+        return norm(features, num_frames, self)
+
+    def __add__(self, other: object) -> SpeakerStatistics:
+        """The statistics of both."""
+        if not isinstance(other, SpeakerStatistics):
+            return NotImplemented
+        num = self.num_frames + other.num_frames
+        share = other.num_frames / max(num, 1)
+        difference = other.mean - self.mean
+        variance = torch.lerp(self.variance, other.variance, share) + share * (1.0 - share) * difference.square()
+        return SpeakerStatistics(self.mean + share * difference, variance, num)
+
+
 class UtteranceCmvn(nn.Module):
     """Normalizes each utterance by its own mean and, optionally, its own standard deviation.
 
@@ -55,17 +90,40 @@ class UtteranceCmvn(nn.Module):
         self.normalize_variance = normalize_variance
         self.pause_margin = pause_margin
 
-    def forward(self, features: Tensor, num_frames: Tensor) -> Tensor:
-        """Normalizes features (N, T, F) of num_frames (N,) frames -> (N, T, F); padding is 0."""
+    def forward(self, features: Tensor, num_frames: Tensor, speaker: SpeakerStatistics | None = None) -> Tensor:
+        """Normalizes features (N, T, F) of num_frames (N,) frames -> (N, T, F); padding is 0.
+
+        Args:
+            features: the utterances.
+            num_frames: their lengths.
+            speaker: statistics of the utterances' speaker, which count like 10 s of each utterance, or less if they
+                are of less.
+        """
         inside = valid_frames(num_frames.to(features.device), features.shape[1])
         counted = self._counted(features, inside)[:, :, None]
-        count = counted.sum(dim=1, keepdim=True).clamp(min=1)
-        mean = features.masked_fill(~counted, 0.0).sum(dim=1, keepdim=True) / count
+        count = counted.sum(dim=1, keepdim=True)
+        total = features.masked_fill(~counted, 0.0).sum(dim=1, keepdim=True)
+        num_others = 0 if speaker is None else min(speaker.num_frames, _SPEAKER_FRAMES)
+        if speaker is not None:
+            total = total + num_others * speaker.mean.to(features)
+        count = (count + num_others).clamp(min=1)
+        mean = total / count
         centered = (features - mean).masked_fill(~inside[:, :, None], 0.0)
         if not self.normalize_variance:
             return centered
-        variance = centered.square().masked_fill(~counted, 0.0).sum(dim=1, keepdim=True) / count
-        return centered / variance.sqrt().clamp(min=STD_FLOOR)
+        squares = centered.square().masked_fill(~counted, 0.0).sum(dim=1, keepdim=True)
+        if speaker is not None:
+            distance = (speaker.mean.to(features) - mean).square()
+            squares = squares + num_others * (speaker.variance.to(features) + distance)
+        return centered / (squares / count).sqrt().clamp(min=STD_FLOOR)
+
+    def statistics(self, features: Tensor, num_frames: Tensor) -> SpeakerStatistics:
+        """Statistics of utterances of one speaker, features (N, T, F) of num_frames (N,) frames."""
+        frames = features[self._counted(features, valid_frames(num_frames.to(features.device), features.shape[1]))]
+        if not len(frames):
+            none = features.new_zeros(features.shape[2])
+            return SpeakerStatistics(none, none, 0)
+        return SpeakerStatistics(frames.mean(dim=0), frames.var(dim=0, unbiased=False), len(frames))
 
     def _counted(self, features: Tensor, inside: Tensor) -> Tensor:
         """Which frames are near speech, (N, T) bool; all frames of an utterance in which nothing stands out."""

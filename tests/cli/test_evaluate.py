@@ -219,12 +219,17 @@ def test_details_of_a_file_of_transcripts(tmp_path, transcripts, evaluate):
 def test_adaptation_is_refused_where_it_cannot_be(cuts, evaluate, transcripts, tiny_bundle_folder):
     hypothesis, reference = transcripts
     assert "--adapt needs --cuts" in evaluate(hypothesis, "--reference", reference, "--adapt")[2]
+    message = "--speaker-statistics needs --cuts"
+    assert message in evaluate(hypothesis, "--reference", reference, "--speaker-statistics")[2]
     code, _, errors = evaluate("--cuts", cuts, "--bundle", tiny_bundle_folder, "--adapt")
     assert code == 2 and "it cannot adapt to speakers because it has no denominator graph" in errors
 
 
 @pytest.mark.slow
-def test_each_speakers_voice_is_learnt_from_his_recordings_alone(tmp_path, evaluate):
+@pytest.mark.parametrize(
+    "option, learn", [("--adapt", "speaker_transform"), ("--speaker-statistics", "speaker_statistics")]
+)
+def test_each_speakers_voice_is_learned_from_that_speakers_recordings(tmp_path, evaluate, option, learn):
     lhotse = pytest.importorskip("lhotse")
     clips = sorted((Path(__file__).resolve().parents[2] / "scripts" / "demo_clips").glob("*.flac"))[:4]
     made = []
@@ -236,12 +241,12 @@ def test_each_speakers_voice_is_learnt_from_his_recordings_alone(tmp_path, evalu
         )
         made.append(lhotse.MonoCut(path.stem, 0, recording.duration, 0, [supervision], recording=recording))
     lhotse.CutSet.from_cuts(made).to_file(tmp_path / "cuts.jsonl.gz")
-    arguments = ("--cuts", tmp_path / "cuts.jsonl.gz", "--bundle", "librispeech", "--mode", "ngram", "--adapt")
+    arguments = ("--cuts", tmp_path / "cuts.jsonl.gz", "--bundle", "librispeech", "--mode", "ngram", option)
     assert evaluate(*arguments, "--output", tmp_path / "words.jsonl")[0] == 0
     lines = [json.loads(line) for line in (tmp_path / "words.jsonl").read_text().splitlines()]
     recognizer = asr.load("librispeech", mode="ngram")
     for own in (clips[::2], clips[1::2]):
-        speaker = recognizer.speaker_transform(own)
+        speaker = getattr(recognizer, learn)(own)
         for path, result in zip(own, recognizer(own, speaker=speaker), strict=True):
             record = next(line for line in lines if line["id"] == path.stem)
             assert record["text"] == result.text

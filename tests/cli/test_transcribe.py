@@ -145,6 +145,8 @@ def test_statistics(tmp_path, transcribe):
         (["--lm-device-mb", "inf"], "--lm-device-mb inf: give a number of MB"),
         (["--lm-device-mb", "0", "--mode", "large_ngram"], "budget of 0 bytes is too small"),
         (["--bundle", "nowhere"], "nowhere: there is no bundle here"),
+        (["--stream", "--speaker-statistics"], "--speaker-statistics and --stream exclude each other"),
+        (["--stream", "--adapt"], "--adapt and --stream exclude each other"),
     ],
 )
 def test_a_wrong_request_is_one_sentence(tmp_path, transcribe, arguments, message):

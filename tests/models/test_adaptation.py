@@ -11,6 +11,7 @@ from safetensors.torch import load, save
 
 from asr.audio.io import read_audio
 from asr.bundle import Bundle
+from asr.decoding.settings import ResourceOptions
 from asr.errors import AsrError
 from asr.graph.context import TIED_STATES, TiedStates
 from asr.graph.denominator_graph import DenominatorGraph
@@ -20,6 +21,7 @@ from asr.models.interface import NormalizingNetwork
 from asr.models.lfmmi import LfMmi
 from asr.models.tdnnf import Tdnnf
 from asr.recognizer import Recognizer
+from asr.results import StageTimes
 
 ROOT = Path(__file__).resolve().parents[2]
 CLIPS = sorted((ROOT / "scripts" / "demo_clips").glob("*.flac"))
@@ -172,6 +174,29 @@ def test_a_recognizer_learns_a_voice_and_uses_it(bundle: Bundle) -> None:
     assert [total for _, total in plain] != [total for _, total in adapted]
     # Others' recordings are recognized as before.
     assert plain == [(result.text, result.total) for result in recognizer(clips)]
+
+
+@pytest.mark.slow
+def test_a_recognizer_normalizes_with_a_speakers_statistics(bundle: Bundle) -> None:
+    recognizer = Recognizer(bundle, "ngram", resources=ResourceOptions(batch_seconds=4.0))
+    clips = [read_audio(path, recognizer.sampling_rate) for path in CLIPS]
+    plain = [result.total for result in recognizer(clips)]
+    speaker = recognizer.speaker_statistics(clips)
+    own = [recognizer.speaker_statistics(clip) for clip in clips]
+    assert speaker.num_frames == sum(part.num_frames for part in own)
+    found = [result.total for result in recognizer(clips, speaker=speaker)]
+    assert all(abs(before - after) > 1.0 for before, after in zip(plain, found, strict=True))
+    # Its own statistics change nothing in an utterance.
+    for clip, statistics, total in zip(clips, own, plain, strict=True):
+        assert recognizer(clip, speaker=statistics)[0].total == pytest.approx(total, abs=0.2)  # rounded to bytes
+    # The network reads what its norm returns for the speaker.
+    features = recognizer._features(clips[:1], StageTimes())
+    network = bundle.acoustic_model.network
+    normal = network.input_norm(*features, speaker)
+    with torch.no_grad(), recognizer.acoustic_arithmetic():
+        expected = network.forward_normalized(normal, features[1])[0][-1]
+    log_prob, _ = recognizer.log_prob(clips[:1], StageTimes(), speaker)
+    torch.testing.assert_close(log_prob, expected)
 
 
 @pytest.mark.slow

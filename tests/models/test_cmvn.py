@@ -61,3 +61,53 @@ def test_an_utterance_without_pause_counts_whole() -> None:
     torch.testing.assert_close(normal, UtteranceCmvn(pause_margin=300)(features, num_frames))
     silence = torch.zeros(1, 300, 5)
     assert not UtteranceCmvn()(silence, torch.tensor([300])).any()
+
+
+def frames_of(num: int, seed: int) -> Tensor:
+    return torch.randn(num, 5, generator=torch.Generator().manual_seed(seed)) * (seed + 1) + seed
+
+
+@pytest.mark.parametrize("variance", [False, True])
+@pytest.mark.parametrize("num_others", [1, 40, 999])
+def test_frames_of_the_same_speaker_count_like_an_utterances_own(num_others: int, variance: bool) -> None:
+    norm = UtteranceCmvn(variance)
+    own, others = frames_of(60, 1), frames_of(num_others, 2)
+    speaker = norm.statistics(others[None], torch.tensor([num_others]))
+    assert speaker.num_frames == num_others
+    both = torch.cat((own, others)).double()
+    expected = own - both.mean(dim=0)
+    expected = expected / both.std(dim=0, unbiased=False) if variance else expected
+    padded = torch.cat((own, torch.full((4, 5), 99.0)))[None]
+    normal = norm(padded, torch.tensor([60]), speaker)[0]
+    torch.testing.assert_close(normal[:60].double(), expected, atol=1e-4, rtol=1e-4)
+    assert not normal[60:].any()
+
+
+def test_a_speaker_counts_like_ten_seconds_at_most() -> None:
+    norm = UtteranceCmvn()
+    own, hour = frames_of(60, 1), frames_of(90, 2)
+    speaker = norm.statistics(hour[None], torch.tensor([90]))
+    alike = norm(own[None], torch.tensor([60]), speaker._replace(num_frames=1000))
+    assert torch.equal(norm(own[None], torch.tensor([60]), speaker._replace(num_frames=360_000)), alike)
+    assert not torch.equal(norm(own[None], torch.tensor([60]), speaker._replace(num_frames=900)), alike)
+
+
+def test_statistics_of_parts_add_up_and_leave_pauses_out() -> None:
+    norm = UtteranceCmvn(pause_margin=20)
+    features, loud = speech_and_pauses(3, [90, 200, 150])
+    near = torch.tensor([bool(loud[max(0, i - 20) : i + 21].any()) for i in range(len(loud))])
+    first = norm.statistics(features[None], torch.tensor([len(features)]))
+    second = norm.statistics(torch.stack((frames_of(30, 1), frames_of(30, 2))), torch.tensor([30, 12]))
+    frames = torch.cat((features[near], frames_of(30, 1), frames_of(30, 2)[:12])).double()
+    both = first + second
+    assert both.num_frames == len(frames)
+    torch.testing.assert_close(both.mean.double(), frames.mean(dim=0), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(both.variance.double(), frames.var(dim=0, unbiased=False), atol=1e-3, rtol=1e-4)
+
+
+def test_a_speaker_without_frames_changes_nothing() -> None:
+    norm = UtteranceCmvn()
+    silent = norm.statistics(torch.zeros(2, 0, 5), torch.tensor([0, 0]))
+    own, num = frames_of(60, 1)[None], torch.tensor([60])
+    assert silent.num_frames == (silent + silent).num_frames == 0
+    assert torch.equal(norm(own, num, silent), norm(own, num))
