@@ -108,8 +108,8 @@ def test_a_missing_package_is_told_with_its_extra(
     ("closed", "code", "error"),
     [
         ("2>&1 >&-", 2, "the output cannot be written (Bad file descriptor)"),
-        ("--output words.jsonl >&-", 0, ""),
-        ("2>&-", 0, ""),
+        pytest.param("--output words.jsonl >&-", 0, "", marks=pytest.mark.slow),
+        pytest.param("2>&-", 0, "", marks=pytest.mark.slow),
         ("--stream - <&- 2>&1", 1, "standard input ends before any sample"),
     ],
 )

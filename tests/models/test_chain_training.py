@@ -301,6 +301,7 @@ def test_a_resumed_training_needs_neither_initial_checkpoint_nor_teacher(
         fit(own, states, 3, resume=middle, **options)
 
 
+@pytest.mark.slow
 def test_a_network_learns_from_its_teacher_what_the_transcripts_do_not_say(own: Path, states: TiedStates) -> None:
     """With all of the weight the teacher's, a network trained on faulty alignments becomes like the teacher."""
     bundle = bundle_of(own, states)
