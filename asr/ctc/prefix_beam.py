@@ -84,7 +84,7 @@ class PrefixBeam:
     def __init__(self, rules: Rules, context: int = 0, compiled: bool = True) -> None:
         self.rules = rules
         self._loops = _compiled_loops() if compiled else _plain_loops()
-        self.prefixes = _empty(_FIRST_ROOM, _FIRST_ROOM, rules.beam_size)
+        self.prefixes = _empty(_FIRST_ROOM, _FIRST_ROOM, rules.beam_size, len(rules.num_ends))
         self.prefixes.count[[NUM_PREFIXES, NUM_ALIVE]] = 1
         self.prefixes.context[0] = context
         for values in (self.prefixes.parent, self.prefixes.char, self.prefixes.last, self.prefixes.node):
@@ -143,27 +143,27 @@ class PrefixBeam:
         sums: dict[int, float] = {}
         for prefix, score in zip(prefixes.node[:num].tolist(), prefixes.score[:num].tolist(), strict=True):
             sums[prefix] = float(np.logaddexp(sums[prefix], score)) if prefix in sums else score
+        nodes = np.fromiter(sums, np.int64, len(sums))
+        total = np.fromiter(sums.values(), np.float64, len(sums)) + prefixes.bonus[nodes]
+        values = (total, prefixes.lm_score[nodes], prefixes.context[nodes], prefixes.length[nodes])
         found = [
-            Alive(
-                prefix,
-                score,
-                float(prefixes.lm_score[prefix]),
-                score + float(prefixes.bonus[prefix]),
-                int(prefixes.context[prefix]),
-                int(prefixes.length[prefix]),
-            )
-            for prefix, score in sums.items()
+            Alive(prefix, sums[prefix], lm_score, own_total, context, length)
+            for prefix, own_total, lm_score, context, length in zip(sums, *(v.tolist() for v in values), strict=True)
         ]
-        return sorted(found, key=lambda each: -(each.total + float(prefixes.guess[each.prefix])))
+        order = np.argsort(-(total + prefixes.guess[nodes]), kind="stable")
+        return [found[place] for place in order.tolist()]
+
+    def path(self, prefix: int) -> npt.NDArray[np.int32]:
+        """The prefixes that end with each character of a prefix, itself the last one."""
+        found = np.empty(int(self.prefixes.count[NUM_PREFIXES]), dtype=np.int32)
+        num = self._loops.fill_path(prefix, self.prefixes.parent, found)
+        return found[:num][::-1]
 
     def characters(self, prefix: int) -> list[tuple[int, int, int]]:
         """The characters of a prefix, each with its first frame and the frame after its last one."""
-        prefixes = self.prefixes
-        found = []
-        while prefix:
-            found.append((int(prefixes.char[prefix]), int(prefixes.begin[prefix]), int(prefixes.end[prefix])))
-            prefix = int(prefixes.parent[prefix])
-        return found[::-1]
+        prefixes, path = self.prefixes, self.path(prefix)
+        columns = (values[path].tolist() for values in (prefixes.char, prefixes.begin, prefixes.end))
+        return list(zip(*columns, strict=True))
 
     def _grow(self) -> None:
         """Enlarges the arrays to what the next frame may need."""
@@ -174,7 +174,7 @@ class PrefixBeam:
             room *= 2
         while slots < wanted:
             slots *= 2
-        new = _empty(room, slots, self.rules.beam_size)
+        new = _empty(room, slots, self.rules.beam_size, len(self.rules.num_ends))
         new.count[:] = count
         for name in _PREFIX_DTYPES:
             getattr(new, name)[:num] = getattr(old, name)[:num]
@@ -259,6 +259,7 @@ class _Loops(NamedTuple):
     advance: Callable[..., int]
     advance_with_tables: Callable[..., int]
     settle: Callable[..., bool]
+    fill_path: Callable[..., int]
     fill_table: Callable[..., None]
 
 
@@ -278,7 +279,7 @@ def _compiled_loops() -> _Loops:
     return _plain_loops() if None in loops else _Loops(*cast("list[Callable[..., Any]]", loops))
 
 
-def _empty(room: int, slots: int, beam_size: int) -> Prefixes:
+def _empty(room: int, slots: int, beam_size: int, num_tokens: int) -> Prefixes:
     arrays: dict[str, Any] = {name: np.empty(room, dtype=dtype) for name, dtype in _PREFIX_DTYPES.items()}
     return Prefixes(
         count=np.zeros(8, dtype=np.int64),
@@ -287,9 +288,13 @@ def _empty(room: int, slots: int, beam_size: int) -> Prefixes:
         node=np.empty(beam_size, dtype=np.int32),
         last=np.empty(beam_size, dtype=np.int32),
         score=np.empty(beam_size, dtype=np.float64),
+        end_key=np.empty(beam_size, dtype=np.int64),
         asked=np.empty(room, dtype=np.int32),
         asked_context=np.empty(room, dtype=np.int64),
         asked_word=np.empty(room, dtype=np.int64),
+        answer=np.empty(room, dtype=np.float32),
+        following=np.empty(room, dtype=np.int64),
+        allowed=np.empty(num_tokens, dtype=np.int64),
         slot_node=np.empty(slots, dtype=np.int32),
         slot_last=np.empty(slots, dtype=np.int32),
         slot_score=np.empty(slots, dtype=np.float64),
@@ -298,4 +303,6 @@ def _empty(room: int, slots: int, beam_size: int) -> Prefixes:
         slot_bonus=np.empty(slots, dtype=np.float64),
         slot_guess=np.empty(slots, dtype=np.float64),
         slot_table=np.zeros(4 * slots, dtype=np.int64),
+        rank=np.empty(slots, dtype=np.float64),
+        inside=np.empty(slots, dtype=np.float64),
     )

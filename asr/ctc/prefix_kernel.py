@@ -50,11 +50,15 @@ class Prefixes(NamedTuple):
         begin, end, peak: (P,) int32, int32, float64: frames of the character, and the score of its best path.
         table: (H,) int32, hash table of prefixes by (parent, char), -1 where free; H is a power of two.
         node, last, score: (K,) int32, int32, float64, the active hypotheses.
+        end_key: (K,) int64, equal for hypotheses with equal ends; used while these are pruned.
         asked, asked_context, asked_word: (A,) queries to the language model, each for a slot or a ~prefix.
+        answer, following: (A,) float32, int64, the scores and next contexts that `look_up` finds.
+        allowed: (C,) int64, the tokens that may follow in a frame.
         slot_node, slot_last, slot_score: (S,) hypotheses of the current frame. If the node does not exist yet, this is
             ~n, the node n to which the token's characters are added if the hypothesis survives.
         slot_context, slot_lm_score, slot_bonus, slot_guess: (S,) as for prefixes.
         slot_table: (2^n,) int64, hash table of slots by (node, last), tagged with the frame that they belong to.
+        rank, inside: (S,) float64, the scores by which hypotheses are pruned: all, and those inside the beam.
     """
 
     count: Any
@@ -73,9 +77,13 @@ class Prefixes(NamedTuple):
     node: Any
     last: Any
     score: Any
+    end_key: Any
     asked: Any
     asked_context: Any
     asked_word: Any
+    answer: Any
+    following: Any
+    allowed: Any
     slot_node: Any
     slot_last: Any
     slot_score: Any
@@ -84,6 +92,8 @@ class Prefixes(NamedTuple):
     slot_bonus: Any
     slot_guess: Any
     slot_table: Any
+    rank: Any
+    inside: Any
 
 
 class Rules(NamedTuple):
@@ -91,6 +101,7 @@ class Rules(NamedTuple):
 
     Attributes:
         char_begin, char: (C + 1,), (...) the characters of each token.
+        num_ends: (C,) int64, the number of word boundaries among them.
         word_of: (number of characters,) int64, the word of each character; used only without word boundaries.
         has_words: whether there are word boundaries.
         trie_begin, trie_char, trie_next: word trie; the arcs of node n are `trie_begin[n] : trie_begin[n + 1]`, sorted.
@@ -115,6 +126,7 @@ class Rules(NamedTuple):
 
     char_begin: Any
     char: Any
+    num_ends: Any
     word_of: Any
     has_words: bool
     trie_begin: Any
@@ -138,7 +150,7 @@ class Rules(NamedTuple):
     history: int
 
 
-@kernel(fastmath=False)
+@kernel(fastmath=False, allocates=False)
 def advance(log_prob: Any, prefixes: Prefixes, rules: Rules) -> int:
     """Searches frames, log_prob (T, C). The first one has the number `count[CHUNK_BEGIN]`, the next one `count[FRAME]`.
 
@@ -152,11 +164,11 @@ def advance(log_prob: Any, prefixes: Prefixes, rules: Rules) -> int:
             return NEEDS_ROOM
         if count[NUM_ASKED] > 0:
             return ASKS
-        settle(np.zeros(0, dtype=np.float32), np.zeros(0, dtype=np.int64), prefixes, rules)
+        settle(prefixes.answer[:0], prefixes.following[:0], prefixes, rules)
     return DONE
 
 
-@kernel(fastmath=False)
+@kernel(fastmath=False, allocates=False)
 def advance_with_tables(log_prob: Any, prefixes: Prefixes, rules: Rules, tables: Any) -> int:
     """As `advance`, with a language model whose tables answer all queries (`LanguageModel.lookup_tables`)."""
     count = prefixes.count
@@ -166,7 +178,7 @@ def advance_with_tables(log_prob: Any, prefixes: Prefixes, rules: Rules, tables:
         is_settled = False
         while not is_settled:
             num = count[NUM_ASKED]
-            answer, following = np.empty(num, dtype=np.float32), np.empty(num, dtype=np.int64)
+            answer, following = prefixes.answer[:num], prefixes.following[:num]
             if num:
                 look_up(prefixes.asked_context[:num], prefixes.asked_word[:num], tables, answer, following)
             is_settled = settle(answer, following, prefixes, rules)
@@ -175,7 +187,6 @@ def advance_with_tables(log_prob: Any, prefixes: Prefixes, rules: Rules, tables:
 
 def expand(log_prob: Any, prefixes: Prefixes, rules: Rules) -> bool:
     """Extends all hypotheses by the next frame's tokens; returns False if the arrays may be too small."""
-    # Fields are read once, because in compiled loops each access to a tuple's array costs reference counting.
     count, row = prefixes.count, log_prob[prefixes.count[FRAME] - prefixes.count[CHUNK_BEGIN]]
     alive_node, alive_last, alive_score = prefixes.node, prefixes.last, prefixes.score
     parent, char_of, table, length_of, place_of = (
@@ -198,22 +209,17 @@ def expand(log_prob: Any, prefixes: Prefixes, rules: Rules) -> bool:
         rules.outside_end, rules.outside_guess, rules.long_word, rules.insertion, _int64(rules.unk)
     )  # fmt: skip
     asked, asked_context, asked_word = prefixes.asked, prefixes.asked_context, prefixes.asked_word
-    num_tokens = len(row)
-    num_ends = np.empty(num_tokens, dtype=np.int64)  # at most as many words end
     best_token = 0
-    for token in range(1, num_tokens):
+    for token in range(1, len(row)):
         if row[token] > row[best_token]:
             best_token = token
-    allowed = np.empty(num_tokens, dtype=np.int64)
+    allowed, num_ends = prefixes.allowed, rules.num_ends
     num_allowed, num_chars = 0, 0
-    for token in range(num_tokens):
+    for token in range(len(row)):
         if row[token] >= rules.token_min or token == best_token:
             allowed[num_allowed] = token
             num_allowed += 1
             num_chars += char_begin[token + 1] - char_begin[token]
-            num_ends[token] = 0
-            for position in range(char_begin[token], char_begin[token + 1]):
-                num_ends[token] += has_words and chars[position] == BOUNDARY
     num_alive = count[NUM_ALIVE]
     wanted = num_alive * max(num_allowed, num_chars)
     # Half of each hash table stays free, so that probing ends.
@@ -286,7 +292,7 @@ def expand(log_prob: Any, prefixes: Prefixes, rules: Rules) -> bool:
             slot_lm_score[slot], slot_context[slot] = lm_score_of[node], context_of[node]
             word = _int64(-1)
             if has_words:
-                # As in `_extended`, whose tuple of arrays would cost more than its work.
+                # As in `_extended`
                 place, length, bonus, guess = _int64(place_of[node]), _int64(length_of[node]), bonus_of[node], 0.0
                 for position in range(begin, end):
                     char = chars[position]
@@ -312,7 +318,7 @@ def expand(log_prob: Any, prefixes: Prefixes, rules: Rules) -> bool:
     return True
 
 
-@kernel(fastmath=False)
+@kernel(fastmath=False, allocates=False)
 def settle(answer: Any, following: Any, prefixes: Prefixes, rules: Rules) -> bool:
     """Adds the language model's scores (A,) and next contexts (A,), and keeps the best hypotheses of the frame.
 
@@ -328,7 +334,7 @@ def settle(answer: Any, following: Any, prefixes: Prefixes, rules: Rules) -> boo
     bonus_of, guess_of = prefixes.bonus, prefixes.guess
     slot_node, slot_last, slot_score = prefixes.slot_node, prefixes.slot_last, prefixes.slot_score
     slot_bonus, slot_guess = prefixes.slot_bonus, prefixes.slot_guess
-    rank = np.empty(num, dtype=np.float64)
+    rank, inside = prefixes.rank, prefixes.inside
     best = -np.inf
     for slot in range(num):
         node = slot_node[slot]
@@ -338,7 +344,6 @@ def settle(answer: Any, following: Any, prefixes: Prefixes, rules: Rules) -> boo
             rank[slot] = slot_score[slot] + slot_bonus[slot] + slot_guess[slot]
         best = max(best, rank[slot])
     threshold = best - rules.beam
-    inside = np.empty(num, dtype=np.float64)
     num_inside = 0
     for slot in range(num):
         if rank[slot] >= threshold:
@@ -407,14 +412,17 @@ def _keep_best_of_equal_ends(rank: Any, prefixes: Prefixes, history: int) -> Non
     node, last, score, context, length = (
         prefixes.node, prefixes.last, prefixes.score, prefixes.context, prefixes.length
     )  # fmt: skip
-    parent, char = prefixes.parent, prefixes.char
+    parent, char, end_key = prefixes.parent, prefixes.char, prefixes.end_key
     num_kept = 0
     for i in range(prefixes.count[NUM_ALIVE]):
         one = _int64(node[i])
+        # Equal ends have equal contexts; most others are told apart by a key of these.
+        key = (context[one] * _FIRST_MULTIPLIER) ^ ((_int64(last[i]) << 32) + length[one])
         place = num_kept
         for j in range(num_kept):
+            if end_key[j] != key:
+                continue
             other = _int64(node[j])
-            # Equal ends have equal contexts; that is compared first because it is cheap.
             is_like = last[i] == last[j] and context[one] == context[other] and length[one] == length[other]
             if is_like and _have_equal_ends(one, other, parent, char, history):
                 place = j
@@ -423,7 +431,7 @@ def _keep_best_of_equal_ends(rank: Any, prefixes: Prefixes, history: int) -> Non
             num_kept += 1
         elif rank[i] <= rank[place]:
             continue
-        node[place], last[place], score[place], rank[place] = node[i], last[i], score[i], rank[i]
+        node[place], last[place], score[place], rank[place], end_key[place] = node[i], last[i], score[i], rank[i], key
     prefixes.count[NUM_ALIVE] = num_kept
 
 
@@ -465,7 +473,18 @@ def _kth_best(value: Any, k: int) -> float:
     return float(value[k - 1])
 
 
-@kernel(fastmath=False)
+@kernel(fastmath=False, allocates=False)
+def fill_path(prefix: int, parent: Any, path: Any) -> int:
+    """Fills `path` with a prefix and all that it extends but the root, the longest first -> their number."""
+    num = 0
+    while prefix != 0:
+        path[num] = prefix
+        num += 1
+        prefix = parent[prefix]
+    return num
+
+
+@kernel(fastmath=False, allocates=False)
 def fill_table(prefixes: Prefixes) -> None:
     """Enters all prefixes except the first into the table, which must be empty."""
     parent, char_of, table = prefixes.parent, prefixes.char, prefixes.table

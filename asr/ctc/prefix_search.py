@@ -137,6 +137,7 @@ def token_rules(tokens: CTCTokens, config: CTCDecodingConfig, vocabulary: Vocabu
     return Rules(
         char_begin=np.arange(-1, num).clip(0).astype(np.int64),
         char=np.arange(1, num, dtype=np.int64),
+        num_ends=np.zeros(num, dtype=np.int64),
         word_of=word_of,
         has_words=False,
         trie_begin=nothing,

@@ -160,8 +160,8 @@ class BeamSearchDecoderCTC:
         self._unigrams = ordinary_words(unigrams)
         self._source = source
         chars = sorted({char for label in alphabet.labels for char in label} - {" "})
-        self._chars = ["", *chars]
-        self._char_of = {char: number for number, char in enumerate(self._chars)}
+        self._symbols = [" ", *chars]
+        self._char_of = {char: number for number, char in enumerate(chars, 1)}
         pieces = [self._characters(label) for label in alphabet.labels]
         self._blank = alphabet.labels.index("")
         # The search expects the blank in column 0.
@@ -169,6 +169,7 @@ class BeamSearchDecoderCTC:
         lengths = [len(pieces[column]) for column in self._columns]
         self._char_begin = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         self._token_chars = np.array([char for column in self._columns for char in pieces[column]], dtype=np.int64)
+        self._num_ends = np.array([pieces[column].count(BOUNDARY) for column in self._columns], dtype=np.int64)
         self._tries: dict[Any, _ScoredWords] = {}
         with self._models.lent() as lm:
             self._vocabulary = None if lm is None else lm.vocabulary
@@ -436,14 +437,17 @@ class BeamSearchDecoderCTC:
                 f"the logits have the shape {values.shape}; give (frames, {len(self._columns)}), one column per label."
             )
         values = values.astype(np.float64)
-        if np.isnan(values).any() or (values == np.inf).any():
+        highest = values.max(axis=1, keepdims=True)
+        if not (highest < np.inf).all():  # NaN is not less, either
             raise AsrError("the logits have NaN or infinity in them; check the network's input and weights.")
         if len(values) and values.min() >= 0 and np.abs(values.sum(axis=1) - 1).max() <= _TOLERANCE:
             values = np.log(np.clip(values, 1e-15, 1))
-        elif len(values):
-            values = values - values.max(axis=1, keepdims=True)
-            values = np.clip(values - np.log(np.exp(values).sum(axis=1, keepdims=True)), _LEAST_LOG_PROB, 0)
-        return np.ascontiguousarray(values[:, self._columns].astype(np.float32))
+        else:
+            values -= highest
+            values -= np.log(np.exp(values).sum(axis=1, keepdims=True))
+            np.clip(values, _LEAST_LOG_PROB, 0, out=values)
+        ordered = values if self._blank == 0 else values[:, self._columns]
+        return np.ascontiguousarray(ordered, dtype=np.float32)
 
     def _characters(self, label: str) -> list[int]:
         """The character numbers of a label; 0 is the word boundary."""
@@ -479,11 +483,11 @@ class BeamSearchDecoderCTC:
         settings = self._settings
         trie = words.trie
         insertion = 0.0 if settings is None else float(settings.beta)
-        most_inside = max(0.0, float(words.guess.max()))
-        most_at_end = insertion + max(0.0, float(words.end.max())) + (most_inside if self._alphabet.is_bpe else 0.0)
+        most_at_end = insertion + words.most_end + (words.most_guess if self._alphabet.is_bpe else 0.0)
         return Rules(
             char_begin=self._char_begin,
             char=self._token_chars,
+            num_ends=self._num_ends,
             word_of=np.zeros(1, dtype=np.int64),
             has_words=True,
             trie_begin=trie.begin,
@@ -494,7 +498,7 @@ class BeamSearchDecoderCTC:
             trie_guess=words.guess,
             outside_end=words.outside_end,
             outside_guess=words.outside_guess,
-            most_inside=most_inside,
+            most_inside=words.most_guess,
             most_at_end=most_at_end,
             long_word=_LONG_WORD,
             unk=UNK_ID,
@@ -545,17 +549,14 @@ class BeamSearchDecoderCTC:
         return [output for output in outputs if output[-1] >= outputs[0][-1] - rules.beam][: rules.beam_size]
 
     def _spelled(self, beam: PrefixBeam, prefix: int) -> list[WordFrames]:
-        words: list[WordFrames] = []
-        is_open = False
-        for char, begin, end in beam.characters(prefix):
-            if char == BOUNDARY:
-                is_open = False
-            elif is_open:
-                text, (first, _) = words[-1]
-                words[-1] = (text + self._chars[char], (first, end))
-            else:
-                words.append((self._chars[char], (begin, end)))
-                is_open = True
+        path = beam.path(prefix)
+        written = "".join([self._symbols[char] for char in beam.prefixes.char[path].tolist()])
+        begin, end = beam.prefixes.begin[path].tolist(), beam.prefixes.end[path].tolist()
+        words, first = [], 0
+        for word in written.split(" "):
+            if word:
+                words.append((word, (begin[first], end[first + len(word) - 1])))
+            first += len(word) + 1
         return words
 
 
@@ -569,6 +570,8 @@ class _ScoredWords:
     guess: npt.NDArray[np.float64]
     outside_end: float
     outside_guess: float
+    most_end: float
+    most_guess: float
 
     @classmethod
     def build(cls, decoder: BeamSearchDecoderCTC, hot: list[str], hotword_weight: float) -> _ScoredWords:
@@ -597,7 +600,8 @@ class _ScoredWords:
             shortest = trie.shortest_of(hot_positions)
             guess = np.where(shortest > 0, hotword_weight * trie.depth / np.maximum(shortest, 1), guess)
             end[trie.word_node[hot_positions]] += hotword_weight
-        return cls(trie, word, end, guess, outside_end, outside_guess)
+        most = (max(0.0, float(values.max())) for values in (end, guess))
+        return cls(trie, word, end, guess, outside_end, outside_guess, *most)
 
 
 def build_ctcdecoder(

@@ -21,7 +21,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -80,15 +80,25 @@ class Intrinsic:
 _FunctionT = TypeVar("_FunctionT", bound=Callable[..., Any])
 
 
-def kernel(*, fastmath: bool) -> Callable[[_FunctionT], _FunctionT]:
+class Setting(NamedTuple):
+    """How a function is compiled, see `kernel`."""
+
+    fastmath: bool = True
+    allocates: bool = True
+
+
+def kernel(*, fastmath: bool, allocates: bool = True) -> Callable[[_FunctionT], _FunctionT]:
     """Sets how `jit` compiles a function, and the functions it calls that have no setting of their own.
 
     With `fastmath`, the default of `jit`, sums may be reordered: only then does the compiler use vector instructions
     for them. Without it, results equal those of tensor operations bit for bit.
+
+    Without `allocates`, the function must not make arrays, and references to arrays are not counted. In short loops
+    over named tuples of many arrays, counting takes most of the time.
     """
 
     def mark(function: _FunctionT) -> _FunctionT:
-        function.__dict__["fastmath"] = fastmath
+        function.__dict__["setting"] = Setting(fastmath, allocates)
         return function
 
     return mark
@@ -102,32 +112,34 @@ def has_loops(device: torch.device) -> bool:
 @functools.cache
 def jit(function: Callable[..., Any]) -> Callable[..., Any] | None:
     """The function compiled, with the functions and intrinsics of its module that it calls; None without numba."""
-    return _jit(function, True) if has_package("numba") else None
+    return _jit(function, Setting()) if has_package("numba") else None
 
 
 def jit_required(function: Callable[..., Any]) -> Callable[..., Any]:
     """Like `jit`, where numba is known to be installed."""
-    return _jit(function, True)
+    return _jit(function, Setting())
 
 
 @functools.cache
-def _jit(function: Callable[..., Any], default_fastmath: bool) -> Callable[..., Any]:
+def _jit(function: Callable[..., Any], default: Setting) -> Callable[..., Any]:
     import numba
 
     assert isinstance(function, FunctionType)
-    fastmath = bool(getattr(function, "fastmath", default_fastmath))
+    setting: Setting = getattr(function, "setting", default)
     sources, intrinsics = _dependencies(function)
     callees = _callees(function)
     called = {
-        name: callee.load() if isinstance(callee, Intrinsic) else _jit(callee, fastmath)
+        name: callee.load() if isinstance(callee, Intrinsic) else _jit(callee, setting)
         for name, callee in callees.items()
     }
     if called:
         linked = FunctionType(function.__code__, {**function.__globals__, **called}, function.__name__)
         function = functools.update_wrapper(linked, function)
         del function.__wrapped__
-    flags = {"reassoc", "contract"} if fastmath else False
-    compiled: Any = numba.njit(nogil=True, fastmath=flags, error_model="numpy")(function)
+    flags = {"reassoc", "contract"} if setting.fastmath else False
+    # `_nrt` is numba's runtime of counted memory. A function without the option would take on its caller's.
+    options: dict[str, Any] = {"_nrt": setting.allocates}
+    compiled: Any = numba.njit(nogil=True, fastmath=flags, error_model="numpy", **options)(function)
     try:
         compiled.enable_caching()
     except RuntimeError:  # no folder for the cache is writable, so each process compiles for itself
@@ -135,7 +147,7 @@ def _jit(function: Callable[..., Any], default_fastmath: bool) -> Callable[..., 
     _forgive_stale_cache(compiled._cache)
     CACHED_FUNCTIONS.append(compiled)
     # numba compares only the time of the function's own file, and would use code compiled from older callees.
-    compiled._cache._cache_file._source_stamp = [fastmath, *_stamps(sources)]
+    compiled._cache._cache_file._source_stamp = [tuple(setting), *_stamps(sources)]
     _lock_cache(compiled._cache._cache_file)
     if intrinsics:
         index_key = compiled._cache._index_key

@@ -132,3 +132,26 @@ def test_a_changed_lookup_is_compiled_anew_in_the_loops_that_ask_it(tmp_path: Pa
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
     _write(tmp_path / "model.py", _LOOKUP.format(factor=2), 2_000)
     assert _value(tmp_path, _RUN_LOOKUP) == 10
+
+
+_MAKES_ARRAYS = """
+import numpy as np
+from asr.kernels.jit import kernel
+
+@kernel(fastmath=False, allocates={allocates})
+def total(num):
+    return makes(num)
+
+@kernel(fastmath=False)
+def makes(num):
+    return np.ones(num).sum()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("allocates", [True, False])
+def test_a_loop_without_counted_memory_calls_one_with_it(allocates: bool, tmp_path: Path) -> None:
+    """numba passes options of callers on to callees that lack them: np.ones would not compile there."""
+    _write(tmp_path / "caller.py", _MAKES_ARRAYS.format(allocates=allocates), 1_000)
+    run = "from asr.kernels.jit import jit; import caller; print(int(jit(caller.total)(5)))"
+    assert _value(tmp_path, run) == 5

@@ -209,15 +209,17 @@ def score_words(state: Any, word_id: Any, tables: Any, log_prob: Any, next_idx: 
     Returns:
         False if there is no such state.
     """
+    return _score_blocks(state, word_id, tables, log_prob, next_idx, np.empty((5, _BLOCK), dtype=np.int64))
+
+
+@kernel(fastmath=False, allocates=False)
+def _score_blocks(state: Any, word_id: Any, tables: Any, log_prob: Any, next_idx: Any, work: Any) -> bool:
+    """`score_words` with an array (5, 128) to work with."""
     slot, num_homes, word_bits, key_bits = tables.slot, tables.num_homes, tables.word_bits, tables.key_bits
     arc_begin, label, backoff_state = tables.arc_begin, tables.label, tables.backoff_state
     backoff_score, score, level, dst_state = tables.backoff_score, tables.score, tables.score_level, tables.dst_state
     mask = (1 << key_bits) - 1
-    active = np.empty(_BLOCK, dtype=np.int64)
-    context = np.empty(_BLOCK, dtype=np.int64)
-    place = np.empty(_BLOCK, dtype=np.int64)
-    tag = np.empty(_BLOCK, dtype=np.int64)
-    entry = np.empty(_BLOCK, dtype=np.int64)
+    active, context, place, tag, entry = work[0], work[1], work[2], work[3], work[4]
     for begin in range(0, len(state), _BLOCK):
         num_active = 0
         for query in range(begin, min(begin + _BLOCK, len(state))):
