@@ -121,7 +121,7 @@ class Rules(NamedTuple):
         beam_size: maximum number of hypotheses that survive a frame.
         token_min: tokens with lower log-probabilities are ignored, except for the best token of a frame.
         history: of surviving hypotheses that agree in this many last words, the incomplete word and the last symbol,
-            only the best one is kept; 0 keeps all.
+            only the best one is kept, whatever the language model remembers of earlier words; 0 keeps all.
     """
 
     char_begin: Any
@@ -409,22 +409,16 @@ def _receive(answer: Any, following: Any, prefixes: Prefixes, rules: Rules) -> N
 
 def _keep_best_of_equal_ends(rank: Any, prefixes: Prefixes, history: int) -> None:
     """Keeps the best of the active hypotheses that agree in their ends; rank (K,), see `Rules.history`."""
-    node, last, score, context, length = (
-        prefixes.node, prefixes.last, prefixes.score, prefixes.context, prefixes.length
-    )  # fmt: skip
-    parent, char, end_key = prefixes.parent, prefixes.char, prefixes.end_key
+    node, last, score, end_key = prefixes.node, prefixes.last, prefixes.score, prefixes.end_key
+    parent, char = prefixes.parent, prefixes.char
     num_kept = 0
     for i in range(prefixes.count[NUM_ALIVE]):
         one = _int64(node[i])
-        # Equal ends have equal contexts; most others are told apart by a key of these.
-        key = (context[one] * _FIRST_MULTIPLIER) ^ ((_int64(last[i]) << 32) + length[one])
+        key = _end_key(one, _int64(last[i]), parent, char, history)
         place = num_kept
         for j in range(num_kept):
-            if end_key[j] != key:
-                continue
-            other = _int64(node[j])
-            is_like = last[i] == last[j] and context[one] == context[other] and length[one] == length[other]
-            if is_like and _have_equal_ends(one, other, parent, char, history):
+            is_like = end_key[j] == key and last[i] == last[j]
+            if is_like and _have_equal_ends(one, _int64(node[j]), parent, char, history):
                 place = j
                 break
         if place == num_kept:
@@ -433,6 +427,21 @@ def _keep_best_of_equal_ends(rank: Any, prefixes: Prefixes, history: int) -> Non
             continue
         node[place], last[place], score[place], rank[place], end_key[place] = node[i], last[i], score[i], rank[i], key
     prefixes.count[NUM_ALIVE] = num_kept
+
+
+def _end_key(node: int, last: int, parent: Any, char: Any, history: int) -> int:
+    """A number that is the same for hypotheses with equal ends, and hardly ever for others."""
+    key = _int64(last)
+    num_boundaries = 0
+    while True:
+        if char[node] == BOUNDARY:
+            num_boundaries += 1
+            if num_boundaries > history:
+                return key
+        key = (key ^ char[node]) * _FIRST_MULTIPLIER
+        if node == 0:
+            return key
+        node = _int64(parent[node])
 
 
 def _have_equal_ends(one: int, other: int, parent: Any, char: Any, history: int) -> bool:

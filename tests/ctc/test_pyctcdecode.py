@@ -373,14 +373,19 @@ def test_only_ngrams_score_sentences_without_their_beginning(word_model: NgramLM
     build_ctcdecoder(LABELS, language_model=word_model, lm_score_boundary=False)
 
 
-def test_only_ngrams_forget_history(word_model: NgramLM) -> None:
-    decoder = build_ctcdecoder(LABELS, language_model=RemappedLM(word_model, word_model.vocabulary))
-    logits = random_logits(10, 0)
-    with pytest.raises(AsrError, match="prune_history needs an n-gram model"):
-        decoder.decode_beams(logits, prune_history=True)
-    with pytest.raises(AsrError, match="prune_history needs an n-gram model"):
-        decoder.decode_beams_batch(None, [logits], prune_history=True)
-    assert decoder.decode(logits) == decoder.decode_beams(logits)[0][0]
+@pytest.mark.parametrize("seed", range(3))
+def test_models_that_forget_nothing_are_pruned_by_three_words(seed: int, word_model: NgramLM) -> None:
+    """As if they were n-gram models of order 4, though their contexts differ."""
+    decoder = build_ctcdecoder(LABELS, language_model=ForgetfulNgram(word_model))
+    logits = random_logits(13, seed) / 3.0
+    logits[:, :2] = -20.0
+    logits[1::2, 1] = 20.0  # words of a letter
+    log_prob = torch.from_numpy(logits).log_softmax(1).numpy()
+    found = {beam[0]: beam[-1] for beam in decoder.decode_beams(logits, beam_width=40, prune_history=True)}
+    wanted, others = (plain_search(log_prob, word_model, beam_width=40, history=history) for history in (3, 2))
+    best = max(wanted.values())
+    assert found == pytest.approx({text: score for text, score in wanted.items() if score >= best - 10}, abs=1e-2)
+    assert set(wanted) != set(others)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
