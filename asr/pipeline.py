@@ -14,7 +14,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
 
 from asr.decoding.interface import LanguageModels
 
@@ -110,13 +109,6 @@ class EnginePool:
 
     def __reduce__(self) -> tuple[type[EnginePool], tuple[bool]]:
         return EnginePool, (self._is_exclusive,)
-
-
-def to_device(host: Tensor, device: torch.device) -> Tensor:
-    """Copies a tensor to a device. Copies to a GPU go through pinned memory, so that the host does not wait."""
-    if host.device.type == "cpu" and device.type == "cuda":
-        return host.pin_memory().to(device, non_blocking=True)
-    return host.to(device)
 
 
 _Item = TypeVar("_Item")

@@ -45,12 +45,13 @@ from asr.graph.decoding_graph import GraphModule
 from asr.kernels.autograd import no_autograd
 from asr.kernels.heap import limit_compiled_shapes, release_now_and_then
 from asr.kernels.linear import byte_products
+from asr.kernels.transfers import to_device
 from asr.lm.interface import LanguageModel, require_language_model
 from asr.lm.rnn.model import RNNLanguageModel
 from asr.models.adaptation import RecognizedSpeech, Speaker, SpeakerTransform, adapt, score_of_speaker
 from asr.models.interface import ACOUSTIC_SECONDS, NormalizingNetwork, SpeakerStatistics, in_parts, moves_only
 from asr.options import options_of
-from asr.pipeline import EnginePool, Engines, StreamPool, pipelined, to_device
+from asr.pipeline import EnginePool, Engines, StreamPool, pipelined
 from asr.results import RecognitionResult, StageTimes, as_result, joined
 from asr.serialization import copied_to_processes
 from asr.text.lexicon import Lexicon

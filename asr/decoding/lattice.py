@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ from asr.decoding.interface import DecodingOptions
 from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels.hash_table import marked_positions
 from asr.kernels.jit import jit
+from asr.kernels.transfers import moved_together
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,18 +127,11 @@ class Lattice:
         return [int(begin) for begin in self.arc_begin[torch.searchsorted(self.frame, frames)].tolist()]
 
     def to(self, device: torch.device | str) -> Lattice:
-        """The same lattice on another device, in one copy for each type of numbers."""
+        """The same lattice on another device, in one copy."""
         if self.frame.device == torch.device(device):
             return self
-        moved: dict[str, Tensor] = {}
-        by_type: dict[torch.dtype, dict[str, Tensor]] = {}
-        for field in fields(self):
-            column = getattr(self, field.name)
-            by_type.setdefault(column.dtype, {})[field.name] = column
-        for own in by_type.values():
-            together = torch.cat(list(own.values())).to(device)
-            moved.update(zip(own, together.split([len(column) for column in own.values()]), strict=True))
-        return Lattice(**moved)
+        columns = [getattr(self, field.name) for field in fields(self)]
+        return Lattice(*moved_together(columns, torch.device(device)))
 
     def select(self, kept_state: Tensor, kept_arc: Tensor) -> Lattice:
         """The sublattice of the given states (S,) bool and arcs (A,) bool; start states must be kept."""
@@ -166,14 +160,74 @@ class Lattice:
         )
 
     def split(self) -> list[Lattice]:
-        """One lattice per utterance, in the order of the start states."""
-        arc_utt = self.utt_idx[self.src_state()]
+        """One lattice per utterance on the host, in the order of the start states, in one copy from a GPU."""
+        num_utts, utt_idx = self.num_utts, self.utt_idx
+        if not num_utts:
+            return []
+        # Others than those of the start states come last, and are left out.
+        row_of = torch.full((int(utt_idx.max()) + 1,), num_utts, dtype=torch.int64, device=utt_idx.device)
+        row_of[utt_idx[self.start_state]] = torch.arange(num_utts, device=utt_idx.device)
+        row = row_of[utt_idx]
+        state, state_begin = stable_order(row, num_utts + 1)
+        number = torch.empty_like(state)
+        number[state] = torch.arange(len(state), device=state.device)
+        number -= state_begin[row]
+        # An utterance's arcs stay in the order of their sources.
+        arc, first_arc = stable_order(row[self.src_state()], num_utts + 1)
+        num_arcs = (self.arc_begin[1:] - self.arc_begin[:-1])[state]
+        word_begin, position = take_ranges(self.word_begin, arc)
+        of_states = [self.frame[state], self.final_graph_score[state], self.final_lm_score[state]]
+        of_arcs = [number[self.dst_state[arc]], self.graph_arc[arc], self.token_id[arc]]
+        of_arcs += [self.am_score[arc], self.graph_score[arc], self.lm_score[arc]]
+        others = [number[self.start_state], _begins(num_arcs), word_begin, self.word_id[position]]
+        bounds = [part[: num_utts + 1] for part in (state_begin, first_arc, word_begin[first_arc])]
+        moved = iter(moved_together([*of_states, *of_arcs, *others, *bounds], torch.device("cpu")))
+        of_states, of_arcs, others, bounds = (
+            list(itertools.islice(moved, len(part))) for part in (of_states, of_arcs, others, bounds)
+        )
+        start_state, arc_begin, word_begin, word_id = others
         parts = []
-        for position, utt_idx in enumerate(self.utt_idx[self.start_state].tolist()):
-            one = replace(self, start_state=self.start_state[position : position + 1])
-            part = one.select(self.utt_idx == utt_idx, arc_utt == utt_idx)
-            parts.append(replace(part, utt_idx=torch.zeros_like(part.utt_idx)))
+        for utt, (begin, end) in enumerate(itertools.pairwise(zip(*(part.tolist() for part in bounds), strict=True))):
+            states, arcs, words = map(slice, begin, end)
+            # Copies, because a view would keep the memory of all utterances.
+            frame, final_graph_score, final_lm_score = (column[states].clone() for column in of_states)
+            dst_state, graph_arc, token_id, am_score, graph_score, lm_score = (
+                column[arcs].clone() for column in of_arcs
+            )
+            parts.append(
+                Lattice(
+                    frame=frame,
+                    utt_idx=torch.zeros_like(frame),
+                    start_state=start_state[utt : utt + 1].clone(),
+                    arc_begin=arc_begin[states.start : states.stop + 1] - arcs.start,
+                    dst_state=dst_state,
+                    graph_arc=graph_arc,
+                    token_id=token_id,
+                    am_score=am_score,
+                    graph_score=graph_score,
+                    lm_score=lm_score,
+                    word_begin=word_begin[arcs.start : arcs.stop + 1] - words.start,
+                    word_id=word_id[words].clone(),
+                    final_graph_score=final_graph_score,
+                    final_lm_score=final_lm_score,
+                )
+            )
         return parts
+
+
+def _begins(length: Tensor) -> Tensor:
+    """Where rows of these lengths (K,) begin, and the end, (K + 1,) int64."""
+    return torch.cat([length.new_zeros(1), length.cumsum(0)])
+
+
+def stable_order(row: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+    """Sorts items stably by row (K,) int64 -> their order (K,), and where each row begins, (num_rows + 1,)."""
+    loop = jit(order_by_source) if row.device.type == "cpu" else None
+    if loop is not None:
+        order, begin = loop(row.numpy(), num_rows)
+        return torch.from_numpy(order), torch.from_numpy(begin)
+    ordered, order = torch.sort(row, stable=True)
+    return order, torch.searchsorted(ordered, torch.arange(num_rows + 1, device=row.device))
 
 
 def take_ranges(begin: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
@@ -348,7 +402,7 @@ def pruned_lattice(parts: LatticeParts, graph: DecodingGraph, log_prob: Tensor, 
 
 def lattice_from_graph(parts: LatticeParts, graph: DecodingGraph, log_prob: Tensor) -> Lattice:
     """The lattice of a search through `graph`; log_prob (N, T, C) as the search read them, unscaled."""
-    order, arc_begin = _by_source(parts)
+    order, arc_begin = stable_order(parts.src_state, len(parts.frame))
     src_state, graph_arc = parts.src_state[order], parts.arc[order]
     token_id = graph.token_id[graph_arc]
     am_score = log_prob[parts.utt_idx[src_state], parts.frame[src_state], token_id.long()]
@@ -369,7 +423,7 @@ def lattice_from_graph(parts: LatticeParts, graph: DecodingGraph, log_prob: Tens
 
 def lattice_from_lattice(parts: LatticeParts, source: Lattice) -> Lattice:
     """The lattice of a search through another lattice, whose arcs may occur several times, with different histories."""
-    order, arc_begin = _by_source(parts)
+    order, arc_begin = stable_order(parts.src_state, len(parts.frame))
     arc = parts.arc[order]
     word_begin, position = take_ranges(source.word_begin, arc)
     return Lattice(
@@ -389,17 +443,6 @@ def lattice_from_lattice(parts: LatticeParts, source: Lattice) -> Lattice:
 def _states_of(parts: LatticeParts) -> dict[str, Tensor]:
     names = ("frame", "utt_idx", "start_state", "final_graph_score", "final_lm_score")
     return {name: getattr(parts, name) for name in names}
-
-
-def _by_source(parts: LatticeParts) -> tuple[Tensor, Tensor]:
-    """The order (A,) of the arcs by source state, and arc_begin (S + 1,)."""
-    src_state, num_states = parts.src_state, len(parts.frame)
-    loop = jit(order_by_source) if src_state.device.type == "cpu" else None
-    if loop is not None:
-        order, arc_begin = loop(src_state.numpy(), num_states)
-        return torch.from_numpy(order), torch.from_numpy(arc_begin)
-    num_arcs = torch.bincount(src_state, minlength=num_states)
-    return torch.sort(src_state, stable=True).indices, torch.cat([num_arcs.new_zeros(1), num_arcs.cumsum(0)])
 
 
 # Exceeds the rounding errors of all scores of an utterance.

@@ -141,7 +141,7 @@ def rescore_lattice(
     if records is not None:
         parts = records.collected(backtrace, endings)
         pruned = prune(lattice_from_lattice(parts, lattice), options, options.output_beam)
-        rescored = list(pruned.to("cpu").split())
+        rescored = list(pruned.split())
     graph_arc, start_score = lattice.graph_arc.cpu(), graph.start_score.tolist()
     return [
         LatticePath(graph_arc[arc], before + ending.total, ending.graph_score, ending.lm_score, own)

@@ -177,8 +177,7 @@ class TokenPassingDecoder:
             )
             results = outcome.results()
             if outcome.lattice is not None:
-                # One copy of all lattices to the host, instead of one copy for each utterance.
-                pairs = zip(results, outcome.lattice.to("cpu").split(), strict=True)
+                pairs = zip(results, outcome.lattice.split(), strict=True)
                 results = [replace(one, lattice=lattice) if one.reached_final else one for one, lattice in pairs]
         unfinished = [utt_idx for utt_idx, result in enumerate(results) if not result.reached_final]
         if unfinished and lm is not None and (self._rescores or self._in_chunks):

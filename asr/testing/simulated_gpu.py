@@ -185,7 +185,8 @@ class _Operations(TorchDispatchMode):
         self._device = device
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        # All of this process's memory counts as pinned.
+        kwargs = {key: value for key, value in (kwargs or {}).items() if key != "pin_memory"}
         name = func.overloadpacket.__name__
         tensors = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, Tensor)]
         on_device = [one for one in tensors if isinstance(one, DeviceTensor)]
