@@ -76,13 +76,17 @@ class Backtrace:
     def collect(self, living: Tensor) -> Tensor:
         """Removes all backpointers except the ancestors of `living` (K,) and these themselves -> new numbers (K,)."""
         kept = torch.zeros(self.num_records + 1, dtype=torch.bool, device=living.device)
-        kept[living] = True  # -1 marks the spare last entry
-        block_end = self.num_records
-        for block_begin in reversed(self._block_begin):
-            backpointer = kept[block_begin:block_end].nonzero().squeeze(1) + block_begin
-            kept[self._previous.index_select(0, backpointer)] = True
-            block_end = block_begin
-        kept[-1] = False
+        traceback = gpu_module("asr.decoding.gpu.traceback", living.device)
+        if traceback is not None:
+            kept[:-1] = traceback.ancestors(living, self._previous[: self.num_records])
+        else:
+            kept[living] = True  # -1 marks the spare last entry
+            block_end = self.num_records
+            for block_begin in reversed(self._block_begin):
+                backpointer = kept[block_begin:block_end].nonzero().squeeze(1) + block_begin
+                kept[self._previous.index_select(0, backpointer)] = True
+                block_end = block_begin
+            kept[-1] = False
         number = kept.cumsum(0) - kept.to(torch.int64)
         number[-1] = -1
         self._block_begin = sorted(set(number[self._block_begin].tolist()))

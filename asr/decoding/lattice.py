@@ -34,7 +34,7 @@ from asr.decoding.cpu.lattice import (
 from asr.decoding.interface import DecodingOptions
 from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels.hash_table import marked_positions
-from asr.kernels.jit import jit
+from asr.kernels.jit import gpu_module, jit
 from asr.kernels.transfers import moved_together
 
 
@@ -576,7 +576,7 @@ class LatticeRecords:
             self._lm_scores.append(tuple(lm_scores))
 
     def collect(self, backtrace: Backtrace, living: Tensor) -> Tensor:
-        """Removes records that lose by more than `margin` on all paths to active tokens; waits for a GPU twice.
+        """Removes records that lose by more than `margin` on all paths to active tokens; waits for a GPU once.
 
         However the search continues, a path through such a record loses at least as much against the best path to the
         same token, so the lattice within the output beam does not change.
@@ -594,18 +594,15 @@ class LatticeRecords:
         none, blocks = arc[:0], backtrace.block_begin
         (utt_idx, frame), (src, dst, losing_arc, score_gap) = self._taken(none)
         begin = torch.tensor(blocks, device=arc.device)
-        # Losing arcs are in the order of the blocks that they lead to.
-        losing_begin = torch.searchsorted(frame.index_select(0, dst), frame.index_select(0, begin)).tolist()
         loss = torch.full((len(arc) + 1,), torch.inf, dtype=torch.float32, device=arc.device)
         loss[living] = 0.0  # -1 marks the spare last entry
-        before_losing, before = (torch.where(one < 0, len(arc), one) for one in (src, previous))
-        ends = zip(blocks, [*blocks[1:], len(arc)], strict=True)
-        losing_ends = zip(losing_begin, [*losing_begin[1:], len(dst)], strict=True)
-        for (first, end), (first_losing, end_losing) in reversed(list(zip(ends, losing_ends, strict=True))):
-            own = slice(first_losing, end_losing)
-            lost = loss.index_select(0, dst[own]) + score_gap[own]
-            loss.scatter_reduce_(0, before_losing[own], lost, "amin", include_self=True)
-            loss.scatter_reduce_(0, before[first:end], loss[first:end].clone(), "amin", include_self=True)
+        kernels = gpu_module("asr.decoding.gpu.traceback", arc.device)
+        if kernels is not None:
+            block = torch.searchsorted(begin, torch.arange(len(arc), device=arc.device), right=True) - 1
+            size = (self._num_utts, len(blocks))
+            kernels.losses(loss[:-1], block, utt_idx, previous, (src, dst, score_gap), size)
+        else:
+            self._lower_losses(loss, blocks, (previous, frame, begin), (src, dst, score_gap))
         keeps, keeps_losing = loss[:-1] <= self.margin, loss.index_select(0, dst) + score_gap <= self.margin
         number = torch.cat([keeps.cumsum(0) - keeps.long(), none.new_zeros(1)])
         num_kept, num_losing, *block_begin = torch.cat(
@@ -621,6 +618,25 @@ class LatticeRecords:
             of_backpointers, of_losing = _joined(self._lm_scores, (none.double(), none.double()))
             self._lm_scores = [(of_backpointers[kept], of_losing[kept_losing])]
         return number[living]
+
+    @staticmethod
+    def _lower_losses(
+        loss: Tensor, blocks: list[int], backpointers: Sequence[Tensor], losing: Sequence[Tensor]
+    ) -> None:
+        """As `asr.decoding.gpu.traceback.losses`, block by block; loss (R + 1,) has a spare last entry."""
+        previous, frame, begin = backpointers
+        src, dst, score_gap = losing
+        num_records = len(previous)
+        # Losing arcs are in the order of the blocks that they lead to.
+        losing_begin = torch.searchsorted(frame.index_select(0, dst), frame.index_select(0, begin)).tolist()
+        before_losing, before = (torch.where(one < 0, num_records, one) for one in (src, previous))
+        ends = zip(blocks, [*blocks[1:], num_records], strict=True)
+        losing_ends = zip(losing_begin, [*losing_begin[1:], len(dst)], strict=True)
+        for (first, end), (first_losing, end_losing) in reversed(list(zip(ends, losing_ends, strict=True))):
+            own = slice(first_losing, end_losing)
+            lost = loss.index_select(0, dst[own]) + score_gap[own]
+            loss.scatter_reduce_(0, before_losing[own], lost, "amin", include_self=True)
+            loss.scatter_reduce_(0, before[first:end], loss[first:end].clone(), "amin", include_self=True)
 
     def collected(self, backtrace: Backtrace, endings: Sequence[Ending]) -> LatticeParts:
         """Builds the lattice; it contains at least all arcs within the output beam.

@@ -170,5 +170,7 @@ def _launch_look_ups(ngram: NgramLM) -> None:
         for some_known in (False, True):
             hash_table_triton._launch_insert(table, value, key, -7046029254386353131, 59, key.clone(), some_known)
         traceback.arcs_of_paths(key - 1, key, key, 1 + num)
+        traceback.ancestors(key, key - 1)
+        traceback.losses(key.float(), key, 0 * key, key - 1, (key - 1, key, key.float()), (1, num))
         for own in (ngram, ngram.with_index(), ngram.quantized()):
             lookup_triton.score_words(own.arrays, key, key)

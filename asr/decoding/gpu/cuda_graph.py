@@ -202,8 +202,8 @@ class FrameReplay:
         return graph
 
 
-# Buffers have room for this many streams, or for it times a power of the second number.
-_FEWEST_STREAMS, _MORE_STREAMS = 8, 4
+# Buffers have room for the first number of streams, or for it times a power of the second.
+_FEWEST_STREAMS, _ROOM_FACTOR = 8, 4
 
 
 class CudaGraphSearch:
@@ -346,7 +346,7 @@ class CudaGraphSearch:
         """Sizes for this many streams: those of the last call, or a share of those for another number of streams."""
         room = _FEWEST_STREAMS
         while room < num_streams:
-            room *= _MORE_STREAMS
+            room *= _ROOM_FACTOR
         if room in self._sizes:
             return replace(self._sizes[room], columns=num_columns)
         sizes = BufferSizes(room, self._frames_per_call, num_columns, *(5 * (self._initial_capacity,)))
