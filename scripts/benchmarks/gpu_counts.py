@@ -52,6 +52,7 @@ _CALIBRATION = Calibration(0.0, {"posterior": [-1.0, 1.0]}, {"posterior": [-1.0,
 # The host looks every 32 frames, by which these differ; one frame is 320 samples. Few tokens are interpreted sooner.
 _NARROW_BEAM = 4.0
 _SHORT, _LONG = 24 * 320, 56 * 320
+_NUM_TOGETHER = 3
 
 
 def main() -> None:
@@ -74,15 +75,21 @@ def _tiny_bundle() -> Bundle:
 
 
 def _of_recognizers(bundle: Bundle, names: Sequence[str]) -> dict[str, Any]:
-    recordings = [tones(sentence.split(), seed=seed) for seed, sentence in enumerate(_SENTENCES)]
     fields: dict[str, Any] = {}
     for name in names:
-        own = copy.deepcopy(bundle)
-        counts = _slope(own, name) if name.startswith("ngram") else _of_a_call(own, recordings, name)
+        counts = counts_of(bundle, name)
         fields |= {f"{kind}_{name}": count for kind, count in counts.items()}
         told = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in counts.items())
         print(f"{name}: {told}", file=sys.stderr, flush=True)
     return fields
+
+
+def counts_of(bundle: Bundle, name: str) -> dict[str, float]:
+    """Waits and launches of one of the cases: `one_pass`, `default`, `ngram` or `ngram_lattice`."""
+    own = copy.deepcopy(bundle)
+    if name.startswith("ngram"):
+        return _slope(own, name)
+    return _of_a_call(own, [tones(sentence.split(), seed=seed) for seed, sentence in enumerate(_SENTENCES)], name)
 
 
 def _of_kernels_and(names: Sequence[str]) -> dict[str, Any]:
@@ -116,15 +123,20 @@ def _of_a_call(bundle: Bundle, recordings: list[Tensor], name: str) -> dict[str,
 
 
 def _slope(bundle: Bundle, name: str) -> dict[str, float]:
-    """The cost of each further frame, and the fixed cost of a call; the buffers are large enough from the start."""
+    """The cost of each further frame and recording, and the fixed cost of a call; the buffers are large enough."""
     with _recognizing(bundle, name, {**_BEAMS, "search_beam": _NARROW_BEAM}) as count:
+        count(_NUM_TOGETHER * [_of_length(_SHORT)])
         of_long, of_short = (count([_of_length(num)]) for num in (_LONG, _SHORT))
+        of_several = count(_NUM_TOGETHER * [_of_length(_SHORT)])
     more = of_long[0] - of_short[0]
     waits, launches = ((of_long[kind] - of_short[kind]) / more for kind in (1, 2))
     return {
         "waits_per_frame": round(waits, 3),
         "waits_per_call": of_short[1] - math.ceil(waits * of_short[0]),
+        "waits_per_utterance": (of_several[1] - of_short[1]) / (_NUM_TOGETHER - 1),
         "launches_per_frame": round(launches, 1),
+        "launches_per_call": of_short[2] - math.ceil(launches * of_short[0]),
+        "launches_per_utterance": (of_several[2] - of_short[2]) / (_NUM_TOGETHER - 1),
     }
 
 

@@ -1,10 +1,13 @@
 """Real speech on a GPU: word errors and speed, by where the language model acts and where it runs.
 
-    python -m scripts.benchmarks.gpu_speech --bundle librispeech --corpora FOLDER [--modes ngram rnn]
+    python -m scripts.benchmarks.gpu_speech --bundle librispeech --corpora FOLDER [--modes ngram rnn] [--profile]
 
 Recognizes dev-clean-2, or the demo's clips if the corpora are missing, once in a single call and once recording by
 recording. Before each measurement, the same recordings are recognized backwards: that compiles and makes room, but the
 language model sees few of the word histories that follow. Each row of results is printed as a line of JSON.
+
+With --profile, a row says instead where a single call spends its time (`scripts.benchmarks.gpu_profile`), for the first
+way to run each mode on the first device.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from asr.decoding.settings import ResourceOptions
 from asr.metrics import NO_ERRORS, count_errors
 from asr.recognizer import Recognizer
 from asr.results import StageTimes
+from scripts.benchmarks.gpu_profile import where_time_goes
 from scripts.benchmarks.inputs import default_corpora
 from scripts.benchmarks.speech import Recording, evenly, recordings
 
@@ -108,12 +112,21 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--devices", nargs="+", default=["cuda", "cpu"])
     parser.add_argument("--recordings", type=int, help="how many; all if not given")
     parser.add_argument("--alone", type=int, default=16, help="how many are also recognized one by one")
+    parser.add_argument("--profile", action="store_true", help="where the time goes, instead of errors and speed")
     args = parser.parse_args(arguments)
     torch.set_num_threads(1)
     bundle = Bundle.load(bundle_folder(args.bundle))
     name, speech = recordings(args.corpora, args.recordings)
     waveforms = [read_audio(one.path, bundle.sampling_rate) for one in speech]
     torch.set_grad_enabled(False)
+    if args.profile:
+        for mode in args.modes:
+            system = next(systems(mode, args.devices[0]))
+            recognizer = system.recognizer(bundle, args.devices[0])
+            recognizer([waveform.flip(0) for waveform in waveforms])
+            row = {"device": args.devices[0], "speech": name, **system._asdict()}
+            print(json.dumps(row | where_time_goes(recognizer, waveforms)), flush=True)
+        return 0
     for device in args.devices:
         for mode in args.modes:
             for system in systems(mode, device):

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -331,59 +331,22 @@ def streams(bench: Bench) -> dict[str, Any]:
 
 
 def profile(bench: Bench) -> dict[str, Any]:
-    """Where a call of the default mode spends its time: milliseconds of each kernel, launches and waits per frame."""
-    import torch
-    from torch.profiler import ProfilerActivity
-
+    """Where a call of the default mode spends its time: stages, kernels, launches and waits, functions of the host."""
     from asr.decoding.settings import ResourceOptions
     from asr.recognizer import Recognizer
+    from scripts.benchmarks.gpu_profile import where_time_goes
 
-    num, own = (1, "cpu") if bench.is_simulated else (64, "device")
+    num = 1 if bench.is_simulated else 64
     asked: dict[str, Any] = {"mode": "ngram"} if bench.is_simulated else {}
     resources = ResourceOptions(batch_seconds=1e9)
     recognizer = Recognizer.from_folder(bench.folder, decoder="token-passing", resources=resources, **asked)
     recognizer.to(bench.device)(distinct(bench.waveforms, num, 1))
-    # A simulated device has no times of its own; what runs on the host takes their place.
-    activities = [ProfilerActivity.CPU, *([] if bench.is_simulated else [ProfilerActivity.CUDA])]
-    recordings = distinct(bench.waveforms, num, 2)
-    with torch.profiler.profile(activities=activities) as profiler:
-        recognizer(recordings)
-        torch.cuda.synchronize()
-    found: dict[str, Any] = {}
-    calls: dict[str, int] = {}
-    for event in profiler.key_averages():
-        calls[event.key] = event.count
-        # Newer releases speak of devices in general.
-        spent = getattr(event, f"self_{own}_time_total", None)
-        spent = getattr(event, "self_cuda_time_total", 0.0) if spent is None else spent
-        if spent > 0:
-            found[event.key[:80]] = {"ms": round(spent / 1e3, 3), "launches": event.count}
-    longest = sorted(found, key=lambda name: -found[name]["ms"])[:40]
-    step: Any = recognizer.features.frame_shift * recognizer.acoustic_model.subsampling_factor  # type: ignore[operator]
-    num_frames = max(map(len, recordings)) / float(step)
-    result: dict[str, Any] = {
-        **launches_and_waits(calls, num_frames),
-        "kernels": {name: found[name] for name in longest},
-    }
+    result = where_time_goes(recognizer, distinct(bench.waveforms, num, 2), bench.is_simulated)
     # Acoustic model and search, each by an operation or kernel that cannot be missing.
     products = ("gemm", "nvjet", "addmm", "aten::mm")
     needed = (products, ("aten::cumsum",) if bench.is_simulated else ("expand_arcs",))
-    missing = [parts[0] for parts in needed if not any(part in name for name in found for part in parts)]
+    missing = [parts[0] for parts in needed if not any(part in name for name in result["kernels"] for part in parts)]
     return {**result, "wrong": f"not in the profile: {', '.join(missing)}"} if missing else result
-
-
-# As CUPTI calls what the host asks of the driver: kernels and graphs of all kinds, and what blocks the host. A copy to
-# pageable memory blocks, too, but ends in one of these.
-_LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cuGraphLaunch")
-_WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cuStreamSynchronize")
-
-
-def launches_and_waits(calls: Mapping[str, int], num_frames: float) -> dict[str, Any]:
-    """How often the host launches and waits in a frame, from how often each function was called."""
-    return {
-        f"{kind}_per_frame": round(sum(num for name, num in calls.items() if name.startswith(names)) / num_frames, 3)
-        for kind, names in (("launches", _LAUNCHES), ("waits", _WAITS))
-    }
 
 
 def k2(bench: Bench) -> dict[str, Any]:

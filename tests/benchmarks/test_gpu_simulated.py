@@ -32,6 +32,9 @@ def test_a_check_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert found and "wrong" not in found
     if name.startswith("speed"):
         assert found["times_real_time_new_1"] >= 0 and found["times_real_time_again_1"] >= 0
+    if name == "profile":
+        assert {"features", "acoustic model", "search"} <= set(found["stages"])
+        assert len(found["host_functions"]) == 30 and all(one["n"] > 0 for one in found["host_functions"].values())
     if name == "placements":
         moved = {row["search, hidden, output"]: row["MB moved"] for row in found["placements"]}
         assert moved["cpu, cuda, cpu"] > 0 and moved["cuda, cpu, cuda"] > 0 and moved["cuda, cuda, cuda"] == 0

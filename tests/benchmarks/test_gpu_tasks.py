@@ -12,6 +12,7 @@ import torch
 from asr.decoding.interface import DecodeResult, Hypothesis
 from asr.testing.tones import tones
 from scripts.benchmarks import gpu_speed, gpu_tasks
+from scripts.benchmarks.gpu_profile import launches_and_waits
 from scripts.benchmarks.gpu_tasks import Bench, sanitizer_result
 
 CLEAN = """========= COMPUTE-SANITIZER
@@ -79,8 +80,9 @@ def test_the_sanitizer_is_run(
 
 def test_launches_and_waits_are_counted_by_frame() -> None:
     calls = {"cudaLaunchKernel": 30, "cuLaunchKernelEx": 8, "cudaGraphLaunch": 2, "cudaStreamSynchronize": 5}
-    found = gpu_tasks.launches_and_waits({**calls, "cudaMemcpyAsync": 9, "aten::add": 100}, 20.0)
-    assert found == {"launches_per_frame": 2.0, "waits_per_frame": 0.25}
+    found = launches_and_waits({**calls, "cudaMemcpyAsync": 9, "aten::add": 100}, 20.0, 4)
+    assert (found["launches_per_frame"], found["waits_per_frame"]) == (2.0, 0.25)
+    assert (found["launches_per_recording"], found["waits_per_recording"]) == (10.0, 1.25)
 
 
 def test_recordings_of_a_length_are_distinct() -> None:
