@@ -12,7 +12,7 @@ import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, cast
 
 import torch
 from numpy.typing import NDArray
@@ -293,6 +293,8 @@ def best_from_start(lattice: Lattice, arc_total: Tensor) -> Tensor:
         loop(*_arrays(lattice, arc_total, score))
         return score
     src_state = lattice.src_state()
+    if (spread := gpu_module("asr.decoding.gpu.spread", score.device)) is not None and lattice.num_arcs:
+        return cast(Tensor, spread.raised(score, _places(lattice), (lattice.dst_state, src_state, arc_total), False))
     begin = lattice.arc_frame_begin
     for first, last in itertools.pairwise(begin):
         extended = score.index_select(0, src_state[first:last]) + arc_total[first:last]
@@ -307,11 +309,19 @@ def best_to_end(lattice: Lattice, arc_total: Tensor, final_total: Tensor) -> Ten
         loop(*_arrays(lattice, arc_total, score))
         return score
     src_state = lattice.src_state()
+    if (spread := gpu_module("asr.decoding.gpu.spread", score.device)) is not None and lattice.num_arcs:
+        return cast(Tensor, spread.raised(score, _places(lattice), (src_state, lattice.dst_state, arc_total), True))
     begin = lattice.arc_frame_begin
     for first, last in reversed(list(itertools.pairwise(begin))):
         extended = score.index_select(0, lattice.dst_state[first:last]) + arc_total[first:last]
         score.scatter_reduce_(0, src_state[first:last], extended, "amax", include_self=True)
     return score
+
+
+def _places(lattice: Lattice) -> tuple[Tensor, Tensor, int, int]:
+    """Utterance and frame of each state, and their numbers."""
+    num_utts, num_frames = torch.stack([lattice.utt_idx.amax(), lattice.frame.amax()]).tolist()
+    return lattice.utt_idx, lattice.frame, num_utts + 1, num_frames + 1
 
 
 def _loop_for(function: Callable[..., None], score: Tensor) -> Callable[..., None] | None:

@@ -23,7 +23,7 @@ from unittest import mock
 import torch
 
 from asr.decoding.backend import ActiveTokens, Candidates, Frame, SearchGraph
-from asr.decoding.gpu import cut_off, kernels, losing_arcs, traceback
+from asr.decoding.gpu import cut_off, kernels, losing_arcs, spread, traceback
 from asr.decoding.gpu.cuda_graph import BufferSizes, FrameBuffers
 from asr.decoding.gpu.frame import FrameLimits, TritonFrameBackend
 from asr.decoding.interface import DecodingOptions
@@ -34,7 +34,7 @@ from asr.kernels import hash_table_triton
 from asr.lm.ngram import lookup_triton
 from asr.lm.ngram.model import NgramLM
 
-MODULES: tuple[ModuleType, ...] = (kernels, cut_off, losing_arcs, traceback, hash_table_triton, lookup_triton)
+MODULES: tuple[ModuleType, ...] = (kernels, cut_off, losing_arcs, spread, traceback, hash_table_triton, lookup_triton)
 """All modules with kernels."""
 
 _CPU = torch.device("cpu")
@@ -171,6 +171,8 @@ def _launch_look_ups(ngram: NgramLM) -> None:
             hash_table_triton._launch_insert(table, value, key, -7046029254386353131, 59, key.clone(), some_known)
         traceback.arcs_of_paths(key - 1, key, key, 1 + num)
         traceback.ancestors(key, key - 1)
+        for is_backward in (False, True):
+            spread.raised(key.double(), (0 * key, key, 1, num), (key, key, key.double()), is_backward)
         traceback.losses(key.float(), key, 0 * key, key - 1, (key - 1, key, key.float()), (1, num))
         for own in (ngram, ngram.with_index(), ngram.quantized()):
             lookup_triton.score_words(own.arrays, key, key)

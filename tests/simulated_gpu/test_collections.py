@@ -15,7 +15,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from asr.decoding.backtrace import Backtrace
 from asr.decoding.interface import DecodingOptions
-from asr.decoding.lattice import Lattice, LatticeRecords, join
+from asr.decoding.lattice import Lattice, LatticeRecords, best_from_start, best_to_end, join
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.testing.simulated_gpu import SimulatedDevice, simulated_gpu
 from tests.decoding.random_graphs import random_graph, random_log_prob
@@ -66,6 +66,25 @@ def test_a_collection_keeps_what_a_cpu_keeps(with_lattice: bool, device: Simulat
     # Neither waits nor launches depend on the number of frames.
     assert costs[1] == costs[2]
     assert costs[1][0] <= 6 and costs[1][1] <= 70
+
+
+def test_best_scores_of_states_are_a_cpus(device: SimulatedDevice) -> None:
+    graph, options = random_graph(7, num_states=12, num_arcs=50, final_prob=0.3), DecodingOptions(output_beam=6.0)
+    costs = []
+    for num_frames in (5, 9):
+        decoder = TokenPassingDecoder(graph, options, backend="torch")
+        log_prob = random_log_prob(7, 3, num_frames)
+        joint = decoder.search(log_prob, torch.tensor([2, num_frames, 0]), keep_lattice=True).lattice
+        assert joint is not None
+        there, scores = joint.to(CUDA), []
+        device.clear_counts()
+        for lattice in (joint, there):
+            arc_total, final_total = lattice.arc_total(options), lattice.final_total(options)
+            scores.append((best_from_start(lattice, arc_total), best_to_end(lattice, arc_total, final_total)))
+        costs.append((device.waits.total(), device.num_launches))
+        assert all(torch.equal(one, other.cpu()) for one, other in zip(*scores, strict=True))
+        assert len(scores[0][0].unique()) > num_frames
+    assert costs[0] == costs[1] and costs[0][0] <= 3
 
 
 def test_splitting_costs_the_same_for_any_number_of_utterances(device: SimulatedDevice) -> None:
