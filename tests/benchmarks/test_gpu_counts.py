@@ -32,7 +32,7 @@ MOST = {
         "waits_per_frame": 1 / 32,
         "waits_per_call": 16,
         "waits_per_utterance": 0,
-        "launches_per_frame": 10,
+        "launches_per_frame": 4,
         "launches_per_call": 550,
         "launches_per_utterance": 5,
     },
