@@ -56,7 +56,8 @@ ONLY_IN = {
 # Compiled loops take arrays one by one where they are not yet named tuples; a constructor may take flat options.
 KERNELS = (
     "asr.ctc.prefix_kernel asr.kernels.* asr.decoding.cpu.* asr.decoding.gpu.kernels "
-    "asr.decoding.gpu.cut_off asr.decoding.gpu.losing_arcs asr.lm.*_numba asr.lm.*_triton"
+    "asr.decoding.gpu.cut_off asr.decoding.gpu.losing_arcs asr.decoding.gpu.spread asr.decoding.gpu.traceback "
+    "asr.lm.*_numba asr.lm.*_triton"
 )
 MOST_LINES, MOST_PARAMETERS = 800, 8
 # This list may only shrink.
