@@ -19,6 +19,7 @@ MOVED = {
     "asr.decoding.token_search": ("asr.decoding.frame",),
     "asr.decoding.tokens": ("asr.decoding.backend",),
     "asr.kernels.threads": ("asr.kernels.jit", "asr.lm.evaluate"),
+    "asr.lm.moved": ("asr.lm.combine",),
     "asr.models.ensemble": ("asr.models.tdnnf",),
     "asr.models.layers": ("asr.models.interface", "asr.models.tdnnf", "asr.kernels.linear", "asr.distributed"),
 }

@@ -19,6 +19,7 @@ NAMES = {
     "asr.decoding.token_search": "TokenSearch",
     "asr.decoding.tokens": "ActiveTokens",
     "asr.kernels.threads": "in_threads",
+    "asr.lm.moved": "MovedLM",
     "asr.models.ensemble": "Ensemble",
     "asr.models.layers": "FrameNorm",
 }

@@ -25,9 +25,8 @@ from asr.ctc.word_models import listed_words, ngram_of_spellings, read_ngram, un
 from asr.decoding.build import device_with_loops
 from asr.errors import AsrError
 from asr.kernels.autograd import no_autograd
-from asr.lm.combine import Difference, Interpolated, mapped_to
+from asr.lm.combine import Difference, Interpolated, mapped_to, on_device
 from asr.lm.interface import LanguageModel
-from asr.lm.moved import on_device
 from asr.lm.ngram.model import NgramLM
 from asr.options import device_named
 from asr.serialization import copied_to_processes

@@ -19,9 +19,8 @@ from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis, Lo
 from asr.decoding.selection import select_backend
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
-from asr.lm.combine import WordMapper
+from asr.lm.combine import WordMapper, on_device
 from asr.lm.interface import LanguageModel
-from asr.lm.moved import on_device
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,8 @@ from asr.decoding.rescoring import rescore_lattice
 from asr.decoding.selection import BackendFactory, backend_name, select_backend
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
-from asr.lm.combine import WordMapper
+from asr.lm.combine import WordMapper, on_device
 from asr.lm.interface import LanguageModel, device_of
-from asr.lm.moved import on_device
 
 LM_FUSIONS = {
     "lattice": "the language model rescores the decoder's lattice",

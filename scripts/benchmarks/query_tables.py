@@ -11,6 +11,7 @@ from torch import Tensor
 
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
+from asr.lm.combine import on_device
 from asr.lm.interface import StatefulNetwork
 from scripts.benchmarks.query_stream import QueryStream, merged, replay
 from scripts.benchmarks.query_throughput import copies_of, fastest
@@ -235,8 +236,9 @@ def throughput_of_one_engine(
 def placement(network: StatefulNetwork, streams: Sequence[QueryStream], device: torch.device) -> list[dict[str, Any]]:
     """The streams side by side with search, hidden and output layer here or on the device, by query and by frame.
 
-    The device is waited for at each reading of the clock, so that each stage's seconds are its own. Differences are to
-    the answers of the first row, all on the CPU.
+    The device is waited for at each reading of the clock, so that each stage's seconds are its own. What is moved is
+    counted for the hidden layer; queries from another device are not. Differences are to the answers of the first row,
+    all on the CPU.
     """
     on = {_CPU: copy.deepcopy(network).to(_CPU), device: copy.deepcopy(network).to(device)}  # type: ignore[attr-defined]
     places = [(_CPU, _CPU, _CPU)]
@@ -249,10 +251,9 @@ def placement(network: StatefulNetwork, streams: Sequence[QueryStream], device: 
                 on[output],
                 CacheOptions(batching=batching),
                 hidden_networks=[on[hidden]],
-                search_device=search,
                 synchronize=True,
             )
-            answers: Tensor = replay(stream.to(search), engine).cpu()
+            answers: Tensor = replay(stream.to(search), on_device(engine, search)).cpu()
             expected = answers if expected is None else expected
             counts = engine.statistics()
             rows.append(

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from asr.lm.combine import MovedLM, on_device
 from asr.lm.interface import LanguageModel, device_of
-from asr.lm.moved import MovedLM, on_device
 from asr.text.symbols import Vocabulary
 
 CPU = torch.device("cpu")

@@ -22,6 +22,7 @@ from asr.decoding.settings import ResourceOptions
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from asr.lm.cached.engine import CachedRNNLM
+from asr.lm.combine import on_device
 from asr.lm.corpus import read_word_stream
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.estimate import estimate_kneser_ney
@@ -311,9 +312,9 @@ def test_the_hidden_layer_may_lie_elsewhere(tiny_bundle_folder: Path, hidden_on:
 def test_a_search_on_the_same_device_moves_nothing(tiny_bundle_folder: Path, device: SimulatedDevice) -> None:
     rnn_lm = Bundle.load(tiny_bundle_folder).rnn_lm
     assert rnn_lm is not None
-    engine = CachedRNNLM(rnn_lm.network.to(CUDA), search_device=CUDA)  # type: ignore[arg-type]
+    engine = CachedRNNLM(rnn_lm.network.to(CUDA))  # type: ignore[arg-type]
     with torch.no_grad():
-        answers(engine)
+        answers(on_device(engine, CUDA))
     assert engine.statistics().num_transfers == 0
 
 

@@ -39,7 +39,6 @@ class TorchEngine:
         recombination: which histories share contexts, or None.
         capacity: the bound on memory, or None.
         options: which caches are kept.
-        search_device: where queries come from and results go.
         reset: called when a new edge could not be scored, so that no edge without a score remains.
     """
 
@@ -50,7 +49,6 @@ class TorchEngine:
         recombination: Recombination | None,
         capacity: Capacity | None,
         options: CacheOptions,
-        search_device: torch.device,
         reset: Callable[[], None],
     ) -> None:
         self._expansion = expansion
@@ -61,7 +59,6 @@ class TorchEngine:
         self._capacity = capacity
         self._keeps_scores = options.cache_scores
         self._keeps_hidden = options.cache_hidden
-        self._search_device = search_device
         self._reset = reset
         self._counts = expansion.layer.statistics
         self._clock = expansion.layer.clock
@@ -71,8 +68,6 @@ class TorchEngine:
         begin = self._clock.now()
         counts, trie = self._counts, self._trie
         key = trie.edge_key(context_idx, word_id)
-        if key.device != trie.device:
-            key = self._moved(key, trie.device)
         if self._can_put(len(key)):
             slot = self._put_edges(key)
             counts.seconds_find += self._clock.now() - begin
@@ -87,16 +82,13 @@ class TorchEngine:
         if not self._keeps_scores:
             with torch.no_grad():
                 trie.edge_score.index_copy_(0, slot, self._log_prob(key >> 32, key & 0xFFFFFFFF))
-        if self._search_device == trie.device:
-            return trie.edge_score.index_select(0, slot), trie.edge_node.index_select(0, slot).long()
-        return trie.unpacked(self._moved(trie.edges.values.index_select(0, slot), self._search_device))
+        return trie.edge_score.index_select(0, slot), trie.edge_node.index_select(0, slot).long()
 
     def _can_put(self, num_queries: int) -> bool:
         """Whether `_put_edges` may be used."""
         return (
             self._keeps_scores
             and self._recombination is None
-            and self._search_device == self._trie.device
             and (self._capacity is None or self._capacity.has_room(num_queries))
             and self._trie.edges.can_put
         )
@@ -159,14 +151,6 @@ class TorchEngine:
         if trie.edges.num_rebuilds != num_rebuilds:
             return trie.edges.find(key)[0]
         return slot.index_copy_(0, missing, new_slot)
-
-    def _moved(self, block: Tensor, device: torch.device) -> Tensor:
-        begin = self._clock.now()
-        moved = block.to(device)
-        self._counts.num_transfers += 1
-        self._counts.bytes_moved += block.numel() * block.element_size()
-        self._counts.seconds_transfer += self._clock.now() - begin
-        return moved
 
     def _new_slots(self, key: Tensor) -> Tensor:
         """Adds absent edges (Q,) with their scores and nodes -> their slots (Q,)."""
@@ -244,7 +228,6 @@ class CachedRNNLM(LanguageModel):
         options: caches, memory and approximations; the defaults if None.
         hidden_networks: run the hidden layer, each on its own device; only `network` if None. The same network twice
             means two worker threads that share it.
-        search_device: where queries come from and results go; home if None.
         synchronize: whether to wait for the device before reading the clock, so that the times of stages are true.
     """
 
@@ -255,14 +238,11 @@ class CachedRNNLM(LanguageModel):
         options: CacheOptions | None = None,
         *,
         hidden_networks: Sequence[StatefulNetwork] | None = None,
-        search_device: torch.device | None = None,
         synchronize: bool = False,
     ) -> None:
         self.options = options = options or CacheOptions()
         self.network = network
         self.device = network.initial_state().device
-        # A device without a number is the current one; a tensor's device has the number.
-        self.search_device = self.device if search_device is None else torch.empty(0, device=search_device).device
         self._counts = QueryStatistics()
         self.hidden = HiddenStore(network.state_size, network.hidden_size, options.hidden_dtype, self.device)
         self.output = OutputCache(network, options, self.device)
@@ -276,7 +256,7 @@ class CachedRNNLM(LanguageModel):
         self.trie = HistoryTrie(self.device)
         hidden_networks = hidden_networks or [network]
         devices = [each.initial_state().device for each in hidden_networks]
-        self._clock = StageClock([self.device, self.search_device, *devices], synchronize)
+        self._clock = StageClock([self.device, *devices], synchronize)
         layer = HiddenLayer(
             hidden_networks, self.device, options.batching, options.hidden_products, self._counts, self._clock
         )
@@ -284,10 +264,10 @@ class CachedRNNLM(LanguageModel):
         self.expansion = Expansion(self.trie, self.hidden, layer, self.sharing, ahead)
         self.capacity = self._capacity(options.capacity_bytes) if options.capacity_bytes is not None else None
         self._torch_engine = TorchEngine(
-            self.expansion, self.output, self.recombination, self.capacity, options, self.search_device, self.reset
+            self.expansion, self.output, self.recombination, self.capacity, options, self.reset
         )
         self._numba_engine: NumbaEngine | None = None
-        if options.allows_loops and self.device.type == self.search_device.type == "cpu" and has_package("numba"):
+        if options.allows_loops and self.device.type == "cpu" and has_package("numba"):
             tables = network.output_tables()
             if tables is not None:
                 self._numba_engine = NumbaEngine(
@@ -327,11 +307,11 @@ class CachedRNNLM(LanguageModel):
 
     def start(self, num_streams: int) -> Tensor:
         """The history `<s>` for each stream, context_idx (num_streams,)."""
-        return torch.full((num_streams,), START, dtype=torch.int64, device=self.search_device)
+        return torch.full((num_streams,), START, dtype=torch.int64, device=self.device)
 
     def first_state(self, num_streams: int) -> Tensor:
         """The network's initial state for each stream, (num_streams, S)."""
-        return self.network.initial_state().to(self.search_device).repeat(num_streams, 1)
+        return self.network.initial_state().repeat(num_streams, 1)
 
     @no_autograd()
     def start_from(self, state: Tensor) -> Tensor:
@@ -339,7 +319,7 @@ class CachedRNNLM(LanguageModel):
         context_idx = self.start(len(state))
         later = (state != self.first_state(1)).any(1).nonzero().squeeze(1)
         if later.numel():
-            context_idx[later] = self._new_starts(state[later].to(self.device)).to(self.search_device)
+            context_idx[later] = self._new_starts(state[later])
         return context_idx
 
     def _new_starts(self, state: Tensor) -> Tensor:
@@ -358,14 +338,14 @@ class CachedRNNLM(LanguageModel):
         matter.
         """
         begin = self._clock.now()
-        state = state.to(self.device, copy=True)
+        state = state.clone()
         words = [[BOS_ID, *sentence] if len(sentence) else [] for sentence in sentences]
         for place in range(max(map(len, words), default=0)):
             row = [row for row, own in enumerate(words) if len(own) > place]
             word_id = torch.tensor([words[each][place] for each in row], device=self.device)
             state[row] = self.expansion.layer.step(state[row], word_id)
         self._counts.seconds_total += self._clock.now() - begin
-        return state.to(self.search_device)
+        return state
 
     @no_autograd()
     def retain(self, live: Tensor) -> None:
@@ -381,7 +361,7 @@ class CachedRNNLM(LanguageModel):
             self._counts.num_evicted_contexts += self.trie.num_nodes
             self.reset()
         else:
-            self.capacity.retain(live.to(self.device))
+            self.capacity.retain(live)
 
     @no_autograd()
     def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
@@ -394,7 +374,7 @@ class CachedRNNLM(LanguageModel):
         if counts.num_edges > num_edges:
             counts.peak_bytes = max(counts.peak_bytes, self._bytes_held())
         if self.capacity is not None:
-            self.capacity.count_uses(next_idx.to(self.device))
+            self.capacity.count_uses(next_idx)
         counts.seconds_total += self._clock.now() - begin
         return log_prob, next_idx
 

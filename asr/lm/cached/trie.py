@@ -182,11 +182,6 @@ class HistoryTrie:
         self.edges.shrink(num_slots)
         self._view_edges()
 
-    @staticmethod
-    def unpacked(value: Tensor) -> tuple[Tensor, Tensor]:
-        """Values (Q,) of `edges` -> edge_score (Q,) float32, edge_node (Q,) int64."""
-        return value.view(torch.float32)[0::2].contiguous(), value.view(torch.int32)[1::2].long()
-
     def _view_edges(self) -> None:
         self.edge_score = self.edges.values.view(torch.float32)[0::2]
         self.edge_node = self.edges.values.view(torch.int32)[1::2]
