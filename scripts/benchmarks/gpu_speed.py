@@ -13,13 +13,13 @@ from torch import Tensor
 
 from asr.bundle import Bundle
 from asr.decoding.settings import ResourceOptions
-from asr.lm.cached.statistics import StageClock
 from asr.lm.rnn.data import TokenStreams
 from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.lm.rnn.optim import AdamWithSparseRows
 from asr.recognizer import Recognizer
 from asr.results import StageTimes
 from asr.text.symbols import Vocabulary
+from scripts.benchmarks.clock import waiting_clock
 from scripts.benchmarks.inputs import ROOT
 from scripts.benchmarks.query_stream import QueryStream, load_streams
 from scripts.benchmarks.query_tables import placement, throughput_of_one_engine
@@ -36,11 +36,11 @@ def chain(folder: Path, mode: str, waveforms: list[Tensor], batch: int, device: 
     recordings = [waveforms[i % len(waveforms)] for i in range(batch)]
     # The first call of this size compiles kernels and makes room.
     recognizer(recordings)
-    clock = StageClock([device], synchronize=True)
-    begin, times = clock.now(), StageTimes()
+    clock = waiting_clock(device)
+    begin, times = clock(), StageTimes()
     for result in recognizer(recordings):
         times.add(result.times)
-    seconds = clock.now() - begin
+    seconds = clock() - begin
     print(
         f"{device.type:<5}{mode:<14}batch {batch:<5}{times.audio_seconds / seconds:9.1f} x real time: {times.format()}"
     )
@@ -103,10 +103,10 @@ def training(device: torch.device, num_words: int, num_streams: int, num_steps: 
     network = network.to(device)
     optimizer = AdamWithSparseRows(network.parameters(), lr=1e-3)
     streams = TokenStreams(token_id.int().numpy(), num_streams, 20, network.num_history_words)
-    states, begin, clock = None, 0.0, StageClock([device], synchronize=True)
+    states, begin, clock = None, 0.0, waiting_clock(device)
     for step in range(num_steps + 2):
         if step == 2:
-            begin = clock.now()
+            begin = clock()
         batch = streams[step]
         batch = batch._replace(
             **{name: part.to(device) for name, part in batch._asdict().items() if isinstance(part, Tensor)}
@@ -115,7 +115,7 @@ def training(device: torch.device, num_words: int, num_streams: int, num_steps: 
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    rate = round(num_streams * 20 * num_steps / (clock.now() - begin))
+    rate = round(num_streams * 20 * num_steps / (clock() - begin))
     print(f"{device.type:<5}training, GRU 256, {num_words} words, {num_streams} streams: {rate} words/s")
     return {f"training_words_per_s_{num_words}": rate}
 
@@ -132,10 +132,10 @@ def acoustic_training(
     tokens = torch.randint(1, num_tokens, (num_streams, num_words), generator=generator).to(device)
     lengths = torch.full((num_streams,), num_frames, device=device)
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3)
-    clock, begin = StageClock([device], synchronize=True), 0.0
+    clock, begin = waiting_clock(device), 0.0
     for step in range(num_steps + 2):
         if step == 2:
-            begin = clock.now()
+            begin = clock()
         log_prob, num_outputs = network(features, lengths)
         loss = torch.nn.functional.ctc_loss(
             log_prob.transpose(0, 1), tokens, num_outputs, torch.full_like(num_outputs, num_words)
@@ -144,7 +144,7 @@ def acoustic_training(
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     audio = num_steps * num_streams * num_frames * 0.01
-    return {"acoustic_training_times_real_time": round(audio / (clock.now() - begin), 1)}
+    return {"acoustic_training_times_real_time": round(audio / (clock() - begin), 1)}
 
 
 def training_agrees(folder: Path, device: torch.device) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.combine import on_device
 from asr.lm.interface import StatefulNetwork
+from scripts.benchmarks.clock import waiting_clock
 from scripts.benchmarks.query_stream import QueryStream, merged, replay
 from scripts.benchmarks.query_throughput import copies_of, fastest
 from scripts.benchmarks.query_workload import columns, naive_seconds, run
@@ -251,7 +252,7 @@ def placement(network: StatefulNetwork, streams: Sequence[QueryStream], device: 
                 on[output],
                 CacheOptions(batching=batching),
                 hidden_networks=[on[hidden]],
-                synchronize=True,
+                clock=waiting_clock(search, hidden, output),
             )
             answers: Tensor = replay(stream.to(search), on_device(engine, search)).cpu()
             expected = answers if expected is None else expected

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
-from asr.lm.cached.statistics import QueryStatistics, StageClock
+from asr.lm.cached.statistics import QueryStatistics
 from asr.lm.interface import StatefulNetwork
 from asr.text.symbols import SPECIAL_WORDS
+from scripts.benchmarks.clock import waiting_clock
 from scripts.benchmarks.query_stream import QueryStream, merged, replay
 from scripts.benchmarks.report import table
 
@@ -46,7 +47,7 @@ def replay_side_by_side(
     engine's hidden layer.
     """
     device = network.initial_state().device
-    clock = StageClock([device], synchronize=True)
+    clock = waiting_clock(device)
     shares = divided(streams, num_engines)
     there = [share.to(device) for share in shares]
     engines = [CachedRNNLM(network, hidden_networks=[network] * num_workers) for _ in shares]
@@ -61,10 +62,10 @@ def replay_side_by_side(
     for thread in threads:
         thread.start()
     ready.wait()
-    wall, cpu = clock.now(), time.process_time()
+    wall, cpu = clock(), time.process_time()
     for thread in threads:
         thread.join()
-    wall_s, cpu_s = clock.now() - wall, time.process_time() - cpu
+    wall_s, cpu_s = clock() - wall, time.process_time() - cpu
     counts = sum((engine.statistics() for engine in engines), start=QueryStatistics())
     on_host = [log_prob.cpu() for log_prob in answers]
     return Replayed(wall_s, cpu_s, counts, list(zip(shares, on_host, strict=True)))

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from asr.lm.cached.engine import CachedRNNLM
-from asr.lm.cached.statistics import QueryStatistics, StageClock
+from asr.lm.cached.statistics import QueryStatistics
 from asr.lm.interface import StatefulNetwork
 from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.testing.plain_lm import PlainLM
 from asr.text.symbols import BOS_ID, Vocabulary
+from scripts.benchmarks.clock import waiting_clock
 from scripts.benchmarks.query_stream import QueryStream, replay
 
 
@@ -63,14 +64,14 @@ def naive_seconds(network: StatefulNetwork, stream: QueryStream, num: int) -> tu
         state = plain.state_after((BOS_ID, *words[:-1]))
         history = torch.tensor([newest_first], dtype=torch.int64, device=device)
         asked.append((state, history, torch.tensor([words[-1]], device=device)))
-    best, clock = (float("inf"), float("inf")), StageClock([device], synchronize=True)
+    best, clock = (float("inf"), float("inf")), waiting_clock(device)
     with torch.no_grad():
         for _ in range(3):
-            wall, cpu = clock.now(), time.process_time()
+            wall, cpu = clock(), time.process_time()
             for state, history, word_id in asked:
                 network.log_prob(state[:, first:], history, word_id)
                 network.step(state, word_id)
-            best = min(best, (clock.now() - wall, time.process_time() - cpu))
+            best = min(best, (clock() - wall, time.process_time() - cpu))
     return best[0] / num, best[1] / num
 
 

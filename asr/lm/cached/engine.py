@@ -11,6 +11,7 @@ Shapes: Q queries, M missing queries, R new edges or nodes, S state, H hidden, M
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -24,7 +25,7 @@ from asr.lm.cached.engine_numba import CachedLMTables, NumbaEngine
 from asr.lm.cached.eviction import ByteCosts, Capacity
 from asr.lm.cached.outputs import OutputCache
 from asr.lm.cached.states import Expansion, HiddenLayer, HiddenStore
-from asr.lm.cached.statistics import QueryStatistics, StageClock
+from asr.lm.cached.statistics import QueryStatistics
 from asr.lm.cached.trie import BEFORE_START, BYTES_PER_NODE, START, HistoryTrie
 from asr.lm.interface import LanguageModel, StatefulNetwork
 from asr.text.symbols import BOS_ID, EOS_ID, Vocabulary
@@ -65,18 +66,18 @@ class TorchEngine:
 
     def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
         """See `CachedRNNLM.score`."""
-        begin = self._clock.now()
+        begin = self._clock()
         counts, trie = self._counts, self._trie
         key = trie.edge_key(context_idx, word_id)
         if self._can_put(len(key)):
             slot = self._put_edges(key)
-            counts.seconds_find += self._clock.now() - begin
+            counts.seconds_find += self._clock() - begin
             return trie.edge_score.index_select(0, slot), trie.edge_node.index_select(0, slot).long()
         slot, missing = trie.edges.find(key)
         counts.num_calls += 1
         counts.num_queries += key.numel()
         counts.num_edge_hits += key.numel() - (0 if missing is None else missing.numel())
-        counts.seconds_find += self._clock.now() - begin
+        counts.seconds_find += self._clock() - begin
         if missing is not None:
             slot = self._add_edges(key, slot, missing)
         if not self._keeps_scores:
@@ -191,7 +192,7 @@ class TorchEngine:
                 halves = zip(context_idx.split((num + 1) // 2), word_id.split((num + 1) // 2), strict=True)
                 return torch.cat([self._log_prob(*half) for half in halves])
             self._expansion.compute(lacking)
-        begin = self._clock.now()
+        begin = self._clock()
         network = self._output.network
         row = self._trie.hidden_row.index_select(0, context_idx).long()
         if self._capacity is not None:
@@ -210,7 +211,7 @@ class TorchEngine:
         self._output.reserve(num_owners)
         log_prob = self._output.score(owner, hidden, history, word_id)
         self._counts.num_outputs += word_id.numel()
-        self._counts.seconds_output += self._clock.now() - begin
+        self._counts.seconds_output += self._clock() - begin
         return log_prob
 
 
@@ -228,7 +229,8 @@ class CachedRNNLM(LanguageModel):
         options: caches, memory and approximations; the defaults if None.
         hidden_networks: run the hidden layer, each on its own device; only `network` if None. The same network twice
             means two worker threads that share it.
-        synchronize: whether to wait for the device before reading the clock, so that the times of stages are true.
+        clock: gives seconds since an arbitrary moment, for the times of stages. On a GPU, one that does not wait for
+            the device measures the time to launch the work.
     """
 
     @no_autograd()
@@ -238,7 +240,7 @@ class CachedRNNLM(LanguageModel):
         options: CacheOptions | None = None,
         *,
         hidden_networks: Sequence[StatefulNetwork] | None = None,
-        synchronize: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.options = options = options or CacheOptions()
         self.network = network
@@ -254,12 +256,9 @@ class CachedRNNLM(LanguageModel):
         if options.history_precision is not None:
             self.sharing = QuantizedHistory(options.history_precision, network.recurrent_size, self.device)
         self.trie = HistoryTrie(self.device)
-        hidden_networks = hidden_networks or [network]
-        devices = [each.initial_state().device for each in hidden_networks]
-        self._clock = StageClock([self.device, *devices], synchronize)
-        layer = HiddenLayer(
-            hidden_networks, self.device, options.batching, options.hidden_products, self._counts, self._clock
-        )
+        self._clock = clock
+        networks = hidden_networks or [network]
+        layer = HiddenLayer(networks, self.device, options.batching, options.hidden_products, self._counts, self._clock)
         ahead = options.rows_ahead if options.capacity_bytes is None and options.cache_hidden else 0
         self.expansion = Expansion(self.trie, self.hidden, layer, self.sharing, ahead)
         self.capacity = self._capacity(options.capacity_bytes) if options.capacity_bytes is not None else None
@@ -337,14 +336,14 @@ class CachedRNNLM(LanguageModel):
         The network reads the words themselves, without the trie, so caches and approximations of histories do not
         matter.
         """
-        begin = self._clock.now()
+        begin = self._clock()
         state = state.clone()
         words = [[BOS_ID, *sentence] if len(sentence) else [] for sentence in sentences]
         for place in range(max(map(len, words), default=0)):
             row = [row for row, own in enumerate(words) if len(own) > place]
             word_id = torch.tensor([words[each][place] for each in row], device=self.device)
             state[row] = self.expansion.layer.step(state[row], word_id)
-        self._counts.seconds_total += self._clock.now() - begin
+        self._counts.seconds_total += self._clock() - begin
         return state
 
     @no_autograd()
@@ -366,7 +365,7 @@ class CachedRNNLM(LanguageModel):
     @no_autograd()
     def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
         """log P(word | history) and the history extended by the word: log_prob (Q,), next_idx (Q,)."""
-        begin = self._clock.now()
+        begin = self._clock()
         counts = self._counts
         num_edges = counts.num_edges
         answered = None if self._numba_engine is None else self._numba_engine.score(context_idx, word_id)
@@ -375,7 +374,7 @@ class CachedRNNLM(LanguageModel):
             counts.peak_bytes = max(counts.peak_bytes, self._bytes_held())
         if self.capacity is not None:
             self.capacity.count_uses(next_idx)
-        counts.seconds_total += self._clock.now() - begin
+        counts.seconds_total += self._clock() - begin
         return log_prob, next_idx
 
     def final(self, context_idx: Tensor) -> Tensor:
@@ -394,9 +393,9 @@ class CachedRNNLM(LanguageModel):
     def expand(self, context_idx: Tensor, live: Tensor) -> None:
         """See `LanguageModel.expand`: computes the hidden rows of those contexts (K,) that have none."""
         if self._numba_engine is not None:
-            begin = self._clock.now()
+            begin = self._clock()
             self._numba_engine.take_in(context_idx, live)
-            self._counts.seconds_total += self._clock.now() - begin
+            self._counts.seconds_total += self._clock() - begin
 
     def statistics(self) -> QueryStatistics:
         """The up-to-date record of this engine, which continues to count."""

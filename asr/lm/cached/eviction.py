@@ -248,12 +248,12 @@ class Capacity:
         if self._live is None:
             self._fit(trie.edges.count + num_new, trie.num_nodes + num_new)
             return
-        begin = self.clock.now()
+        begin = self.clock()
         found = trie.edge_node.index_select(0, trie.edges.find(key)[0].clamp_(min=0)).long()
         is_given = (trie.last_given >= self._marked_at) & trie.nodes.is_used()
         live = torch.cat((self._live, is_given.nonzero().squeeze(1), key >> 32, found))
         self._evict(live, key, num_new)
-        self.counts.seconds_evict += self.clock.now() - begin
+        self.counts.seconds_evict += self.clock() - begin
 
     def _num_held(self) -> int:
         """The larger of the numbers of edges and of nodes without the first two: several edges may lead to a node."""
@@ -303,10 +303,10 @@ class Capacity:
         rows, most = self.expansion.hidden.rows, self.limits.max_rows
         if rows.num_used + num_new > most:
             self._is_tight = True
-            begin = self.clock.now()
+            begin = self.clock()
             drop_rows(self.expansion.trie, self.expansion.hidden, needed, min(most // 2, most - num_new))
             self.counts.num_dropped_rows += self._free_rows()
-            self.counts.seconds_evict += self.clock.now() - begin
+            self.counts.seconds_evict += self.clock() - begin
         return rows.num_used + num_new <= most
 
     def _free_rows(self) -> int:

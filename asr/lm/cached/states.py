@@ -8,7 +8,7 @@ Shapes: R rows, S state width, Q queries.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from asr.errors import AsrError
 from asr.kernels.hash_table import first_of_each
 from asr.kernels.linear import byte_products
 from asr.lm.cached.approximations import HIDDEN_DTYPES, QuantizedHistory
-from asr.lm.cached.statistics import QueryStatistics, StageClock
+from asr.lm.cached.statistics import QueryStatistics
 from asr.lm.cached.trie import START, HistoryTrie, RowAllocator
 from asr.lm.interface import StatefulNetwork
 
@@ -151,7 +151,7 @@ class HiddenLayer:
         batching: "frame", all rows of a call in one run, or "query", one row per run (to compare with the papers).
         products: numbers that are multiplied, float32 or int8; see `CacheOptions.hidden_products`.
         statistics: where runs, blocks and seconds are counted.
-        clock: measures the seconds.
+        clock: gives seconds since an arbitrary moment.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class HiddenLayer:
         batching: str,
         products: str,
         statistics: QueryStatistics,
-        clock: StageClock,
+        clock: Callable[[], float],
     ) -> None:
         if batching not in BATCHINGS:
             raise AsrError(f"batching: {batching!r} is not one of {', '.join(BATCHINGS)}; choose one of these.")
@@ -183,7 +183,7 @@ class HiddenLayer:
         With before (R,), which is accepted only if `branches`, row r follows state[before[r]], and there may be fewer
         states.
         """
-        begin = self.clock.now()
+        begin = self.clock()
         num_rows = word_id.numel()
         if before is not None:
             with torch.no_grad(), byte_products(self.are_bytes):
@@ -203,7 +203,7 @@ class HiddenLayer:
             counts.num_transfers += run.num_blocks
             counts.bytes_moved += run.num_bytes
             counts.seconds_transfer += run.seconds
-        counts.seconds_hidden += self.clock.now() - begin
+        counts.seconds_hidden += self.clock() - begin
         return runs[0].state if len(runs) == 1 else torch.cat([run.state for run in runs])
 
     def _run(self, worker: int, state: Tensor, word_id: Tensor) -> _Run:
@@ -211,13 +211,13 @@ class HiddenLayer:
         with torch.no_grad(), byte_products(self.are_bytes):  # both modes are a thread's own
             if device == self.home:
                 return _Run(network.step(state, word_id))
-            begin = self.clock.now()
+            begin = self.clock()
             block = _packed(state, word_id).to(device)
-            arrived = self.clock.now()
+            arrived = self.clock()
             following = network.step(*_unpacked(block))
-            leaves = self.clock.now()
+            leaves = self.clock()
             back = following.to(self.home)
-            seconds = self.clock.now() - leaves + arrived - begin
+            seconds = self.clock() - leaves + arrived - begin
         return _Run(back, 2, 4 * (block.numel() + back.numel()), seconds)
 
 

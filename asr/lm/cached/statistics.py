@@ -1,12 +1,8 @@
-"""Statistics of a cached language model: counts, the time of each stage, and the clock that measures it."""
+"""Statistics of a cached language model: counts, and the time of each stage."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
-
-import torch
 
 
 @dataclass
@@ -25,9 +21,9 @@ class QueryStatistics:
         num_transfers, bytes_moved: blocks sent between devices, counted in each direction.
         num_contexts, num_hidden_held, bytes_held, peak_bytes: contexts, hidden rows, and bytes of all allocated arrays.
         num_evictions, num_evicted_contexts, num_dropped_rows: effects of the capacity.
-        seconds_find, seconds_hidden, seconds_output, seconds_evict, seconds_transfer, seconds_total: host time; on a
-            GPU the time to launch the work, unless the engine waits for it (`synchronize=True`). The time to send the
-            hidden layer's rows is part of `seconds_hidden`, too; that of several workers is added up.
+        seconds_find, seconds_hidden, seconds_output, seconds_evict, seconds_transfer, seconds_total: by the engine's
+            clock; on a GPU the time to launch the work, unless the clock waits for it. The time to send the hidden
+            layer's rows is part of `seconds_hidden`, too; that of several workers is added up.
     """
 
     num_calls: int = 0
@@ -102,22 +98,3 @@ class QueryStatistics:
         summed = QueryStatistics(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
         summed.largest_hidden_batch = max(self.largest_hidden_batch, other.largest_hidden_batch)
         return summed
-
-
-class StageClock:
-    """A clock of host time.
-
-    Args:
-        devices: the devices of the engine.
-        synchronize: whether to wait for these devices before each reading, so that a stage's time is that of its work
-            and not only that of launching it.
-    """
-
-    def __init__(self, devices: Iterable[torch.device], synchronize: bool) -> None:
-        self._awaited = [device for device in dict.fromkeys(devices) if synchronize and device.type == "cuda"]
-
-    def now(self) -> float:
-        """Seconds since an arbitrary moment."""
-        for device in self._awaited:
-            torch.cuda.synchronize(device)
-        return time.perf_counter()
