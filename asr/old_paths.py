@@ -18,6 +18,8 @@ MOVED = {
     "asr.decoding.search_graph": ("asr.decoding.backend",),
     "asr.decoding.token_search": ("asr.decoding.frame",),
     "asr.decoding.tokens": ("asr.decoding.backend",),
+    "asr.kernels.autograd": ("asr.kernels.memory",),
+    "asr.kernels.heap": ("asr.kernels.memory",),
     "asr.kernels.threads": ("asr.kernels.jit", "asr.lm.evaluate"),
     "asr.lm.moved": ("asr.lm.combine",),
     "asr.models.ensemble": ("asr.models.tdnnf",),

@@ -31,8 +31,7 @@ from asr.decoding.warmup import made_up_log_prob, needs_warm_up
 from asr.decoding.words import calibrated, only_words, spoken
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
-from asr.kernels.autograd import no_autograd
-from asr.kernels.heap import release_now_and_then
+from asr.kernels.memory import no_autograd, release_now_and_then
 from asr.lm.interface import LanguageModel
 from asr.models.external.network import ExternalNetwork
 from asr.models.external.streaming import StateEncoder, StateStream

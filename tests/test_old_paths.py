@@ -18,6 +18,8 @@ NAMES = {
     "asr.decoding.search_graph": "Searchable",
     "asr.decoding.token_search": "TokenSearch",
     "asr.decoding.tokens": "ActiveTokens",
+    "asr.kernels.autograd": "no_autograd",
+    "asr.kernels.heap": "release",
     "asr.kernels.threads": "in_threads",
     "asr.lm.moved": "MovedLM",
     "asr.models.ensemble": "Ensemble",

@@ -24,7 +24,7 @@ from asr.ctc.stream import CTCStream
 from asr.ctc.word_models import listed_words, ngram_of_spellings, read_ngram, uniform_ngram
 from asr.decoding.build import device_with_loops
 from asr.errors import AsrError
-from asr.kernels.autograd import no_autograd
+from asr.kernels.memory import no_autograd
 from asr.lm.combine import Difference, Interpolated, mapped_to, on_device
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.model import NgramLM

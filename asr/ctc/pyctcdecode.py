@@ -40,7 +40,7 @@ from asr.ctc.prefix_kernel import BOUNDARY, Rules
 from asr.ctc.word_models import is_kenlm_binary, listed_words, read_ngram
 from asr.ctc.word_trie import WordTrie
 from asr.errors import AsrError
-from asr.kernels.autograd import no_autograd
+from asr.kernels.memory import no_autograd
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.model import NgramLM
 from asr.text.documents import parse_json

@@ -17,7 +17,7 @@ from asr.ctc.prefix_beam import read_chunks
 from asr.ctc.prefix_search import TokenSearch
 from asr.errors import AsrError
 from asr.graph.topology import with_last_boundary
-from asr.kernels.autograd import no_autograd
+from asr.kernels.memory import no_autograd
 from asr.text.ctc_tokens import CTCTokens
 
 

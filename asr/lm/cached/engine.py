@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from asr.kernels.autograd import no_autograd
 from asr.kernels.hash_table import BYTES_PER_SLOT, marked_positions
 from asr.kernels.jit import has_package
+from asr.kernels.memory import no_autograd
 from asr.lm.cached.approximations import CacheOptions, QuantizedHistory, Recombination
 from asr.lm.cached.engine_numba import CachedLMTables, NumbaEngine
 from asr.lm.cached.eviction import ByteCosts, Capacity

@@ -1,8 +1,8 @@
-"""The process's memory: what libraries keep is returned to the system, and Python's collector can be paused.
+"""Memory of a process that recognizes speech for hours.
 
-Arrays of varying sizes leave gaps in glibc's heap. In a process that recognizes speech for hours, these grow to several
-times the memory in use, although everything has been freed. oneDNN, with which torch computes on CPUs, keeps the code
-that it has compiled for each shape, and recordings have varying lengths.
+Arrays of varying sizes leave gaps in glibc's heap. These grow to several times the memory in use, although everything
+has been freed. oneDNN, with which torch computes on CPUs, keeps the code that it has compiled for each shape, and
+recordings have varying lengths. Tensors that are kept between calls must be ordinary ones (`no_autograd`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 _SECONDS_BETWEEN = 300.0
 _NUM_COMPILED_SHAPES = 64
 _lock = threading.Lock()
 _seconds_since = 0.0
+
+
+@contextmanager
+def no_autograd() -> Iterator[None]:
+    """Records no gradients and makes ordinary tensors, also inside `torch.inference_mode()`.
+
+    A tensor that is made in inference mode cannot be changed outside of it. Caches and streams would break if their
+    user called them in inference mode once and not the next time. Works as a decorator, too: `@no_autograd()`.
+    """
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 def limit_compiled_shapes() -> None:
