@@ -20,12 +20,12 @@ from asr.distributed import batch_rows, batches_done, current_share, draw_from, 
 from asr.errors import AsrError
 from asr.graph.context import TIED_STATES, TiedStates
 from asr.models.chain_corpus import FRAME_SECONDS, Alignment, PreparedCorpus
-from asr.models.chain_network import ChainNetwork
 from asr.models.chain_preparation import load_chain, usable_utterances
 from asr.models.checkpoint import trained_network
 from asr.models.chunks import ChunkBatch, ChunkLoader
 from asr.models.distillation import TeacherPosteriors
 from asr.models.lfmmi import LfMmi, NumeratorPiece, numerator_piece
+from asr.models.tdnnf import ChainNetwork
 from asr.models.training import WeightAverage, adamw, planned_steps
 
 _TEACHER = "teacher_posteriors"  # in checkpoints: `TeacherPosteriors.key`

@@ -18,8 +18,8 @@ from asr.datasets.augment import SpecAugment, VocalTractPerturbation
 from asr.distributed import WHOLE, Share, batch_rows, draw_from, draw_rows
 from asr.errors import AsrError
 from asr.models.chain_corpus import FRAME_SECONDS, PreparedCorpus
-from asr.models.chain_network import smoothed
 from asr.models.interface import UtteranceCmvn
+from asr.models.tdnnf import smoothed
 
 
 class Chunk(NamedTuple):

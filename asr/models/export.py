@@ -25,11 +25,11 @@ from torch import Tensor, nn
 
 from asr.bundle import Bundle
 from asr.errors import AsrError
-from asr.models.chain_network import FrameNorm
 from asr.models.export_streaming import STATES, StreamChunks, StreamingNetwork
 from asr.models.external import onnx, torchscript
 from asr.models.external.network import ExternalNetwork
 from asr.models.interface import BoundedNetwork, UtteranceCmvn
+from asr.models.tdnnf import FrameNorm
 from asr.serialization import atomic_path
 from asr.text.ctc_tokens import CTCTokens
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from asr.audio.fbank import Splice
 from asr.distributed import BatchDropout
 from asr.kernels.linear import PackedLinear
-from asr.models.chain_network import ChainNetwork, FrameNorm, SharedDropout
 from asr.models.interface import NormalizingNetwork
+from asr.models.tdnnf import ChainNetwork, FrameNorm, SharedDropout
 
 
 class FeedForwardNetwork(NormalizingNetwork):

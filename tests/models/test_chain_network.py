@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from asr.errors import AsrError
-from asr.models.chain_network import ChainNetwork, FilterSmoothing
+from asr.models.tdnnf import ChainNetwork, FilterSmoothing
 from asr.serialization import ACOUSTIC_MODEL_CLASSES, build_network
 
 SIZES: dict[str, dict[str, Any]] = {

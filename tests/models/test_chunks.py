@@ -14,10 +14,10 @@ from asr.datasets.corpora.base import Utterance
 from asr.distributed import WHOLE, Share
 from asr.errors import AsrError
 from asr.models.chain_corpus import Alignment, PreparedCorpus, write_corpus
-from asr.models.chain_network import smoothed
 from asr.models.chain_preparation import require_names
 from asr.models.chunks import Chunk, ChunkLoader
 from asr.models.interface import UtteranceCmvn
+from asr.models.tdnnf import smoothed
 from asr.text.lexicon import Lexicon
 
 SECONDS = (2.0, 5.0, 0.5)
