@@ -241,6 +241,23 @@ class ActiveTokens:
         )
 
 
+def best_score(score: Tensor, stream: Tensor, num_streams: int) -> Tensor:
+    """The best score of each stream, (N,); -inf for streams without scores."""
+    best = torch.full((num_streams,), -torch.inf, dtype=score.dtype, device=score.device)
+    if num_streams == 1:
+        return score.amax(0, keepdim=True) if len(score) else best
+    return best.scatter_reduce_(0, stream, score, "amax", include_self=True)
+
+
+def normalize_scores(score: Tensor, stream: Tensor, score_offset: Tensor) -> Tensor:
+    """Subtracts each stream's best score, (K,) -> (K,), and adds it to `score_offset` (N,) in place."""
+    best = best_score(score, stream, len(score_offset))
+    best = torch.where(best > -torch.inf, best, torch.zeros_like(best))
+    score_offset += best
+    score -= best if len(best) == 1 else best.index_select(0, stream)
+    return score
+
+
 class Expansion(NamedTuple):
     """Tokens and the arcs that extend them.
 

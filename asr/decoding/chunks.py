@@ -19,13 +19,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asr.decoding.backend import ActiveTokens, ArcSet, ArcWords, ChunkBackend, SearchGraph
+from asr.decoding.backend import (
+    ActiveTokens,
+    ArcSet,
+    ArcWords,
+    ChunkBackend,
+    SearchGraph,
+    best_score,
+    normalize_scores,
+)
 from asr.decoding.backtrace import Backtrace
 from asr.decoding.cpu.lattice import ChunkRecords, LatticeBackpointers, LosingArcs, add_losses, connect_chunk
 from asr.decoding.frame import TokenSearch
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import LatticeRecords
-from asr.decoding.recombination import best_score, normalize_scores
 from asr.decoding.rescoring import rescoring_options
 from asr.decoding.selection import BackendFactory
 from asr.graph.decoding_graph import DecodingGraph

@@ -28,11 +28,12 @@ from asr.decoding.backend import (
     SearchSink,
     Survivors,
     expand,
+    normalize_scores,
 )
 from asr.decoding.backtrace import Backtrace
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import LatticeRecords
-from asr.decoding.recombination import NOT_REACHED, best_of_group, normalize_scores, prune_tokens, recombine
+from asr.decoding.recombination import NOT_REACHED, best_of_group, prune_tokens, recombine
 from asr.lm.interface import LanguageModel, contexts_at_start
 
 ROUNDING_SLACK = 0.01
