@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import math
 import re
 import sys
@@ -231,31 +230,28 @@ def _choices(choices: Mapping[str, str]) -> str:
     return "; ".join(f"{name}: {text}" for name, text in choices.items())
 
 
-def _with_flags_in_errors(function: Callable[..., Recognizer]) -> Callable[..., Recognizer]:
-    """Where errors are about options that were given, they name the flags: `--workers` instead of `num_workers`."""
-
-    @functools.wraps(function)
-    def call(args: argparse.Namespace, *more: Any) -> Recognizer:
-        flags = {name: one.flag for name, one in (setting_options() | options_of(ResourceOptions)).items()}
-        flags["lm_fusion"] = "--lm-fusion"
-        try:
-            return function(args, *more)
-        except AsrError as error:
-            names = re.compile(rf"\b({'|'.join(name for name in flags if '_' in name)})\b")
-            if any(getattr(args, name) is not None for name in names.findall(str(error))):
-                raise AsrError(names.sub(lambda match: flags[match[0]], str(error))) from error
-            raise
-
-    return call
-
-
-@_with_flags_in_errors
 def recognizer_from(args: argparse.Namespace, mode: str | None = None) -> Recognizer:
     """Loads the recognizer that the arguments describe; `mode` overrides theirs.
 
     Raises:
         AsrError: the bundle or the device does not exist, or an option is out of range.
     """
+    try:
+        return _recognizer_from(args, mode)
+    except AsrError as error:
+        raise AsrError(_with_flags(str(error), args)) from error
+
+
+def _with_flags(message: str, args: argparse.Namespace) -> str:
+    """A message about options that were given, with their flags as names: `--workers` instead of `num_workers`."""
+    flags = {name: one.flag for name, one in (setting_options() | options_of(ResourceOptions)).items() if "_" in name}
+    flags["lm_fusion"] = "--lm-fusion"
+    names = re.compile(rf"\b({'|'.join(flags)})\b")
+    is_given = any(getattr(args, name) is not None for name in names.findall(message))
+    return names.sub(lambda match: flags[match[0]], message) if is_given else message
+
+
+def _recognizer_from(args: argparse.Namespace, mode: str | None) -> Recognizer:
     options = given_options(args, setting_options())
     if args.ngram_only and args.mode not in ("auto", "ngram"):
         raise AsrError(f"--ngram-only and --mode {args.mode} exclude each other; give one of them.")
