@@ -40,3 +40,10 @@ def test_old_paths_lead_to_the_same_objects(old: str) -> None:
 def test_unknown_modules_are_not_found() -> None:
     with pytest.raises(ModuleNotFoundError, match="nothing"):
         importlib.import_module("asr.decoding.nothing")
+
+
+def test_the_old_class_of_backends_is_explained() -> None:
+    with pytest.raises(ImportError, match="Backend is gone: a search takes one ChunkBackend"):
+        from asr.decoding.backend import Backend  # type: ignore[attr-defined]  # noqa: F401
+    with pytest.raises(ImportError, match="cannot import name 'Nothing'"):
+        from asr.decoding.backend import Nothing  # type: ignore[attr-defined]  # noqa: F401

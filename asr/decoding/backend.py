@@ -395,3 +395,14 @@ class ChunkBackend(Protocol):
             chunk: `score_offset` is changed in place.
             sink: receives backpointers and losing arcs.
         """
+
+
+if not TYPE_CHECKING:  # for type checkers, the module would have any name
+
+    def __getattr__(name: str) -> None:
+        if name == "Backend":
+            raise ImportError(
+                "asr.decoding.backend.Backend is gone: a search takes one ChunkBackend, and "
+                "asr.decoding.frame.FrameSearch makes one of a FrameBackend; see docs/adding.md."
+            )
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
