@@ -104,11 +104,11 @@ def log_z_by_tensors(
 
 def log_sums(
     loop: Callable[..., None], queries: tuple[Tensor, ...], history: Tensor, maxent: HashedMaxEnt | None,
-    tables: tuple[Any, ...], rooms: tuple[tuple[tuple[int, ...], torch.dtype], ...],
+    tables: tuple[Any, ...], buffers: tuple[tuple[tuple[int, ...], torch.dtype], ...],
 ) -> Tensor:  # fmt: skip
-    """log Z (Q,) by loop(*queries, places, *tables, *rooms, top, total), which adds exp(score - top) to total.
+    """log Z (Q,) by loop(*queries, places, *tables, *buffers, top, total), which adds exp(score - top) to total.
 
-    queries: (Q, ...) each; history (Q, M); rooms: shapes and types of each thread's work arrays.
+    queries: (Q, ...) each; history (Q, M); buffers: shapes and types of each thread's work arrays.
     """
     num_queries = len(history)
     places = history.new_zeros(num_queries, 0) if maxent is None else maxent.places(history)
@@ -125,8 +125,8 @@ def log_sums(
 
     def work(begin: int, end: int) -> None:
         part = slice(ROWS * begin, ROWS * end)
-        room = (torch.empty(shape, dtype=dtype).numpy() for shape, dtype in rooms)
-        loop(*(column[part] for column in columns), *arrays, *room, top[part].numpy(), total[part].numpy())
+        own = (torch.empty(shape, dtype=dtype).numpy() for shape, dtype in buffers)
+        loop(*(column[part] for column in columns), *arrays, *own, top[part].numpy(), total[part].numpy())
 
     in_threads(work, len(order) // ROWS, rows_at_least=8)
     log_z = torch.empty(num_queries, dtype=torch.float32)
@@ -151,8 +151,8 @@ class Float32LogZ:
 
     def __call__(self, hidden: Tensor, history: Tensor) -> Tensor:
         """hidden (Q, H), history (Q, M) -> (Q,)."""
-        rooms = (((ROWS, TILE), torch.float32),)
-        return log_sums(self._loop, (hidden,), history, self._maxent, self._tables, rooms)
+        buffers = (((ROWS, TILE), torch.float32),)
+        return log_sums(self._loop, (hidden,), history, self._maxent, self._tables, buffers)
 
 
 def add_exponentials_float32(
@@ -267,8 +267,8 @@ class Int8LogZ:
             parts = zip(*(tensor.split(_QUERIES_AT_ONCE) for tensor in (hidden, step, rounded, history)), strict=True)
             return torch.cat([self._by_tensors(*part) for part in parts])
         queries = quads((rounded + _UNSIGNED).byte()), _LOG2_E * step, hidden.contiguous()
-        rooms = ((ROWS, TILE), torch.int32), *(((TILE,), kind) for kind in (torch.int16, torch.float32, torch.int64))
-        return log_sums(self._loop, queries, history, self._maxent, self._tables, rooms)
+        buffers = ((ROWS, TILE), torch.int32), *(((TILE,), kind) for kind in (torch.int16, torch.float32, torch.int64))
+        return log_sums(self._loop, queries, history, self._maxent, self._tables, buffers)
 
     def _by_tensors(self, hidden: Tensor, step: Tensor, rounded: Tensor, history: Tensor) -> Tensor:
         log_z = hidden.new_full((len(hidden),), -torch.inf)
