@@ -35,7 +35,6 @@ from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import LatticeRecords
 from asr.decoding.rescoring import rescoring_options
 from asr.decoding.selection import BackendFactory
-from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels.jit import jit
 from asr.lm.interface import LanguageModel, contexts_at_start
 
@@ -44,17 +43,17 @@ class ChunkGraph:
     """The lattice of a chunk as a graph to search; all its scores are pushed, and all states are final.
 
     Args:
-        words: `word_begin` and `word_id` of the decoding graph.
+        words: those of the decoding graph's arcs.
         connected: arc_begin (S + 1,), and dst_state, pushed score and decoding graph arc, (A,) each.
     """
 
     is_pushed = True
     epsilon: ArcSet | None = None
 
-    def __init__(self, words: tuple[Tensor, Tensor], *connected: Tensor) -> None:
+    def __init__(self, words: ArcWords, *connected: Tensor) -> None:
         arc_begin, dst_state, score, graph_arc = connected
         self.num_states = len(arc_begin) - 1
-        own_words = ArcWords.of_arcs(*words, graph_arc)
+        own_words = ArcWords.of_arcs(words.word_begin, words.word_id, graph_arc)
         self.emitting = ArcSet(arc_begin, dst_state, torch.zeros_like(dst_state), score, graph_arc, own_words)
         self.final_score = self.final_graph_score = torch.zeros(self.num_states, dtype=torch.float32)
 
@@ -111,8 +110,7 @@ class ChunkedSearch:
     """The search of some utterances, to be used once.
 
     Args:
-        graph: the decoding graph, on the CPU, without input epsilons.
-        search_graph: the same graph, prepared for the search.
+        graph: on the CPU, without epsilons.
         options: beams and scales. `output_beam` limits the lattice of each chunk, `context_beam` the histories.
         lm: the language model.
         first: backend of the search with the graph's own scores, created for lattices.
@@ -122,23 +120,21 @@ class ChunkedSearch:
 
     def __init__(
         self,
-        graph: DecodingGraph,
-        search_graph: SearchGraph,
+        graph: SearchGraph,
         options: DecodingOptions,
         lm: LanguageModel,
         first: ChunkBackend,
         make_backend: BackendFactory,
         keep_lattice: bool,
     ) -> None:
-        self._graph = search_graph
-        self._words = (graph.word_begin, graph.word_id)
+        self._graph = graph
         self._options = options
         self._bounds = rescoring_options(options)
         self._lm = lm
         self._first = first
         self._make_backend = make_backend
         self._keep_lattice = keep_lattice
-        self.backtrace = Backtrace(graph.device, collects=False)
+        self.backtrace = Backtrace(graph.final_score.device, collects=False)
         self.records: LatticeRecords | None = None
 
     def search(
@@ -181,7 +177,7 @@ class ChunkedSearch:
             *((self._options.am_scale * log_prob).numpy(), score),
         )
         number, backpointer, *connected = map(torch.from_numpy, found)
-        graph = ChunkGraph(self._words, *connected)
+        graph = ChunkGraph(arcs.words, *connected)
         loss, state_score = torch.from_numpy(records.loss)[backpointer], torch.from_numpy(score)[backpointer]
         # A token is as far below the best path through its state as it is below the best token of the state.
         state = number[front.state_idx]

@@ -246,9 +246,7 @@ class TokenPassingDecoder:
         keeps_losing = in_chunks or (keep_lattice and num_utts > 0)
         backend = self._take_backend(None if in_chunks else lm, keeps_losing)
         if in_chunks and lm is not None:
-            chunked = ChunkedSearch(
-                self.graph, self._search_graph, self.options, lm, backend, self._make_backend, keep_lattice
-            )
+            chunked = ChunkedSearch(self._search_graph, self.options, lm, backend, self._make_backend, keep_lattice)
             found = chunked.search(log_prob, num_frames, lm_state)
             backtrace, records = chunked.backtrace, chunked.records
         else:

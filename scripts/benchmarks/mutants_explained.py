@@ -35,7 +35,7 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
             "len(arc_begin) - 1 -> len(arc_begin) + 1",
         ): "pairs of stream and state are told apart by any number that is large enough",
         (
-            "self.backtrace = Backtrace(graph.device, collects=False)",
+            "self.backtrace = Backtrace(graph.final_score.device, collects=False)",
             "False -> True",
         ): "unreachable backpointers are collected from a million on; paths stay",
         (
