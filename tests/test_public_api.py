@@ -16,7 +16,7 @@ from torch import Tensor
 
 import asr
 from asr.audio.segments import as_recordings
-from asr.decoding.build import decoding_options
+from asr.decoding.build import recognition_settings
 from asr.testing.tones import RATE, tones
 from asr.text.symbols import Vocabulary
 
@@ -159,8 +159,8 @@ def test_old_names_of_modes_still_work(tiny_bundle_folder: Path) -> None:
     bundle = asr.Bundle.load(tiny_bundle_folder)
     assert asr.Recognizer(bundle, "on_the_fly").mode == "rnn"
     bundle.decoding = {"on_the_fly": {"lm_scale": 0.25}}
-    assert decoding_options(bundle, "rnn", {})[0].lm_scale == 0.25
-    assert decoding_options(bundle, "external", {})[0].lm_scale == 0.25
+    assert recognition_settings(bundle, "rnn", {}).decoding.lm_scale == 0.25
+    assert recognition_settings(bundle, "external", {}).decoding.lm_scale == 0.25
 
 
 def test_recordings_may_be_files_arrays_or_tensors(recognizer: asr.Recognizer, tmp_path: Path) -> None:

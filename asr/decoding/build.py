@@ -96,12 +96,6 @@ def recognition_settings(bundle: Bundle, mode: str, overrides: Mapping[str, Any]
     return settings
 
 
-def decoding_options(bundle: Bundle, mode: str, overrides: Mapping[str, Any]) -> tuple[DecodingOptions, float]:
-    """Beams and scales of `recognition_settings`, and the recurrent model's weight."""
-    settings = recognition_settings(bundle, mode, overrides)
-    return settings.decoding, settings.language_models.rnn_weight
-
-
 def calibration_of(bundle: Bundle, mode: str) -> Calibration | None:
     """The calibration of a mode's confidences, or of the first of `available_modes` that has one.
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from asr.bundle import Bundle
-from asr.decoding.build import decoding_options, language_models
+from asr.decoding.build import language_models, recognition_settings
 from asr.decoding.interface import DecodeResult, DecodingOptions
 from asr.decoding.online import StreamingDecoder
 from asr.decoding.token_passing import TokenPassingDecoder
@@ -90,7 +90,8 @@ def chosen_workload(args: argparse.Namespace, bundle: Bundle) -> Workload:
 def warm_up(bundle: Bundle, workload: Workload) -> None:
     """Compiles numba's loops and touches the models once."""
     some = [min(workload.frames, key=len)[:20]]
-    options, weight = decoding_options(bundle, "rnn", {})
+    settings = recognition_settings(bundle, "rnn", {})
+    options, weight = settings.decoding, settings.language_models.rnn_weight
     models = language_models(bundle, "rnn", weight, torch.device("cpu"))
     decode_all(TokenPassingDecoder(bundle.graph, options), some)
     decode_all(TokenPassingDecoder(bundle.graph, options, lm_fusion="lattice"), some, models.model)
@@ -105,7 +106,7 @@ def quick(bundle: Bundle, workload: Workload, sampled: int) -> dict[str, Any]:
         "num_frames": workload.num_frames,
         "num_words": workload.num_words,
     }
-    options, _ = decoding_options(bundle, "ngram", {})
+    options = recognition_settings(bundle, "ngram", {}).decoding
     torch_results, torch_seconds = lesser(
         lambda: decode_all(TokenPassingDecoder(bundle.graph, options), workload.frames)
     )
@@ -118,7 +119,8 @@ def quick(bundle: Bundle, workload: Workload, sampled: int) -> dict[str, Any]:
     report["same_words_torch_k2"] = same_words(torch_results, ngram_results) if has_k2 else None
     report["best_score_max_diff"], report["compared_with"] = agreement(bundle, options, workload)
     for suffix, beams in (("", RNN_BEAMS), ("_bundle_beams", {})):
-        rnn_options, weight = decoding_options(bundle, "rnn", beams)
+        settings = recognition_settings(bundle, "rnn", beams)
+        rnn_options, weight = settings.decoding, settings.language_models.rnn_weight
         first_pass = best_first_pass(bundle.graph, rnn_options, rescores=True)
 
         def with_rnn_lm(first_pass: Any, weight: float = weight) -> tuple[Any, float]:
@@ -141,7 +143,7 @@ def quick(bundle: Bundle, workload: Workload, sampled: int) -> dict[str, Any]:
         report["options" + suffix] = beams or asdict(rnn_options)
         if beams:
             # What the network adds: both searches have the same beams and weigh the frames alike.
-            narrow, _ = decoding_options(bundle, "ngram", {"am_scale": rnn_options.am_scale, **beams})
+            narrow = recognition_settings(bundle, "ngram", {"am_scale": rnn_options.am_scale, **beams}).decoding
             for name, decoder, with_rnn in (
                 ("rnnlm", best_first_pass(bundle.graph, narrow), report["rnnlm_over_ngram_time"] * ngram_seconds),
                 ("torch_rnnlm", TokenPassingDecoder(bundle.graph, narrow), seconds),
@@ -186,7 +188,7 @@ def same_words(one: Sequence[DecodeResult], other: Sequence[DecodeResult]) -> in
 
 
 def chunked_equals_whole(bundle: Bundle, frames: list[Tensor]) -> bool:
-    options, _ = decoding_options(bundle, "ngram", {})
+    options = recognition_settings(bundle, "ngram", {}).decoding
     whole, _ = decode_all(TokenPassingDecoder(bundle.graph, options), frames)
     decoder = StreamingDecoder(bundle.graph, options)
     streams = decoder.start(len(frames))

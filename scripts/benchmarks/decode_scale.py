@@ -21,7 +21,7 @@ import torch
 
 from asr.bundle import Bundle
 from asr.decoding.backtrace import hypothesis_of_path
-from asr.decoding.build import decoding_options
+from asr.decoding.build import recognition_settings
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.k2 import K2Decoder
 from asr.decoding.token_passing import TokenPassingDecoder
@@ -77,7 +77,7 @@ def measured(part: str, named: str, args: argparse.Namespace) -> list[dict[str, 
 
 def over_size(name: str, graph_file: Path, bundle: Bundle, workload: Workload) -> list[dict[str, Any]]:
     """Each decoder at the bundle's beams: memory, ms per frame, word error rates."""
-    options, _ = decoding_options(bundle, "ngram", {})
+    options = recognition_settings(bundle, "ngram", {}).decoding
     graph, load_s = timed(lambda: DecodingGraph.load(graph_file))
     row: dict[str, Any] = {"graph": name, "states": graph.num_states, "arcs": graph.num_arcs, "load s": load_s}
     row["graph MB"] = resident_mb()
@@ -98,7 +98,7 @@ def over_size(name: str, graph_file: Path, bundle: Bundle, workload: Workload) -
 
 def over_beams(name: str, graph: DecodingGraph, bundle: Bundle, workload: Workload) -> list[dict[str, Any]]:
     """The torch pass and k2's over beams and batches."""
-    base, _ = decoding_options(bundle, "ngram", {})
+    base = recognition_settings(bundle, "ngram", {}).decoding
     decode_all(TokenPassingDecoder(graph, base), workload.frames[:2])
     rows = []
     for beam, most in BEAMS:

@@ -12,7 +12,7 @@ from typing import Any
 
 from asr.bundle import Bundle
 from asr.decoding.backtrace import hypothesis_of_path
-from asr.decoding.build import decoding_options
+from asr.decoding.build import recognition_settings
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from asr.metrics import NO_ERRORS, count_errors
@@ -66,7 +66,7 @@ def run_tables(
 
 def speed(bundle: Bundle, workload: Workload, *_: Path | None) -> None:
     """Token passing and k2 with equal beams; nothing where k2 is missing."""
-    options, _ = decoding_options(bundle, "ngram", {})
+    options = recognition_settings(bundle, "ngram", {}).decoding
     try:
         from asr.decoding.k2 import K2Decoder
 
@@ -100,7 +100,7 @@ def speed(bundle: Bundle, workload: Workload, *_: Path | None) -> None:
 
 def peers(bundle: Bundle, workload: Workload, *_: Path | None) -> None:
     """Decoders on the same graph and frames; those that cannot run are named."""
-    options, _ = decoding_options(bundle, "ngram", {})
+    options = recognition_settings(bundle, "ngram", {}).decoding
     rows: list[dict[str, Any]] = []
 
     def add(name: str, words: list[list[str]], seconds: float) -> None:
@@ -184,7 +184,7 @@ def prefix_tree(bundle: Bundle, workload: Workload, _: Path | None, plots: Path 
 def four_caches(bundle: Bundle, workload: Workload, *_: Path | None) -> None:
     """Huang et al. (2014), Tables 3 to 6: models in the first pass, its caches, and second passes over its lattices."""
     # Every model inside the search is queried for the same words.
-    large = System("large_ngram", "search", skip_beam=decoding_options(bundle, "rnn", {})[0].skip_beam)
+    large = System("large_ngram", "search", skip_beam=recognition_settings(bundle, "rnn", {}).decoding.skip_beam)
     both = SYSTEMS["gru and 4-gram, one pass"]
     first_passes: dict[str, tuple[System, Mapping[str, Any]]] = {
         "trigram": (SYSTEMS["trigram"], {}),
@@ -258,7 +258,7 @@ def frame_batch(bundle: Bundle, workload: Workload, corpora: Path | None, _: Pat
 
 def hit_ratio(bundle: Bundle, workload: Workload, *_: Path | None) -> None:
     """What determines how many queries the caches answer; `scripts/bench query` has more about queries."""
-    options, _ = decoding_options(bundle, "rnn", {})
+    options = recognition_settings(bundle, "rnn", {}).decoding
     own = options.search_beam
     searches: list[tuple[str, System, dict[str, Any]]] = [
         (f"inside the search, beam {beam:g}", _NO_SKIP, {"search_beam": beam})

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from asr.bundle import Bundle
 from asr.decoding.backend import ChunkBackend, Searchable
-from asr.decoding.build import decoding_options
+from asr.decoding.build import recognition_settings
 from asr.decoding.frame import FrameSearch
 from asr.decoding.interface import DecodeResult, DecodingOptions
 from asr.decoding.selection import BackendFactory, frame_backend, select_backend
@@ -73,7 +73,7 @@ def search_checks(folder: Path, device: torch.device, num_utts: int, num_frames:
     expected: dict[bool, list[DecodeResult]] = {}
 
     def decoded(backend: str, where: torch.device, with_lm: bool, captured: bool = False) -> list[DecodeResult]:
-        options, _ = decoding_options(bundle, "ngram", {})
+        options = recognition_settings(bundle, "ngram", {}).decoding
         options = replace(options, search_beam=min(options.search_beam, 12.0), max_active_states=2000)
         search = TokenPassingDecoder(bundle.graph.to(where), options, backend=backend_of(backend))
         lm = None
@@ -156,7 +156,8 @@ def compare_ngrams(lm: NgramLM, device: torch.device, num_queries: int) -> str:
     word_id = torch.randint(len(lm.vocabulary), (num_queries,), generator=generator)
     expected = lm.score(state, word_id)
     rates = []
-    for model in (lm.with_index().to(device), NgramLM(lm.vocabulary, lm.arrays.without_index(), lm.order).to(device)):
+    searched = NgramLM(lm.vocabulary, replace(lm.arrays, index=None), lm.order)
+    for model in (lm.with_index().to(device), searched.to(device)):
         queries = state.to(device), word_id.to(device)
         model.score(*queries)
         begin = time.perf_counter()

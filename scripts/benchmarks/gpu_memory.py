@@ -29,7 +29,7 @@ import torch
 
 from asr.bundle import Bundle, bundle_folder
 from asr.decoding.backend import SearchGraph
-from asr.decoding.build import decoding_options
+from asr.decoding.build import recognition_settings
 from asr.decoding.gpu import cuda_graph, frame
 from asr.decoding.gpu.frame import FrameLimits
 from asr.decoding.lattice import lattice_margin
@@ -96,7 +96,7 @@ def needed_per_stream(bundle: Bundle) -> dict[str, int]:
 
 def buffer_megabytes(bundle: Bundle, num_streams: int, needed: dict[str, int]) -> float:
     """The kernels' buffers for so many streams, in MB."""
-    options, _ = decoding_options(bundle, "ngram", {})
+    options = recognition_settings(bundle, "ngram", {}).decoding
     room = 1 << (num_streams - 1).bit_length()
     sizes = cuda_graph.BufferSizes(room, _FRAMES_PER_CALL, len(bundle.graph.tokens), *(5 * (frame.FIRST_CAPACITY,)))
     numbers = {name: num_streams * number for name, number in needed.items()}

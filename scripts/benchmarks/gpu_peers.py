@@ -16,7 +16,7 @@ from torch import Tensor
 from asr.bundle import Bundle
 from asr.ctc import CTCDecoder
 from asr.ctc.word_models import trie_of
-from asr.decoding.build import decoding_options
+from asr.decoding.build import recognition_settings
 from asr.decoding.interface import DecodeResult
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.lm.ngram.arpa import write_arpa
@@ -54,7 +54,7 @@ def beside_k2(folder: Path, device: torch.device, recordings: Sequence[Tensor]) 
     from asr.decoding.k2 import K2Decoder
 
     bundle = Bundle.load(folder)
-    options, _ = decoding_options(bundle, "ngram", {})
+    options = recognition_settings(bundle, "ngram", {}).decoding
     recognizer = Recognizer(bundle, mode="ngram", decoder="token-passing").to(device)
     with torch.no_grad():
         log_prob, num_frames = recognizer.log_prob(list(recordings), StageTimes())

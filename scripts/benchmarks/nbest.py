@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from asr.bundle import Bundle
-from asr.decoding.build import decoding_options
+from asr.decoding.build import recognition_settings
 from asr.decoding.nbest import PrefixTree, n_best, score_tree, score_tree_by_network
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
@@ -100,7 +100,7 @@ def thousand_best(bundle: Bundle, log_prob: Tensor, num: int) -> tuple[list[list
     """The n best sentences of an utterance in the RNN LM's word ids, and the seconds of the fastest extraction."""
     assert bundle.rnn_lm is not None
     network: Any = bundle.rnn_lm.network
-    options, _ = decoding_options(bundle, "ngram", {"output_beam": 12.0})
+    options = recognition_settings(bundle, "ngram", {"output_beam": 12.0}).decoding
     results = TokenPassingDecoder(bundle.graph, options, keep_lattice=True).decode(
         log_prob[None], torch.tensor([len(log_prob)])
     )

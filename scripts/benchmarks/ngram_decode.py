@@ -27,7 +27,7 @@ from torch import Tensor
 
 from asr.bundle import Bundle, bundle_folder
 from asr.datasets.cuts import cut_text, cut_waveform, read_cuts
-from asr.decoding.build import OLD_FIRST_PASSES, build_decoder, decoding_options, language_models
+from asr.decoding.build import OLD_FIRST_PASSES, build_decoder, language_models, recognition_settings
 from asr.decoding.interface import Decoder, DecodingOptions
 from asr.graph.decoding_graph import DecodingGraph
 from asr.lm.cached.approximations import CacheOptions
@@ -161,7 +161,7 @@ def _systems(bundle: Bundle, args: argparse.Namespace) -> dict[str, System]:
     small = bundle.small_ngram
     large = load_ngram_lm(args.large_ngram)  # compared with its checksums, so that all of it is in memory
     total = sum(large.arrays.num_bytes().values())
-    options, _ = decoding_options(bundle, "ngram", {"output_beam": args.output_beam})
+    options = recognition_settings(bundle, "ngram", {"output_beam": args.output_beam}).decoding
     fly_options = replace(options, skip_beam=args.skip_beam, context_beam=args.context_beam)
     passes: dict[tuple[int, DecodingOptions], Decoder] = {}
 
@@ -182,7 +182,8 @@ def _systems(bundle: Bundle, args: argparse.Namespace) -> dict[str, System]:
     def recurrent(mode: str, share: float | None = None) -> System:
         assert bundle.rnn_lm is not None
         bundle.large_ngram = large
-        own, rnn_weight = decoding_options(bundle, mode, {})
+        settings = recognition_settings(bundle, mode, {})
+        own, rnn_weight = settings.decoding, settings.language_models.rnn_weight
         network: Any = bundle.rnn_lm.network
         if share is None:
             return System(

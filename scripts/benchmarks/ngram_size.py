@@ -20,6 +20,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ def _look_up(args: argparse.Namespace) -> None:
         lm = load_ngram_lm(args.binary, verify=False)
     with _Step("load, checksums compared"):
         lm = load_ngram_lm(args.binary, verify=True)
-    plain = NgramLM(lm.vocabulary, lm.arrays.without_index(), lm.order, lm.name)
+    plain = NgramLM(lm.vocabulary, replace(lm.arrays, index=None), lm.order, lm.name)
     with _Step("sizes") as step:
         step.report |= {"ngrams": lm.num_arcs} | sizes(plain, lm)
     with tempfile.TemporaryDirectory(dir=args.binary.parent) as folder:

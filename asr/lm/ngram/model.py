@@ -104,10 +104,6 @@ class NgramArrays:
         label = self.label[num_root_arcs:].numpy()
         return replace(self, index=ArcIndex.build(state, label, num_root_arcs, len(self.word_map), load))
 
-    def without_index(self) -> NgramArrays:
-        """The same arrays, arcs found by binary search."""
-        return replace(self, index=None)
-
     def quantized(self) -> NgramArrays:
         """The same model with 1-byte scores: 256 levels, each the mean of an equal share of the scores.
 
