@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from asr.decoding.interface import DecodeResult
-from asr.lm.combine import WordMapper
+from asr.lm.combine import mapped_to
 from asr.lm.interface import LanguageModel
 from asr.text.symbols import Vocabulary
 
@@ -29,9 +29,7 @@ class CarriedStates:
     """
 
     def __init__(self, lm: LanguageModel, vocabulary: Vocabulary) -> None:
-        mapped = WordMapper(vocabulary).mapped(lm)
-        assert mapped is not None
-        self._lm = mapped
+        self._lm = mapped_to(lm, vocabulary)
         self._states: dict[Hashable, Tensor] = {}
 
     def __len__(self) -> int:

@@ -40,7 +40,7 @@ from asr.decoding.selection import select_backend
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
-from asr.lm.combine import WordMapper
+from asr.lm.combine import mapped_to
 from asr.lm.interface import LanguageModel
 
 
@@ -251,7 +251,7 @@ class K2StreamingDecoder:
         self.graph = graph
         self.options = options if options is not None else DecodingOptions()
         self._rules = endpoint_rules if endpoint_rules is not None else EndpointRules()
-        self._lm = WordMapper(graph.vocabulary).mapped(lm)
+        self._lm = None if lm is None else mapped_to(lm, graph.vocabulary)
         self._keep_lattice = keep_lattice
         self._check = LogProbCheck(len(graph.tokens), inputs)
         self._fallback = TokenPassingDecoder(graph, self.options, inputs="scores")

@@ -19,7 +19,7 @@ from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis, Lo
 from asr.decoding.selection import select_backend
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
-from asr.lm.combine import WordMapper, on_device
+from asr.lm.combine import mapped_to, on_device
 from asr.lm.interface import LanguageModel
 
 
@@ -119,8 +119,7 @@ class StreamingDecoder:
         self._commit_frames = commit_frames
         self._check = LogProbCheck(len(graph.tokens), inputs)
         self._search_graph = SearchGraph(graph, self.options)
-        mapped = WordMapper(graph.vocabulary).mapped(lm)
-        self._lm = None if mapped is None else on_device(mapped, graph.device)
+        self._lm = None if lm is None else on_device(mapped_to(lm, graph.vocabulary), graph.device)
         self._backtrace = Backtrace(graph.device)
         backend = select_backend(self._search_graph, self.options, self._lm)
         self._search = TokenSearch(self._search_graph, self.options, self._lm, backend, self._backtrace)

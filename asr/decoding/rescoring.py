@@ -29,7 +29,7 @@ from asr.decoding.nbest import n_best, rescore_n_best
 from asr.decoding.selection import BackendFactory, select_backend
 from asr.decoding.settings import LanguageModelOptions
 from asr.graph.decoding_graph import DecodingGraph
-from asr.lm.combine import ADD, CombinedLM, Step, WordMapper
+from asr.lm.combine import ADD, CombinedLM, Step, mapped_to
 from asr.lm.interface import LanguageModel, device_of
 
 
@@ -181,7 +181,6 @@ class SecondPass:
         keeps_lattice: bool,
     ) -> None:
         self._graph = graph.to("cpu")
-        self._mapper = WordMapper(graph.vocabulary)
         self._options = options
         self._models = models
         self._keeps_lattice = keeps_lattice
@@ -199,10 +198,11 @@ class SecondPass:
         Returns:
             The results with their new best hypotheses.
         """
-        second = None if second is None else self._mapper.mapped(second)
+        vocabulary = self._graph.vocabulary
+        second = None if second is None else mapped_to(second, vocabulary)
         if self._models.second_pass == "nbest":
             return self._over_lists(results, second)
-        first = None if first is None else self._mapper.mapped(first)
+        first = None if first is None else mapped_to(first, vocabulary)
         return self._over_lattices(results, self._mixed(first, second))
 
     def _over_lists(self, results: Sequence[DecodeResult], second: LanguageModel | None) -> list[DecodeResult]:

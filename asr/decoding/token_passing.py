@@ -225,7 +225,8 @@ class TokenPassingDecoder:
         """Runs one search with the language model inside it.
 
         Args:
-            log_prob, num_frames, lm, lm_state: as for `decode`.
+            log_prob, num_frames, lm_state: as for `decode`.
+            lm: the language model, with the graph's word ids.
             keep_lattice: whether to keep the lattice.
             held: (H,) int64, see `TokenSearch`; ignored with `in_chunks`.
             in_chunks: whether the language model rescores the growing lattice instead, see `asr.decoding.chunks`.
@@ -239,7 +240,6 @@ class TokenPassingDecoder:
             log_prob, num_frames, original_frame, _ = skip_blanks(
                 log_prob, num_frames, self.options.blank_skip_threshold
             )
-        lm = self._mapper.mapped(lm)
         if lm is not None:
             lm = on_device(lm, self._device)
         in_chunks = in_chunks and lm is not None
