@@ -12,7 +12,7 @@ import contextlib
 import logging
 import operator
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial, reduce
 from pathlib import Path
@@ -73,6 +73,12 @@ def _with_acoustic_model(acoustic_model: str | ExternalModel, *parts: Any) -> Bu
     from asr.ctc.bundles import bundle_with_acoustic_model
 
     return bundle_with_acoustic_model(acoustic_model, *parts)
+
+
+def _statistics(network: NormalizingNetwork, heard: Iterable[tuple[Tensor, Tensor]]) -> SpeakerStatistics:
+    """The statistics of batches of features (N, T, F) with their numbers of frames (N,)."""
+    nothing = SpeakerStatistics.of_nothing(network.num_features, next(network.parameters()).device)
+    return reduce(operator.add, (network.input_norm.statistics(*batch) for batch in heard), nothing)
 
 
 _Self = TypeVar("_Self", bound="Recognizer")
@@ -401,11 +407,9 @@ class Recognizer(nn.Module):
                 f"bundle {self.bundle.name}: its acoustic model has no use for a speaker's statistics, because it does "
                 "not normalize features by mean and variance."
             )
-        norm = self.acoustic_model.input_norm
         batches = self._batches(self._open(audio, sampling_rate, num_samples))
         samples = ([segment.samples for segment in batch] for batch in batches)
-        found = [norm.statistics(*self._features(batch, StageTimes())) for batch in samples]
-        return reduce(operator.add, found)
+        return _statistics(self.acoustic_model, (self._features(batch, StageTimes()) for batch in samples))
 
     @no_autograd()
     def speaker_transform(
@@ -445,9 +449,10 @@ class Recognizer(nn.Module):
         decoder, speech = self._prepared_decoder(), []
         with self._engines.lend(self._new_engines) as engines, engines.streams.running(0):
             engines.streams.catch_up()
-            for batch in batches:
-                features, num_features = self._features([segment.samples for segment in batch], StageTimes())
-                log_prob, num_frames = self._log_prob(features, num_features, StageTimes(), None)
+            heard = [self._features([segment.samples for segment in batch], StageTimes()) for batch in batches]
+            statistics = _statistics(network, heard)
+            for features, num_features in heard:
+                log_prob, num_frames = self._log_prob(features, num_features, StageTimes(), statistics)
                 with torch.autocast(self.device.type, enabled=False):
                     decoded = decoder.decode(log_prob, num_frames, engines.models[0].model)
                 engines.models[0].forget_contexts()
@@ -456,7 +461,7 @@ class Recognizer(nn.Module):
                     for row, length, result in zip(features, num_features.tolist(), decoded, strict=True)
                     if result.hypotheses
                 ]
-            transform = adapt(network, TiedStates.from_json(tied), denominator, speech)
+            transform = adapt(network, TiedStates.from_json(tied), denominator, speech, statistics)
         engines.streams.wait(0)
         return transform
 

@@ -38,10 +38,12 @@ class SpeakerTransform(NamedTuple):
     Attributes:
         scale: (F,) float32.
         shift: (F,) float32.
+        statistics: what the features are normalized with, besides their own mean and variance.
     """
 
     scale: Tensor
     shift: Tensor
+    statistics: SpeakerStatistics | None = None
 
     @classmethod
     def identity(cls, num_features: int, device: torch.device | None = None) -> SpeakerTransform:
@@ -50,7 +52,7 @@ class SpeakerTransform(NamedTuple):
 
     def normalized(self, norm: UtteranceCmvn, features: Tensor, num_frames: Tensor) -> Tensor:
         """Features (N, T, F) of num_frames (N,) frames, normalized and transformed."""
-        return self(norm(features, num_frames), num_frames)
+        return self(norm(features, num_frames, self.statistics), num_frames)
 
     def __call__(self, features: Tensor, num_frames: Tensor) -> Tensor:
         """Normalized features (N, T, F) of num_frames (N,) frames -> (N, T, F); padding stays 0."""
@@ -85,7 +87,11 @@ def score_of_speaker(
 
 
 def adapt(
-    network: NormalizingNetwork, states: TiedStates, denominator: DenominatorGraph, speech: Sequence[RecognizedSpeech]
+    network: NormalizingNetwork,
+    states: TiedStates,
+    denominator: DenominatorGraph,
+    speech: Sequence[RecognizedSpeech],
+    statistics: SpeakerStatistics | None = None,
 ) -> SpeakerTransform:
     """Trains the transform of a speaker.
 
@@ -94,14 +100,15 @@ def adapt(
         states: the tied states that are its columns.
         denominator: all phone sequences, as in its training.
         speech: of one speaker. Segments without words, or with less than 1.8 s of speech, are not used.
+        statistics: of the speaker, a part of the transform.
 
     Returns:
-        The transform; the identity if there is nothing to learn from.
+        The transform; the identity after normalization if there is nothing to learn from.
     """
     device = next(network.parameters()).device
     start = SpeakerTransform.identity(network.num_features, device)
-    transform = SpeakerTransform(start.scale.requires_grad_(), start.shift.requires_grad_())
-    optimizer = torch.optim.Adam(transform, lr=_LEARNING_RATE)
+    transform = SpeakerTransform(start.scale.requires_grad_(), start.shift.requires_grad_(), statistics)
+    optimizer = torch.optim.Adam([transform.scale, transform.shift], lr=_LEARNING_RATE)
     objective = LfMmi(denominator)
     spoken = [(each, numerator_pieces(states, each.runs)) for each in speech if each.runs]
     generator = torch.Generator().manual_seed(0)
@@ -115,7 +122,7 @@ def adapt(
                 _step(network, objective, transform, waiting)
                 optimizer.step()
                 waiting = []
-    return SpeakerTransform(transform.scale.detach(), transform.shift.detach())
+    return SpeakerTransform(transform.scale.detach(), transform.shift.detach(), statistics)
 
 
 def numerator_pieces(states: TiedStates, runs: Sequence[tuple[int, int, int]]) -> list[NumeratorPiece]:
@@ -162,4 +169,4 @@ def _step(
         loss, _ = objective(torch.stack(scores).float().cpu(), pieces)
         total = loss.sum() / (len(pieces) * _PIECE)
         # The weights need no gradient.
-        transform.scale.grad, transform.shift.grad = torch.autograd.grad(total, list(transform))
+        transform.scale.grad, transform.shift.grad = torch.autograd.grad(total, [transform.scale, transform.shift])

@@ -59,6 +59,12 @@ class SpeakerStatistics(NamedTuple):
     variance: Tensor
     num_frames: int
 
+    @classmethod
+    def of_nothing(cls, num_features: int, device: torch.device | None = None) -> SpeakerStatistics:
+        """Statistics of no recording, with which each utterance is normalized on its own."""
+        none = torch.zeros(num_features, device=device)
+        return cls(none, none, 0)
+
     def normalized(self, norm: UtteranceCmvn, features: Tensor, num_frames: Tensor) -> Tensor:
         """Features (N, T, F) of num_frames (N,) frames, normalized with these frames besides their own."""
         return norm(features, num_frames, self)
@@ -121,8 +127,7 @@ class UtteranceCmvn(nn.Module):
         """Statistics of utterances of one speaker, features (N, T, F) of num_frames (N,) frames."""
         frames = features[self._counted(features, valid_frames(num_frames.to(features.device), features.shape[1]))]
         if not len(frames):
-            none = features.new_zeros(features.shape[2])
-            return SpeakerStatistics(none, none, 0)
+            return SpeakerStatistics.of_nothing(features.shape[2], features.device)
         return SpeakerStatistics(frames.mean(dim=0), frames.var(dim=0, unbiased=False), len(frames))
 
     def _counted(self, features: Tensor, inside: Tensor) -> Tensor:

@@ -172,6 +172,13 @@ def test_a_recognizer_learns_a_voice_and_uses_it(bundle: Bundle) -> None:
     identity = SpeakerTransform.identity(len(speaker.scale))
     assert plain == [(result.text, result.total) for result in recognizer(clips, speaker=identity)]
     assert [total for _, total in plain] != [total for _, total in adapted]
+    # It is trained on features that are normalized with the speaker's statistics.
+    statistics = recognizer.speaker_statistics(clips)
+    assert speaker.statistics is not None and speaker.statistics.num_frames == statistics.num_frames
+    torch.testing.assert_close(speaker.statistics.mean, statistics.mean)
+    # Nothing is learned from nothing.
+    assert recognizer.speaker_statistics([]).num_frames == 0
+    assert torch.equal(recognizer.speaker_transform([]).scale, torch.ones_like(speaker.scale))
     # Others' recordings are recognized as before.
     assert plain == [(result.text, result.total) for result in recognizer(clips)]
 

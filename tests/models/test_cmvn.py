@@ -111,3 +111,5 @@ def test_a_speaker_without_frames_changes_nothing() -> None:
     own, num = frames_of(60, 1)[None], torch.tensor([60])
     assert silent.num_frames == (silent + silent).num_frames == 0
     assert torch.equal(norm(own, num, silent), norm(own, num))
+    heard = norm.statistics(own, num)
+    assert all(map(torch.equal, (silent + heard)[:2], heard[:2])) and (silent + heard).num_frames == 60

@@ -232,6 +232,20 @@ def test_frames_without_kernels_are_the_same(tiny_bundle_folder: Path) -> None:
     assert [result.text for result in found] == [result.text for result in expected]
 
 
+def test_statistics_of_a_speaker_are_the_same(tiny_bundle_folder: Path) -> None:
+    def found_on(device: str) -> tuple[Tensor, Tensor]:
+        recognizer = Recognizer(Bundle.load(tiny_bundle_folder), "ngram", resources=IN_FLOAT32).to(device)
+        statistics = recognizer.speaker_statistics([tones(words) for words in SENTENCES])
+        with torch.no_grad():
+            log_prob, _ = recognizer.log_prob([tones(SENTENCES[0])], StageTimes(), statistics)
+        return statistics.variance.cpu(), log_prob.cpu()
+
+    expected = found_on("cpu")
+    with simulated_gpu():
+        found = found_on("cuda")
+    torch.testing.assert_close(found, expected)
+
+
 def test_a_stream_is_the_same(tiny_bundle_folder: Path) -> None:
     pytest.importorskip("triton", reason="GPUs run Triton's kernels")
     options = StreamingOptions(chunk_seconds=0.3, left_seconds=1.0, right_seconds=0.2)
