@@ -59,7 +59,7 @@ def test_kernels_in_buffers_of_a_fixed_size(
 
     # So few streams already move to smaller buffers as others end.
     monkeypatch.setattr(cuda_graph, "_FEWEST_STREAMS", 1)
-    monkeypatch.setattr(cuda_graph, "_MORE_STREAMS", 2)
+    monkeypatch.setattr(cuda_graph, "_ROOM_FACTOR", 2)
     searches: list[CudaGraphSearch] = []
 
     def made(graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, _: bool) -> ChunkBackend:
