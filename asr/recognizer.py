@@ -407,9 +407,7 @@ class Recognizer(nn.Module):
                 f"bundle {self.bundle.name}: its acoustic model has no use for a speaker's statistics, because it does "
                 "not normalize features by mean and variance."
             )
-        batches = self._batches(self._open(audio, sampling_rate, num_samples))
-        samples = ([segment.samples for segment in batch] for batch in batches)
-        return _statistics(self.acoustic_model, (self._features(batch, StageTimes()) for batch in samples))
+        return _statistics(self.acoustic_model, self._features_of(audio, sampling_rate, num_samples))
 
     @no_autograd()
     def speaker_transform(
@@ -445,11 +443,11 @@ class Recognizer(nn.Module):
                 "bundle whose network was trained by lattice-free MMI, made with 'asr bundle --denominator'."
             )
         self.eval()
-        batches = self._batches(self._open(audio, sampling_rate, num_samples))
+        batches = self._features_of(audio, sampling_rate, num_samples)
         decoder, speech = self._prepared_decoder(), []
         with self._engines.lend(self._new_engines) as engines, engines.streams.running(0):
             engines.streams.catch_up()
-            heard = [self._features([segment.samples for segment in batch], StageTimes()) for batch in batches]
+            heard = list(batches)
             statistics = _statistics(network, heard)
             for features, num_features in heard:
                 log_prob, num_frames = self._log_prob(features, num_features, StageTimes(), statistics)
@@ -464,6 +462,13 @@ class Recognizer(nn.Module):
             transform = adapt(network, TiedStates.from_json(tied), denominator, speech, statistics)
         engines.streams.wait(0)
         return transform
+
+    def _features_of(
+        self, audio: Any, sampling_rate: int | None, num_samples: Tensor | Sequence[int] | None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """The features (N, T, F) of recordings and their numbers of frames (N,), in batches that are read as needed."""
+        batches = self._batches(self._open(audio, sampling_rate, num_samples))
+        return (self._features([segment.samples for segment in batch], StageTimes()) for batch in batches)
 
     def _open(
         self, audio: Any, sampling_rate: int | None, num_samples: Tensor | Sequence[int] | None

@@ -139,14 +139,13 @@ def run(args: argparse.Namespace) -> int:
         return run_recipe(args)
     # Files that cannot be read or written are reported before anything is recognized.
     read = (args.hypotheses, args.reference, args.cuts, args.compare)
-    from asr.cli.options import recognizer_inputs
+    from asr.cli.options import recognizer_inputs, speaker_flag
 
     require_writable(*_outputs(args), inputs=[*read, *recognizer_inputs(args)])
     if args.confidences and not args.cuts:
         raise AsrError("--confidences needs --cuts; for transcripts, use 'asr transcribe --lattices'.")
     if args.speaker and not args.cuts:
-        flag = "--adapt" if args.speaker == "transform" else "--speaker-statistics"
-        raise AsrError(f"{flag} needs --cuts, the recordings to recognize; give it.")
+        raise AsrError(f"{speaker_flag(args)} needs --cuts, the recordings to recognize; give it.")
     if (args.output or args.resume) and not args.cuts:
         raise AsrError("--output and --resume are for the results of --cuts; give it, or redirect stdout.")
     is_sclite = args.scoring == "sclite" or any(is_nist(path) for path in read[:3] if path)

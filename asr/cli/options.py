@@ -97,6 +97,11 @@ def add_speaker_options(parser: argparse.ArgumentParser, whose: str) -> None:
     )
 
 
+def speaker_flag(args: argparse.Namespace) -> str:
+    """The option of `add_speaker_options` that was given."""
+    return "--adapt" if args.speaker == "transform" else "--speaker-statistics"
+
+
 def add_recognizer_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds bundle, mode, decoder, device and decoding options."""
     group = parser.add_argument_group("recognizer")

@@ -27,6 +27,7 @@ from asr.cli.options import (
     recognizer_from,
     recognizer_inputs,
     refuse_without,
+    speaker_flag,
 )
 from asr.cli.output import (
     STANDARD_OUTPUT,
@@ -149,7 +150,7 @@ def learn_speaker(
             room -= len(waveforms[-1])
     waveforms = [each for each in waveforms if len(each)]
     if how == "statistics":
-        return recognizer.speaker_statistics(waveforms) if waveforms else None
+        return recognizer.speaker_statistics(waveforms)
     with Console(stderr=True).status("learning the speaker's voice"):
         return recognizer.speaker_transform(waveforms)
 
@@ -314,8 +315,7 @@ def run(args: argparse.Namespace) -> int:
     if args.stream and args.lattices:
         raise AsrError("--lattices and --stream exclude each other; transcribe the recording afterwards.")
     if args.speaker and args.stream:
-        flag = "--adapt" if args.speaker == "transform" else "--speaker-statistics"
-        raise AsrError(f"{flag} and --stream exclude each other; transcribe the recording afterwards.")
+        raise AsrError(f"{speaker_flag(args)} and --stream exclude each other; transcribe the recording afterwards.")
     if args.output == STANDARD_OUTPUT:
         args.output, args.jsonl = None, True
     if args.stream:

@@ -199,16 +199,7 @@ def expand(log_prob: Any, prefixes: Prefixes, rules: Rules) -> bool:
     )  # fmt: skip
     slot_context, slot_lm_score, slot_bonus = prefixes.slot_context, prefixes.slot_lm_score, prefixes.slot_bonus
     slot_guess = prefixes.slot_guess
-    char_begin, chars, word_of, has_words, has_lm = (
-        rules.char_begin, rules.char, rules.word_of, rules.has_words, rules.has_lm
-    )  # fmt: skip
-    trie_begin, trie_char, trie_next, trie_word, trie_end, trie_guess = (
-        rules.trie_begin, rules.trie_char, rules.trie_next, rules.trie_word, rules.trie_end, rules.trie_guess
-    )  # fmt: skip
-    outside_end, outside_guess, long_word, insertion, unk = (
-        rules.outside_end, rules.outside_guess, rules.long_word, rules.insertion, _int64(rules.unk)
-    )  # fmt: skip
-    asked, asked_context, asked_word = prefixes.asked, prefixes.asked_context, prefixes.asked_word
+    char_begin, chars, has_words, has_lm = rules.char_begin, rules.char, rules.has_words, rules.has_lm
     best_token = 0
     for token in range(1, len(row)):
         if row[token] > row[best_token]:
@@ -290,30 +281,15 @@ def expand(log_prob: Any, prefixes: Prefixes, rules: Rules) -> bool:
                 continue
             num_slots += 1
             slot_lm_score[slot], slot_context[slot] = lm_score_of[node], context_of[node]
-            word = _int64(-1)
-            if has_words:
-                # As in `_extended`
-                place, length, bonus, guess = _int64(place_of[node]), _int64(length_of[node]), bonus_of[node], 0.0
-                for position in range(begin, end):
-                    char = chars[position]
-                    if char == BOUNDARY:
-                        bonus += insertion + (trie_end[place] if place >= 0 else outside_end)
-                        word = _int64(trie_word[place]) if place >= 0 else unk
-                        place, length = _int64(0), _int64(0)
-                    else:
-                        length += 1
-                        if place >= 0:
-                            place = _trie_step(place, char, trie_begin, trie_char, trie_next)
-                if length > 0:
-                    guess = trie_guess[place] if place >= 0 else outside_guess * max(1.0, length / long_word)
-                slot_bonus[slot], slot_guess[slot] = bonus, guess
-            else:
-                slot_bonus[slot], slot_guess[slot] = bonus_of[node] + insertion, 0.0
-                word = word_of[chars[begin]]
+            place, length = _int64(place_of[node]), _int64(length_of[node])
+            bonus, guess, word = bonus_of[node], 0.0, _int64(-1)
+            for position in range(begin, end):
+                place, length, more, guess, ended = _extended(place, length, chars[position], rules)
+                bonus += more
+                word = ended if ended >= 0 else word
+            slot_bonus[slot], slot_guess[slot] = bonus, guess
             if has_lm and word >= 0:
-                number = count[NUM_ASKED]
-                asked[number], asked_context[number], asked_word[number] = slot, context_of[node], word
-                count[NUM_ASKED] = number + 1
+                _ask(slot, context_of[node], word, prefixes)
     count[NUM_SLOTS] = num_slots
     return True
 

@@ -146,7 +146,7 @@ class Lattice:
             frame=self.frame[state],
             utt_idx=self.utt_idx[state],
             start_state=number[self.start_state],
-            arc_begin=torch.cat([num_arcs.new_zeros(1), num_arcs.cumsum(0)]),
+            arc_begin=_begins(num_arcs),
             dst_state=number[self.dst_state[arc]],
             graph_arc=self.graph_arc[arc],
             token_id=self.token_id[arc],
@@ -262,7 +262,7 @@ def join(lattices: list[Lattice]) -> Lattice:
     arc = torch.sort(src_state, stable=True).indices
     num_arcs = torch.bincount(src_state, minlength=len(order))
     length = torch.cat([lattice.num_words() for lattice in lattices])
-    word_begin, position = take_ranges(torch.cat([length.new_zeros(1), length.cumsum(0)]), arc)
+    word_begin, position = take_ranges(_begins(length), arc)
 
     def joined(name: str, chosen: Tensor) -> Tensor:
         return torch.cat([getattr(lattice, name) for lattice in lattices])[chosen]
@@ -271,7 +271,7 @@ def join(lattices: list[Lattice]) -> Lattice:
         frame=frame[order],
         utt_idx=shifted([lattice.utt_idx for lattice in lattices], utt_offset)[order],
         start_state=number[shifted([lattice.start_state for lattice in lattices], state_offset)],
-        arc_begin=torch.cat([num_arcs.new_zeros(1), num_arcs.cumsum(0)]),
+        arc_begin=_begins(num_arcs),
         dst_state=number[shifted([lattice.dst_state for lattice in lattices], state_offset)][arc],
         graph_arc=joined("graph_arc", arc),
         token_id=joined("token_id", arc),

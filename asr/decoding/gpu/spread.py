@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from asr.decoding.lattice import stable_order
+
 _LANES = 128
 
 
@@ -75,10 +77,8 @@ def raised(
     """
     utt_idx, frame, num_utts, num_frames = states
     own, other, arc_total = arcs
-    key, order = torch.sort(utt_idx * num_frames + frame, stable=True)
-    begin = torch.searchsorted(key, torch.arange(num_utts * num_frames + 1, device=key.device))
-    own, arc = torch.sort(own, stable=True)
-    arc_begin = torch.searchsorted(own, torch.arange(len(score) + 1, device=own.device))
+    order, begin = stable_order(utt_idx * num_frames + frame, num_utts * num_frames)
+    arc, arc_begin = stable_order(own, len(score))
     with torch.cuda.device_of(score):
         raise_scores[(num_utts,)](
             *(begin, order, arc_begin, other.index_select(0, arc), arc_total.index_select(0, arc), score, num_frames),

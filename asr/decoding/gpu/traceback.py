@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from asr.decoding.lattice import stable_order
+
 # Few lanes: each waits for its own chain of loads, and programs can wait in parallel.
 _LANES = 128
 
@@ -150,10 +152,8 @@ def losses(
     num_utts, num_blocks = size
     src, dst, score_gap = losing
     place = utt_idx * num_blocks + block
-    bounds = torch.arange(num_utts * num_blocks + 1, device=loss.device)
-    key, order = torch.sort(place, stable=True)
-    losing_key, losing_order = torch.sort(place.index_select(0, dst), stable=True)
-    begin, losing_begin = (torch.searchsorted(one, bounds) for one in (key, losing_key))
+    order, begin = stable_order(place, num_utts * num_blocks)
+    losing_order, losing_begin = stable_order(place.index_select(0, dst), num_utts * num_blocks)
     with torch.cuda.device_of(loss):
         lower_losses[(num_utts,)](
             *(begin, order, previous, losing_begin, losing_order, src, dst, score_gap),
