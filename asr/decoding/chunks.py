@@ -23,8 +23,10 @@ from asr.decoding.backend import (
     ActiveTokens,
     ArcSet,
     ArcWords,
+    Chunk,
     ChunkBackend,
     SearchGraph,
+    SearchSink,
     best_score,
     normalize_scores,
 )
@@ -43,18 +45,18 @@ class ChunkGraph:
     """The lattice of a chunk as a graph to search; all its scores are pushed, and all states are final.
 
     Args:
-        words: those of the decoding graph's arcs.
-        connected: arc_begin (S + 1,), and dst_state, pushed score and decoding graph arc, (A,) each.
+        connected: arc_begin (S + 1,); dst_state, pushed score and decoding graph arc, (A,) each; word_begin (A + 1,)
+            and word_id (W,).
     """
 
     is_pushed = True
     epsilon: ArcSet | None = None
 
-    def __init__(self, words: ArcWords, *connected: Tensor) -> None:
-        arc_begin, dst_state, score, graph_arc = connected
+    def __init__(self, *connected: Tensor) -> None:
+        arc_begin, dst_state, score, graph_arc, *words = connected
         self.num_states = len(arc_begin) - 1
-        own_words = ArcWords.of_arcs(words.word_begin, words.word_id, graph_arc)
-        self.emitting = ArcSet(arc_begin, dst_state, torch.zeros_like(dst_state), score, graph_arc, own_words)
+        no_token = torch.zeros_like(dst_state)
+        self.emitting = ArcSet(arc_begin, dst_state, no_token, score, graph_arc, ArcWords(*words))
         self.final_score = self.final_graph_score = torch.zeros(self.num_states, dtype=torch.float32)
 
 
@@ -128,6 +130,8 @@ class ChunkedSearch:
         keep_lattice: bool,
     ) -> None:
         self._graph = graph
+        words = graph.emitting.words
+        self._words = (words.word_begin.numpy(), words.word_id.numpy())
         self._options = options
         self._bounds = rescoring_options(options)
         self._lm = lm
@@ -166,18 +170,19 @@ class ChunkedSearch:
     ) -> ActiveTokens:
         """Tokens before a chunk -> tokens after it; changes score_offset (N,) in place, keeps contexts held (H,)."""
         front = Front.of(tokens, self._graph.num_states)
-        log_prob = log_prob[:, span.first : span.first + int(span.num_searched.max())].contiguous()
-        records = self._search_ahead(front, log_prob, span)
+        frames = slice(span.first, span.first + int(span.num_searched.max()))
+        scaled = self._options.am_scale * log_prob[:, frames]
+        records = self._search_ahead(front, scaled, span)
         margin, score = np.float32(self._options.output_beam), np.zeros(len(records.previous))
         score[: len(front.score)] = front.score.numpy()
         arcs = self._graph.emitting
         connect = jit(connect_chunk) or connect_chunk
         found = connect(
-            *(records, span.num_rescored.numpy(), margin, arcs.score.numpy(), arcs.token_id.numpy()),
-            *((self._options.am_scale * log_prob).numpy(), score),
+            *(records, span.num_rescored.numpy(), margin),
+            *((arcs.score.numpy(), arcs.token_id.numpy(), *self._words), scaled.numpy(), score),
         )
         number, backpointer, *connected = map(torch.from_numpy, found)
-        graph = ChunkGraph(arcs.words, *connected)
+        graph = ChunkGraph(*connected)
         loss, state_score = torch.from_numpy(records.loss)[backpointer], torch.from_numpy(score)[backpointer]
         # A token is as far below the best path through its state as it is below the best token of the state.
         state = number[front.state_idx]
@@ -197,18 +202,17 @@ class ChunkedSearch:
         tokens.score = normalize_scores(so_far, tokens.stream, score_offset).float()
         return tokens
 
-    def _search_ahead(self, front: Front, log_prob: Tensor, span: Span) -> ChunkRecords:
-        """Searches the chunk and the frames after it with the graph's own scores."""
-        num_utts, device = len(span.is_end), log_prob.device
+    def _search_ahead(self, front: Front, scaled: Tensor, span: Span) -> ChunkRecords:
+        """Searches the chunk and the frames after it, scaled (N, T, C), with the graph's own scores."""
+        num_utts, device = len(span.is_end), scaled.device
         backtrace, records = Backtrace(device, collects=False), LatticeRecords(num_utts, self._options)
         nothing = torch.zeros_like(front.state)
         backpointer = backtrace.add(nothing - 1, nothing)
         records.add_frames(front.stream, nothing, (nothing[:0], nothing[:0], nothing[:0], front.score[:0]))
         tokens = ActiveTokens(front.stream, front.state, nothing, front.score, nothing.double(), backpointer)
-        search = TokenSearch(self._graph, self._options, None, self._first, backtrace, records)
-        stream = search.resume(tokens, num_utts)
-        search.advance(stream, log_prob, span.num_searched, is_end=span.is_end)
-        after, _ = search.all_active()
+        chunk = Chunk(scaled, span.num_searched, torch.zeros(num_utts, dtype=torch.float64))
+        # No contexts are in use, and the backtrace keeps everything.
+        after = self._first.search(tokens, chunk, SearchSink(backtrace, records, lambda parts: None, span.is_end))
         previous, arc = (part.numpy() for part in backtrace.records())
         (utt_idx, frame), (src, dst, losing_arc, score_gap) = records.arrays()
         loss = self._losses(after, span, len(arc))

@@ -102,7 +102,8 @@ class Vocabulary:
 
     def ids_of(self, words: Sequence[str]) -> Tensor:
         """The ids of several words, (len(words),) int64."""
-        return torch.tensor([self.id_of(word) for word in words], dtype=torch.int64)
+        known = self._id_of
+        return torch.tensor([known.get(word, UNK_ID) for word in words], dtype=torch.int64)
 
     def map_to(self, other: Vocabulary) -> Tensor:
         """The ids of this vocabulary's words in another one, `UNK_ID` for words that it does not have; (V,) int64."""

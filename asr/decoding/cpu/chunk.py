@@ -294,6 +294,8 @@ class NumbaChunkSearch:
         self._table = np.full(graph.num_states, -1, dtype=np.int32)
         self._store = CandidateStore(*(4 * (np.empty(0, dtype=np.int32),)))
         self._final_score = graph.final_score.numpy()
+        # Of streams that go on.
+        self._no_final_score = np.zeros_like(self._final_score)
         self._pruning = pruning_of(options)
 
     def search(self, tokens: ActiveTokens, chunk: Chunk, sink: SearchSink) -> ActiveTokens:
@@ -303,7 +305,7 @@ class NumbaChunkSearch:
         max_frames, num_columns = chunk.log_prob.shape[1:]
         peak = chunk.log_prob.amax(2)
         streams, num_tokens = torch.unique_consecutive(tokens.stream, return_counts=True)
-        parts = list(map(tokens.select, torch.arange(len(tokens)).split(num_tokens.tolist())))
+        parts = tokens.split(num_tokens.tolist())
         for position, stream in enumerate(streams.tolist()):
             begin = stream * max_frames
             frame_begin = num_columns * torch.arange(begin, begin + int(chunk.num_frames[stream]))
@@ -334,7 +336,7 @@ class NumbaChunkSearch:
         final_score = _NO_SCORES
         if lattice is not None and num_before + len(frame_begin) == int(chunk.num_frames[stream]):
             is_end = sink.is_end is None or bool(sink.is_end[stream])
-            final_score = self._final_score if is_end else np.zeros_like(self._final_score)
+            final_score = self._final_score if is_end else self._no_final_score
         frames = StreamFrames(
             chunk.log_prob.reshape(-1).numpy(),
             frame_begin.numpy(),

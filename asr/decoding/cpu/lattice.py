@@ -282,8 +282,8 @@ class ChunkRecords(NamedTuple):
 
 @kernel(fastmath=False)
 def connect_chunk(
-    records: Any, last_frame: Any, margin: Any, arc_score: Any, arc_token: Any, log_prob: Any, score: Any
-) -> tuple[Any, Any, Any, Any, Any, Any]:
+    records: Any, last_frame: Any, margin: Any, graph: Any, log_prob: Any, score: Any
+) -> tuple[Any, Any, Any, Any, Any, Any, Any, Any]:
     """The states and arcs of a chunk that are within the margin, with pushed scores.
 
     With pushed scores, a path to a state has the score of its best continuation in the search, which extends beyond
@@ -293,14 +293,16 @@ def connect_chunk(
         records: `ChunkRecords`.
         last_frame: (N,) number of frames that belong to the graph.
         margin: float32, maximum loss of a path.
-        arc_score, arc_token: scores and tokens of the arcs that were searched.
+        graph: scores and tokens of the arcs that were searched, word_begin and word_id.
         log_prob: (N, T, C) float32, scaled, as in the search.
         score: (R,) float64, given at frame 0; filled in for all states.
 
     Returns:
         number (R,): the state of each backpointer, -1 for none; backpointer (S,): the inverse.
-        arc_begin (S + 1,), dst_state (A,), pushed score (A,) float32 and searched arc (A,) of the graph.
+        arc_begin (S + 1,), dst_state (A,), pushed score (A,) float32, searched arc (A,), word_begin (A + 1,) and word_id
+        (W,) of the graph.
     """
+    arc_score, arc_token, word_begin, word_id = graph
     number, num_states = np.full(len(records.previous), -1, dtype=np.int64), 0
     backpointer = np.empty(len(records.previous), dtype=np.int64)
     for own in range(len(records.previous)):
@@ -342,4 +344,18 @@ def connect_chunk(
             num_arcs = arc_begin[num_states]
             dst_state, arc_of = np.empty(num_arcs, dtype=np.int32), np.empty(num_arcs, dtype=np.int64)
             pushed = np.empty(num_arcs, dtype=np.float32)
-    return number, backpointer[:num_states], arc_begin, dst_state, pushed, arc_of
+    new_begin, words = words_of_arcs(arc_of, word_begin, word_id)
+    return number, backpointer[:num_states], arc_begin, dst_state, pushed, arc_of, new_begin, words
+
+
+@kernel(fastmath=False)
+def words_of_arcs(arc: Any, word_begin: Any, word_id: Any) -> tuple[Any, Any]:
+    """The words of arcs (A,), given those of all arcs: word_begin (A + 1,) and word_id (W,) int64."""
+    new_begin = np.zeros(len(arc) + 1, dtype=np.int64)
+    for i in range(len(arc)):
+        new_begin[i + 1] = new_begin[i] + word_begin[arc[i] + 1] - word_begin[arc[i]]
+    words = np.empty(new_begin[len(arc)], dtype=np.int64)
+    for i in range(len(arc)):
+        for position in range(new_begin[i], new_begin[i + 1]):
+            words[position] = word_id[word_begin[arc[i]] + position - new_begin[i]]
+    return new_begin, words
