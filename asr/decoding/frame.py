@@ -112,14 +112,13 @@ class TokenSearch:
         self._tokens = tokens
         return torch.arange(num_streams, device=self._device)
 
-    def advance(self, stream: Tensor, log_prob: Tensor, num_frames: Tensor, *, is_end: Tensor | None = None) -> None:
+    def advance(self, stream: Tensor, log_prob: Tensor, num_frames: Tensor) -> None:
         """Searches a chunk.
 
         Args:
             stream: (N,) int64, distinct.
             log_prob: (N, T, C) float32.
             num_frames: (N,) int64.
-            is_end: see `SearchSink`.
         """
         row_of = torch.full_like(self._score_offset, -1, dtype=torch.int64)
         row_of[stream] = torch.arange(len(stream), device=self._device)
@@ -133,7 +132,7 @@ class TokenSearch:
             tokens = self._tokens.select(chosen)
             tokens.stream = row.index_select(0, chosen)
         chunk = Chunk(log_prob * self._options.am_scale, num_frames, self._score_offset.index_select(0, stream))
-        sink = SearchSink(self._backtrace, self._lattice, lambda parts: self._collect([waiting, *parts]), is_end)
+        sink = SearchSink(self._backtrace, self._lattice, lambda parts: self._collect([waiting, *parts]))
         tokens = self._backend.search(tokens, chunk, sink)
         tokens.stream = stream.index_select(0, tokens.stream)
         self._score_offset[stream] = chunk.score_offset

@@ -299,8 +299,8 @@ def connect_chunk(
 
     Returns:
         number (R,): the state of each backpointer, -1 for none; backpointer (S,): the inverse.
-        arc_begin (S + 1,), dst_state (A,), pushed score (A,) float32, searched arc (A,), word_begin (A + 1,) and word_id
-        (W,) of the graph.
+        arc_begin (S + 1,), dst_state (A,), pushed score (A,) float32, searched arc (A,), word_begin (A + 1,) and
+        word_id (W,) of the graph.
     """
     arc_score, arc_token, word_begin, word_id = graph
     number, num_states = np.full(len(records.previous), -1, dtype=np.int64), 0
