@@ -136,6 +136,26 @@ def test_what_the_language_model_likes_survives_the_next_chunk(
     assert best.total == pytest.approx(-1.0 if word == "one" else -9.0)
 
 
+@pytest.mark.parametrize("backend", ["torch", "auto"])
+def test_final_scores_count_only_at_the_end(backend: str) -> None:
+    """Word 1 is in a state without an end after the first chunk, and has the better end after the second."""
+    graph, lm = two_ways()
+    graph = replace(
+        graph,
+        arc_begin=torch.tensor([0, 2, 3, 4, 4]),
+        dst_state=torch.tensor([1, 2, 1, 3], dtype=torch.int32),
+        token_id=torch.zeros(4, dtype=torch.int32),
+        score=torch.tensor([0.0, 0.0, 0.0, -20.0]),
+        word_begin=torch.tensor([0, 1, 2, 2, 2]),
+        final_score=torch.tensor([-math.inf, -40.0, -math.inf, 0.0]),
+    )
+    options = DecodingOptions(output_beam=8.0, min_active_states=0, chunk_frames=1, lookahead_frames=0)
+    decoder = TokenPassingDecoder(graph, options, lm_fusion="chunks", backend=backend, inputs="scores")
+    result = decoder.decode(torch.zeros(1, 2, 2), lm=lm)[0]
+    assert result.reached_final and result.best is not None and result.best.words == ("one",)
+    assert result.best.total == pytest.approx(-20.0)
+
+
 @pytest.mark.parametrize("chunk_frames", [1, 2])
 def test_chunks_change_no_score_of_any_sentence(chunk_frames: int) -> None:
     """Histories in states of different scores begin each chunk."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from asr.errors import AsrError
 from asr.text.lexicon import Lexicon, Tokenizer
-from asr.text.symbols import BLANK, TokenTable
+from asr.text.symbols import BLANK, SPECIAL_WORDS, UNK_ID, TokenTable, Vocabulary
 
 
 def test_blank_is_zero_and_may_be_given() -> None:
@@ -87,3 +87,9 @@ def test_from_files(tmp_path: Path) -> None:
     assert tokenizer.encode(["A", "BEE"]) == ([1, 2, 3], [])
     with pytest.raises(AsrError, match="give a lexicon"):
         Tokenizer.from_files()
+
+
+def test_words_of_another_vocabulary() -> None:
+    here, there = Vocabulary(["a", "b"]), Vocabulary(["b"])
+    special = len(SPECIAL_WORDS)
+    assert here.map_to(there).tolist() == [*range(special), UNK_ID, special]
