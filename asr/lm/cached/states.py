@@ -25,6 +25,10 @@ from asr.lm.interface import StatefulNetwork
 
 _FIRST_ROWS = 16
 
+# On a CPU, the system provides the pages of a large array when they are first used, so room takes no memory. Rows get
+# room for this many times their number, so that they are rarely copied, and then grow by this share.
+_ROOM, _GROWTH = 4, 1 / 16
+
 
 class HiddenStore:
     """Rows of network states.
@@ -39,7 +43,7 @@ class HiddenStore:
         device: where the rows are.
 
     Attributes:
-        state: the stored rows, (capacity, S).
+        state: the stored rows, (capacity, S), the beginning of an array that may be larger.
         scale: (capacity, P) float32, for int8 rows; otherwise P is 0.
         last_used: the call that last read each row, int32 (capacity,); maintained by the engine if rows are limited.
     """
@@ -55,10 +59,14 @@ class HiddenStore:
         self.clear()
 
     def clear(self) -> None:
-        self.rows = RowAllocator(_FIRST_ROWS, self.device, self.max_rows)
-        self.state = torch.empty(_FIRST_ROWS, self.state_size, dtype=self.dtype, device=self.device)
+        self.rows = self._allocator(_FIRST_ROWS)
+        self._room = self.state = torch.empty(_FIRST_ROWS, self.state_size, dtype=self.dtype, device=self.device)
         self.last_used = torch.zeros(_FIRST_ROWS, dtype=torch.int32, device=self.device)
         self.scale = torch.empty(_FIRST_ROWS, len(self._parts), dtype=torch.float32, device=self.device)
+
+    def _allocator(self, capacity: int) -> RowAllocator:
+        own_growth = {"growth": _GROWTH} if self.device.type == "cpu" else {}
+        return RowAllocator(capacity, self.device, self.max_rows, **own_growth)
 
     @property
     def bytes_per_row(self) -> int:
@@ -108,22 +116,26 @@ class HiddenStore:
     def compact(self, capacity: int) -> Tensor:
         """Compacts the rows in use, into arrays of `capacity` rows if these suffice -> their old numbers (R,)."""
         kept = self.rows.is_used().nonzero().squeeze(1)
-        self.rows = RowAllocator(max(capacity, kept.numel()), self.device, self.max_rows)
+        self.rows = self._allocator(max(capacity, kept.numel()))
         row = self.rows.take(kept.numel())
         for name in ("state", "last_used", "scale"):
             old = getattr(self, name)
             new = old.new_zeros(self.rows.capacity, *old.shape[1:])
             setattr(self, name, new.index_copy_(0, row, old.index_select(0, kept)))
+        self._room = self.state
         return kept
 
     def reserve(self, num_new: int) -> None:
         """Makes room for `num_new` more rows."""
         capacity = self.rows.capacity_for(num_new)
         added = capacity - self.rows.capacity
-        # Only filled memory is touched: the system provides the pages of a large array when they are first used.
-        state = self.state.new_empty(capacity, self.state_size)
-        state[: self.rows.capacity] = self.state
-        self.state = state
+        if capacity > len(self._room):
+            room = capacity * (_ROOM if self.device.type == "cpu" else 1)
+            if self.max_rows is not None:
+                room = max(capacity, min(room, self.max_rows))
+            self._room = self.state.new_empty(room, self.state_size)
+            self._room[: self.rows.capacity] = self.state
+        self.state = self._room[:capacity]
         self.last_used = torch.cat((self.last_used, self.last_used.new_zeros(added)))
         self.scale = torch.cat((self.scale, self.scale.new_empty(added, len(self._parts))))
         self.rows.capacity = capacity

@@ -19,7 +19,8 @@ class QueryStatistics:
         num_outputs, num_history_normalizers, num_group_normalizers, num_tree_decisions: what the output layer
             computed.
         num_transfers, bytes_moved: blocks sent between devices, counted in each direction.
-        num_contexts, num_hidden_held, bytes_held, peak_bytes: contexts, hidden rows, and bytes of all allocated arrays.
+        num_contexts, num_hidden_held, bytes_held, peak_bytes: contexts, hidden rows, and bytes of all arrays, without
+            room for more hidden rows that has not been touched.
         num_evictions, num_evicted_contexts, num_dropped_rows: effects of the capacity.
         seconds_find, seconds_hidden, seconds_output, seconds_evict, seconds_transfer, seconds_total: by the engine's
             clock; on a GPU the time to launch the work, unless the clock waits for it. The time to send the hidden

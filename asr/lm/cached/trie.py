@@ -23,12 +23,14 @@ class RowAllocator:
 
     Args:
         limit: a capacity that is exceeded only if more rows than that are in use.
+        growth: the capacity grows at least by this share.
     """
 
-    def __init__(self, capacity: int, device: torch.device, limit: int | None = None) -> None:
+    def __init__(self, capacity: int, device: torch.device, limit: int | None = None, growth: float = 0.25) -> None:
         self.capacity = capacity
         self.device = device
         self.limit = limit
+        self.growth = growth
         self._num_started = 0
         self._freed = torch.empty(0, dtype=torch.int64, device=device)
 
@@ -53,12 +55,12 @@ class RowAllocator:
         return is_used
 
     def capacity_for(self, num_new: int) -> int:
-        """The capacity needed for `num_new` more rows: at least a quarter more, within the limit if that is enough."""
+        """The capacity needed for `num_new` more rows: larger by `growth`, within the limit if that is enough."""
         needed = self.num_used + num_new
         if needed <= self.capacity:
             return self.capacity
         # Doubling would copy less, but most of the memory is in these rows, and a third of it would often be unused.
-        larger = max(self.capacity + self.capacity // 4, needed)
+        larger = max(self.capacity + int(self.growth * self.capacity), needed)
         return larger if self.limit is None else max(needed, min(larger, self.limit))
 
     def take(self, num: int) -> Tensor:

@@ -295,17 +295,23 @@ ALL_OPTIONS = [
 ]
 
 
+NOT_COUNTED = ("edge_score", "edge_node", "_factor", "factors", "_room")
+
+
 def num_bytes(tensor):
     return tensor.numel() * tensor.element_size()
 
 
 def bytes_of_arrays(part):
-    """The bytes of all tensors and tables that belong to a part of an engine, apart from lists of free numbers."""
+    """The bytes of all tensors and tables that belong to a part of an engine.
+
+    Lists of free numbers do not count, nor does the room behind the hidden rows, which is not touched.
+    """
     total = 0
     for name, value in vars(part).items():
         if isinstance(value, HashTable):
             total += num_bytes(value.keys) + num_bytes(value.values)
-        elif isinstance(value, torch.Tensor) and name not in ("edge_score", "edge_node", "_factor", "factors"):
+        elif isinstance(value, torch.Tensor) and name not in NOT_COUNTED:
             total += num_bytes(value)
     return total
 
@@ -405,6 +411,31 @@ def test_numbers_grow_by_a_quarter_up_to_the_limit_and_pass_it_only_for_what_is_
     assert rows.capacity_for(46) == 96
     rows.limit = None
     assert rows.capacity_for(31) == 100
+
+
+@pytest.mark.parametrize("limit", [None, 120])
+def test_rows_grow_in_small_steps_within_their_room(limit):
+    """Room for 4 * 100 rows and a step less, or up to the limit; beyond it, the rows are copied."""
+    store = HiddenStore(6, 6, "float32", torch.device("cpu"))
+    if limit is not None:
+        store.limit_rows(limit)
+    state = torch.randn(410, 6, generator=torch.Generator().manual_seed(0))
+    row = [store.append(state[:100])]
+    begin, most = store.state.data_ptr(), 370 if limit is None else limit
+    for first in range(100, most):
+        row.append(store.append(state[first : first + 1]))
+        assert store.rows.capacity <= first + 1 + first // 16
+        assert (
+            store.num_bytes == store.rows.capacity * (6 * 4 + 4) == num_bytes(store.state) + num_bytes(store.last_used)
+        )
+    assert store.state.data_ptr() == begin
+    row.append(store.append(state[most : most + 40]))
+    assert store.state.data_ptr() != begin
+    assert torch.equal(store.read(torch.cat(row)), state[: most + 40])
+    store.rows.give_back(torch.arange(90))
+    kept = state[store.compact(0)]
+    assert store.append(state[:1]).tolist() == [len(kept)]
+    assert torch.equal(store.read(torch.arange(len(kept) + 1)), torch.cat([kept, state[:1]]))
 
 
 def test_rows_that_were_used_last_and_those_without_a_parent_stay():
