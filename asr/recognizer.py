@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from asr.audio.segments import Segment, open_recordings, segment_batches
 from asr.bundle import Bundle
+from asr.decoding import mbr
 from asr.decoding.build import (
     Placement,
     build_decoder,
@@ -564,13 +565,15 @@ class Recognizer(nn.Module):
         with times.measure("search", self.device), torch.autocast(self.device.type, enabled=False):
             lm_state = None if carried is None else carried.before(sessions)
             decoded = decoder.decode(log_prob, num_frames, models.model, lm_state)
-            if carried is not None:
-                carried.add(sessions, decoded)
             if models.second is not None:
                 keeps_lattice = self._needs_lattices or nbest > 1
                 models_of_pass = self.settings.language_models
                 again = SecondPass(self.bundle.graph, self.final_options, models_of_pass, keeps_lattice)
                 decoded = again.rescored(decoded, models.model, models.second.model)
+            if self.settings.language_models.second_pass != "nbest":  # which leaves the lattice's scores as they were
+                decoded = [mbr.with_least_risk(result, self.bundle.graph, self.final_options) for result in decoded]
+            if carried is not None:
+                carried.add(sessions, decoded)
             lists = [self._hypotheses(result, nbest) for result in decoded]
         # No batch refers to histories of an earlier one, so the caches may evict them.
         models.forget_contexts()
@@ -614,7 +617,7 @@ class Recognizer(nn.Module):
 
     @property
     def _needs_lattices(self) -> bool:
-        return self.keep_lattices or self.calibration is not None
+        return self.keep_lattices or self.calibration is not None or self.final_options.mbr_scale is not None
 
     def _prepared_decoder(self, keep_lattices: bool = False) -> Decoder:
         keep_lattices |= self._needs_lattices or self.settings.language_models.second_pass != "none"
@@ -629,7 +632,8 @@ class Recognizer(nn.Module):
     def _warm_up(self, decoder: Decoder, keep_lattices: bool) -> None:
         """Compiles all loops that recognition needs, so that the first recording's times do not include it."""
         second = self.settings.language_models
-        passes = (self.lm_fusion, keep_lattices, second.second_pass, second.second_pass_mode)
+        has_risk = self.final_options.mbr_scale is not None
+        passes = (self.lm_fusion, keep_lattices, second.second_pass, second.second_pass_mode, has_risk)
         kind = (self.device.type, self.decoder_name, *passes)
         if self.language_model is not None or not needs_warm_up(self.bundle, self.mode, self._placement().device, kind):
             return
@@ -639,6 +643,8 @@ class Recognizer(nn.Module):
         self._score([noise, noise[: self.sampling_rate // 3]])
         log_prob, num_frames = made_up_log_prob(self.bundle.graph)
         self._decode(decoder, engines, 2, None, 0, _Scored(log_prob, num_frames, num_frames.tolist(), StageTimes()))
+        if has_risk:
+            mbr.warm_up()
 
     def _new_pool(self) -> EnginePool:
         return EnginePool(is_exclusive=self.language_model is not None)

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from asr.audio.resample import FeatureStream, ResampleStream, checked_rate
 from asr.audio.segments import as_samples
+from asr.decoding import mbr
 from asr.decoding.build import device_with_loops
 from asr.decoding.interface import DecodeResult, Hypothesis, LanguageModels
 from asr.decoding.online import EndpointRules, StreamingDecoder
@@ -206,8 +207,8 @@ class _Stream:
 class SecondLook:
     """Searches utterances of streams again after they have ended, as recordings are searched.
 
-    Confidences and lattice rescoring need a lattice, which the live search does not keep. A language model inside the
-    live search does worse, because each of its histories takes up room in the beams.
+    Confidences, lattice rescoring and minimum-Bayes-risk decoding need a lattice, which the live search does not keep.
+    A language model inside the live search does worse, because each of its histories takes up room in the beams.
 
     Args:
         recognizer: gives options and calibration, if any.
@@ -224,6 +225,7 @@ class SecondLook:
         self._models = models
         self.keeps_words = keeps_words
         self._options = recognizer.options
+        self._graph = graph
         fusion = "chunks" if recognizer.lm_fusion == "chunks" else "lattice"
         self._decoder = TokenPassingDecoder(graph, self._options, lm_fusion=fusion, keep_lattice=True)
 
@@ -249,6 +251,8 @@ class SecondLook:
     def _final(self, again: DecodeResult, before: DecodeResult) -> DecodeResult:
         if again.best is None or (self.keeps_words and before.best is not None):
             again = replace(again, hypotheses=before.hypotheses, reached_final=before.reached_final)
+        else:
+            again = mbr.with_least_risk(again, self._graph, self._options)
         if again.best is None or self._calibration is None:
             return again
         best = calibrated(again.best, again.lattice, self._options, self._calibration, again.original_frame)
@@ -298,6 +302,10 @@ class StreamingRecognizer:
         is_decided_early = self.options.partial_policy == "stable" or self.options.force_commit_seconds is not None
         self._lm_in_search = recognizer.lm_fusion == "search" or is_decided_early
         self._lm_comes_last = not self._is_k2 and not self._lm_in_search
+        # The user's own model holds contexts of open streams, so a second search must not make it forget them.
+        is_own_model = recognizer.language_model is not None and not self._lm_comes_last
+        self._keeps_words = self.options.partial_policy == "stable" or is_own_model
+        self._has_risk = recognizer.options.mbr_scale is not None and not self._keeps_words
         self._check_settings()
         recognizer.eval()
         self._graph = recognizer.graph.decoding_graph()
@@ -328,22 +336,27 @@ class StreamingRecognizer:
             fusion = "lattice"
         elif self._lm_in_search:
             fusion = "search"
-        self._recognizer.refuse_unused(Pass(self._recognizer.mode, fusion, *settings.models, keeps_lattice=self._is_k2))
+        has_lattice = self._is_k2 or self._has_risk
+        self._recognizer.refuse_unused(Pass(self._recognizer.mode, fusion, *settings.models, keeps_lattice=has_lattice))
         if self._is_k2 and self._recognizer.carries_history:
             raise AsrError("streaming: k2 starts every utterance from <s>; leave out carry_history, or the decoder k2.")
+        if self._keeps_words and "mbr_scale" in settings.given:
+            raise AsrError(
+                "mbr_scale has no effect here: the words of the live search are final, because the partial policy is "
+                "stable, or your own language model acts in the search; leave it out."
+            )
 
     def _new_second_look(self, models: LanguageModels) -> SecondLook | None:
         recognizer = self._recognizer
-        if self._lm_comes_last and (models.model is not None or recognizer.calibration is not None):
+        needs_lattice = recognizer.calibration is not None or self._has_risk
+        if self._lm_comes_last and (models.model is not None or needs_lattice):
             return SecondLook(recognizer, self._graph, models, keeps_words=False)
-        if recognizer.calibration is None:
+        if not needs_lattice:
             return None
-        # The user's own model holds contexts of open streams, so a second search must not make it forget them.
-        keeps_words = self.options.partial_policy == "stable" or recognizer.language_model is not None
         models = LanguageModels(None, None)
-        if not keeps_words:
+        if not self._keeps_words:
             models = recognizer.build_language_models(self.options.cache_bytes)
-        return SecondLook(recognizer, self._graph, models, keeps_words)
+        return SecondLook(recognizer, self._graph, models, self._keeps_words)
 
     def _new_decoder(self, model: LanguageModel | None) -> Any:
         options, rules = self._recognizer.options, self.options.endpoint_rules(self.frame_seconds)
@@ -363,7 +376,7 @@ class StreamingRecognizer:
     def _warm_up(self) -> None:
         """Compiles all loops that streams need, so that the first stream does not wait for it."""
         recognizer = self._recognizer
-        kind = ("streams", self.options.decoder, self._lm_in_search)
+        kind = ("streams", self.options.decoder, self._lm_in_search, self._has_risk)
         is_external = recognizer.language_model is not None
         if is_external or not needs_warm_up(recognizer.bundle, recognizer.mode, self._graph.device, kind):
             return
@@ -381,6 +394,8 @@ class StreamingRecognizer:
             decoder.finalize(stream)
         if second_look is not None:
             second_look.at([log_prob[0]], [DecodeResult((), False, 0)])
+            if self._has_risk:
+                mbr.warm_up()
         noise = torch.randn(1, recognizer.sampling_rate, generator=torch.Generator().manual_seed(0)) * 0.01
         num_samples = torch.tensor([noise.shape[1]], device=recognizer.device)
         features, num_features = recognizer.features(noise.to(recognizer.device), num_samples)

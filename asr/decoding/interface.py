@@ -169,6 +169,9 @@ class DecodingOptions:
         lookahead_frames: with `lm_fusion="chunks"`, number of frames that the search is ahead of the language model.
         max_token_seconds: words whose tokens last longer than this on average count as noise and are left out of a
             recognizer's results; see `asr.decoding.words`. None leaves nothing out.
+        mbr_scale: scale of the total scores by whose posteriors the words with the least expected errors are chosen
+            from the lattice (minimum-Bayes-risk decoding, `asr.decoding.mbr`); 1 is that of the search. None takes the
+            words of the best path.
         word_beam: the old name of `skip_beam`.
 
     Raises:
@@ -219,6 +222,13 @@ class DecodingOptions:
         "leave out words whose tokens last longer than this on average, which is noise",
         kind=float,
     )
+    mbr_scale: float | None = option(
+        None,
+        "choose the words with the least expected errors from the lattice, by posteriors of its scores at this scale "
+        "(minimum-Bayes-risk decoding; try 1)",
+        needs="rescored lattice",
+        kind=float,
+    )
     word_beam: InitVar[float | None] = None
 
     def __post_init__(self, word_beam: float | None) -> None:
@@ -226,7 +236,15 @@ class DecodingOptions:
             warnings.warn("word_beam is now skip_beam; the old name will go.", FutureWarning, stacklevel=3)
             object.__setattr__(self, "skip_beam", word_beam)
         check_options(self, "decoding options")
-        for name in ("search_beam", "output_beam", "skip_beam", "context_beam", "am_scale", "max_token_seconds"):
+        for name in (
+            "search_beam",
+            "output_beam",
+            "skip_beam",
+            "context_beam",
+            "am_scale",
+            "max_token_seconds",
+            "mbr_scale",
+        ):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise AsrError(f"decoding options: {name} is {value}; it must be above 0.")

@@ -64,24 +64,39 @@ def n_best(
     total, *paths = search(searched, int(lattice.start_state[0]), num_hypotheses)
     path_begin, arc = map(torch.from_numpy, paths)
     num_arcs = path_begin[1:] - path_begin[:-1]
+    return hypotheses_of_lattice(lattice, graph, options, (arc, num_arcs), torch.from_numpy(total), original_frame)
+
+
+def hypotheses_of_lattice(
+    lattice: Lattice,
+    graph: DecodingGraph,
+    options: DecodingOptions,
+    paths: tuple[Tensor, Tensor],
+    total: Tensor,
+    original_frame: Tensor | None = None,
+) -> tuple[Hypothesis, ...]:
+    """The hypotheses of K paths of a lattice.
+
+    Args:
+        lattice: of one utterance, on the CPU.
+        graph: the graph that was searched.
+        options: scales.
+        paths: arc (L,) int64, the concatenated arcs of all paths, and the number of each path's, (K,) int64.
+        total: (K,) float64, the scores of the paths.
+        original_frame: (T,) int64, the original frame of each decoded one; None if no frames were skipped.
+    """
+    arc, num_arcs = paths
     path = torch.repeat_interleave(num_arcs)
     # The start state, and then the state after each arc.
     state = torch.cat([lattice.start_state, lattice.dst_state.index_select(0, arc)])
     end_state = state[torch.where(num_arcs > 0, num_arcs.cumsum(0), 0)]
     lm_score = torch.zeros(len(total), dtype=torch.float64)
     lm_score.index_add_(0, path, lattice.lm_score.index_select(0, arc).double())
-    return hypotheses_of_paths(
-        graph.to("cpu"),
-        options,
-        lattice.graph_arc.index_select(0, arc),
-        num_arcs,
-        PathScores(
-            torch.from_numpy(total),
-            lattice.final_graph_score[end_state].double(),
-            lm_score + lattice.final_lm_score[end_state].double(),
-        ),
-        original_frame,
+    scores = PathScores(
+        total, lattice.final_graph_score[end_state].double(), lm_score + lattice.final_lm_score[end_state].double()
     )
+    graph_arc = lattice.graph_arc.index_select(0, arc)
+    return hypotheses_of_paths(graph.to("cpu"), options, graph_arc, num_arcs, scores, original_frame)
 
 
 class PathScores(NamedTuple):

@@ -307,6 +307,10 @@ NEEDS: dict[str, tuple[str, Callable[[Pass], bool]]] = {
         "a lattice (lm_fusion lattice or chunks, a second pass, lattices or n-best lists)",
         lambda run: run.rescores or run.has_second or run.keeps_lattice,
     ),
+    "rescored lattice": (
+        "a lattice with the scores of the last language model (second_pass none or lattice)",
+        lambda run: run.language_models.second_pass != "nbest",
+    ),
     WHOLE_RECORDINGS: ("recordings that are complete", lambda run: True),
     "second pass": ("second_pass lattice or nbest", lambda run: run.has_second),
     "second pass nbest": ("second_pass nbest", lambda run: run.language_models.second_pass == "nbest"),

@@ -41,6 +41,7 @@ ACTS = {
     "chunk_frames": (20, ("rnn", CHUNKS), ("rnn", LATTICE)),
     "lookahead_frames": (5, ("large_ngram", CHUNKS), ("ngram", CHUNKS)),
     "max_token_seconds": (9.0, ("ngram", LATTICE), None),
+    "mbr_scale": (1.5, ("ngram", LATTICE), None),
     "rnn_weight": (0.3, ("interpolated", LATTICE), ("rnn", LATTICE)),
     "carry_history": (True, ("rnn", LATTICE), ("large_ngram", LATTICE)),
     "second_pass": ("nbest", ("ngram", LATTICE), None),
@@ -86,6 +87,8 @@ def test_the_second_pass_makes_its_options_act(bundle):
         Recognizer(bundle, "ngram", options={**second, "second_pass": "lattice"})
     with pytest.raises(AsrError, match="context_beam has no effect"):
         Recognizer(bundle, "ngram", options={**second, "context_beam": 3.0})
+    with pytest.raises(AsrError, match="mbr_scale has no effect"):
+        Recognizer(bundle, "ngram", options={**second, "mbr_scale": 1.0})
     both = {"recombination_length": 2, "recombination": "best", "recombination_window": 9}
     assert Recognizer(bundle, "rnn", options=both).settings.cache.recombination_window == 9
 
@@ -175,6 +178,11 @@ def test_streams_whose_words_are_decided_early_have_the_model_in_the_search(bund
     for options in (StreamingOptions(partial_policy="stable"), StreamingOptions(force_commit_seconds=5.0)):
         with pytest.raises(AsrError, match="context_beam has no effect here"):
             StreamingRecognizer(recognizer, options)
+    recognizer = Recognizer(bundle, "rnn", decoder="token-passing", options={"mbr_scale": 1.0})
+    with pytest.raises(AsrError, match="mbr_scale has no effect here: the words of the live search are final"):
+        StreamingRecognizer(recognizer, StreamingOptions(partial_policy="stable"))
+    tuned = replace(bundle, decoding={"rnn": {"mbr_scale": 1.0}})  # a bundle's own value is left out
+    StreamingRecognizer(Recognizer(tuned, "rnn"), StreamingOptions(partial_policy="stable"))
 
 
 @pytest.mark.parametrize(
@@ -185,6 +193,8 @@ def test_streams_whose_words_are_decided_early_have_the_model_in_the_search(bund
         ("large_ngram", {"second_pass": "lattice", "second_pass_weight": 0.7}),
         ("rnn", {"hidden_dtype": "int8", "recombination_length": 2}),
         ("rnn", {"hidden_products": "int8"}),
+        ("interpolated", {"mbr_scale": 0.8}),
+        ("ngram", {"mbr_scale": 0.8, "second_pass": "lattice", "second_pass_mode": "large_ngram"}),
     ],
 )
 def test_the_words_are_found_in_every_way(bundle, mode, options):

@@ -1,0 +1,294 @@
+"""Minimum-Bayes-risk decoding against every path written out."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from asr.decoding.cpu.mbr import (
+    WeightedLattice,
+    expected_errors,
+    least_risk,
+    nearest_path,
+    position_posteriors,
+    rows_of_states,
+)
+from asr.decoding.interface import DecodingOptions
+from asr.decoding.lattice import Lattice, best_to_end
+from asr.decoding.mbr import path_of_least_risk, weighted_lattice, with_least_risk
+from asr.decoding.nbest import n_best
+from asr.decoding.token_passing import TokenPassingDecoder
+from asr.errors import AsrError
+from asr.kernels.jit import jit
+from tests.decoding.random_graphs import random_graph, random_log_prob
+from tests.decoding.small_lattices import lattice_of_all_sorts, small_lattice
+from tests.reference.table_lm import TableLM
+
+PLAIN = DecodingOptions()
+
+
+def edit_distance(one: Sequence[int], other: Sequence[int]) -> int:
+    row = list(range(len(other) + 1))
+    for number, word in enumerate(one, 1):
+        before, row[0] = row[0], number
+        for place, right in enumerate(other, 1):
+            before, row[place] = row[place], min(row[place] + 1, row[place - 1] + 1, before + (word != right))
+    return row[-1]
+
+
+def all_paths(lattice: Lattice, options: DecodingOptions = PLAIN) -> list[tuple[tuple[int, ...], float]]:
+    """The words and the total of every path."""
+    arc_total, final_total = lattice.arc_total(options).tolist(), lattice.final_total(options).tolist()
+    begin, dst = lattice.arc_begin.tolist(), lattice.dst_state.tolist()
+    word_begin, word_id = lattice.word_begin.tolist(), lattice.word_id.tolist()
+    found, waiting = [], [(int(lattice.start_state[0]), (), 0.0)]
+    while waiting:
+        state, words, total = waiting.pop()
+        if final_total[state] > -math.inf:
+            found.append((words, total + final_total[state]))
+        for arc in range(begin[state], begin[state + 1]):
+            longer = words + tuple(word_id[word_begin[arc] : word_begin[arc + 1]])
+            waiting.append((dst[arc], longer, total + arc_total[arc]))
+    return found
+
+
+def exact_risk(lattice: Lattice, sentence: Sequence[int], scale: float = 1.0) -> float:
+    paths = all_paths(lattice)
+    weight = np.exp([scale * total for _, total in paths])
+    errors = [edit_distance(sentence, words) for words, _ in paths]
+    return float(weight @ errors / weight.sum())
+
+
+def tree(seed: int) -> Lattice:
+    """A lattice in which one path leads to each state; arcs have up to three words."""
+    generator = random.Random(seed)
+    frame, arcs, level = [0], [], [0]
+    for now in range(1, 4):
+        following = []
+        for state in level:
+            for _ in range(generator.choice((1, 1, 2, 3))):
+                words = [generator.choice((4, 5, 6)) for _ in range(generator.choice((0, 1, 1, 2, 3)))]
+                arcs.append((state, len(frame), words, -2.0 * generator.random()))
+                following.append(len(frame))
+                frame.append(now)
+        level = following
+    return small_lattice(frame, arcs, [-generator.random() if generator.random() < 0.5 else -math.inf for _ in frame])
+
+
+def positions_of(sentence: Sequence[int]) -> Any:
+    positions = np.full(2 * len(sentence) + 1, -1)
+    positions[1::2] = sentence
+    return positions
+
+
+def sentences(seed: int, words: Sequence[int]) -> list[list[int]]:
+    generator = random.Random(seed)
+    return [[generator.choice(words) for _ in range(length)] for length in (0, 1, 2, 5)]
+
+
+def risk_of(weighted: WeightedLattice, sentence: Sequence[int]) -> float:
+    return float(expected_errors(weighted, rows_of_states(weighted), positions_of(sentence))[1])
+
+
+def has_path(lattice: Lattice) -> bool:
+    return bool(best_to_end(lattice, lattice.arc_total(PLAIN), lattice.final_total(PLAIN))[0] > -math.inf)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.3])
+def test_expected_errors_of_a_tree_are_exact(scale: float) -> None:
+    for seed in filter(lambda seed: has_path(tree(seed)), range(25)):
+        lattice = tree(seed)
+        weighted, distinct = weighted_lattice(lattice, PLAIN, scale)
+        for sentence in sentences(seed, range(len(distinct))):
+            expected = exact_risk(lattice, distinct[sentence].tolist(), scale)
+            assert risk_of(weighted, sentence) == pytest.approx(expected, abs=1e-9)
+
+
+def test_expected_errors_of_any_lattice_are_an_upper_bound_that_is_exact_for_no_words() -> None:
+    num_larger = 0
+    for seed in filter(lambda seed: has_path(lattice_of_all_sorts(seed)), range(60)):
+        lattice = lattice_of_all_sorts(seed)
+        weighted, distinct = weighted_lattice(lattice, PLAIN, 1.0)
+        for sentence in sentences(seed, range(len(distinct))) if len(distinct) else [[]]:
+            expected, found = exact_risk(lattice, distinct[sentence].tolist()), risk_of(weighted, sentence)
+            assert found == pytest.approx(expected, abs=1e-9) if not sentence else found > expected - 1e-9
+            num_larger += found > expected + 1e-9
+    assert num_larger
+
+
+def test_posteriors_are_probabilities_and_those_of_a_chain_are_certain() -> None:
+    for seed in filter(lambda seed: has_path(lattice_of_all_sorts(seed)), range(60)):
+        weighted, distinct = weighted_lattice(lattice_of_all_sorts(seed), PLAIN, 1.0)
+        row = rows_of_states(weighted)
+        for sentence in sentences(seed, range(len(distinct))) if len(distinct) else [[]]:
+            errors, _ = expected_errors(weighted, row, positions_of(sentence))
+            posterior = position_posteriors(weighted, row, positions_of(sentence), errors, len(distinct))
+            assert (posterior >= 0.0).all() and posterior.sum(1) == pytest.approx(1.0)
+    chain = small_lattice([0, 1, 2, 3], [(0, 1, [4], 0.0), (1, 2, [], 0.0), (2, 3, [5, 6], 0.0)])
+    weighted, distinct = weighted_lattice(chain, PLAIN, 1.0)
+    row = rows_of_states(weighted)
+    assert row.tolist() == [0, 1, 1, 2]  # silent frames share a row
+    # 4 is missing at the start, 6 stands where 5 should.
+    errors, risk = expected_errors(weighted, row, positions_of([2, 2]))
+    posterior = position_posteriors(weighted, row, positions_of([2, 2]), errors, 3)
+    assert risk == 2.0 and sorted(posterior.argmax(1).tolist()) == [0, 1, 2, 3, 3]
+
+
+def test_words_share_a_position_by_posterior() -> None:
+    lattice = small_lattice(
+        [0, 1, 2], [(0, 1, [4], math.log(0.6)), (0, 1, [5], math.log(0.4)), (1, 2, [], -1.0), (1, 2, [6], -2.0)]
+    )
+    weighted, distinct = weighted_lattice(lattice, PLAIN, 1.0)
+    assert distinct.tolist() == [4, 5, 6]
+    row = rows_of_states(weighted)
+    errors, risk = expected_errors(weighted, row, positions_of([1]))
+    said_6 = math.exp(-2.0) / (math.exp(-1.0) + math.exp(-2.0))
+    assert risk == pytest.approx(0.6 + said_6)
+    posterior = position_posteriors(weighted, row, positions_of([1]), errors, 3)
+    assert posterior[1].tolist() == pytest.approx([0.6, 0.4, 0.0, 0.0])
+    assert posterior[2].tolist() == pytest.approx([0.0, 0.0, said_6, 1.0 - said_6])
+
+
+def words_agree() -> Lattice:
+    """The best path says 4 8, but two others, which are more probable together, say 5 first."""
+    totals = {(4, 8): 0.4, (5, 6): 0.3, (5, 7): 0.3}
+    arcs = [(0, 1 + place, list(words), math.log(share)) for place, (words, share) in enumerate(totals.items())]
+    return small_lattice([0, 1, 1, 1, 2], [*arcs, *((state, 4, [], 0.0) for state in (1, 2, 3))])
+
+
+def test_words_on_which_paths_agree_win_over_the_best_path() -> None:
+    weighted, distinct = weighted_lattice(words_agree(), PLAIN, 1.0)
+    found, risk = least_risk(weighted, np.array([0, 4]), len(distinct), 20)
+    assert distinct[found].tolist()[0] == 5
+    assert risk == pytest.approx(exact_risk(words_agree(), distinct[found].tolist()))
+    assert risk < exact_risk(words_agree(), (4, 8)) - 0.1
+    # At a large scale, only the best path counts.
+    sharp, _ = weighted_lattice(words_agree(), PLAIN, 50.0)
+    assert distinct[least_risk(sharp, np.array([0, 4]), len(distinct), 20)[0]].tolist() == [4, 8]
+
+
+def test_expected_errors_fall_and_are_mostly_below_those_of_any_path() -> None:
+    """Each round keeps the alignments of the one before, so the least risk of all is not always found."""
+    num_trees, num_changed, num_least = 0, 0, 0
+    for seed in filter(lambda seed: has_path(tree(seed)), range(80)):
+        lattice = tree(seed)
+        weighted, distinct = weighted_lattice(lattice, PLAIN, 1.0)
+        risks = {words: risk_of(weighted, np.searchsorted(distinct.numpy(), words)) for words, _ in all_paths(lattice)}
+        best = max(all_paths(lattice), key=lambda path: path[1])[0]
+        found, risk = least_risk(weighted, np.searchsorted(distinct.numpy(), best), len(distinct), 20)
+        assert risk == pytest.approx(risk_of(weighted, found)) and risk < risks[best] + 1e-9
+        num_trees, num_changed = num_trees + 1, num_changed + (risk < risks[best] - 1e-9)
+        num_least += risk < min(risks.values()) + 1e-9
+    assert num_changed > 5 and num_least > 0.8 * num_trees
+
+
+def test_nearest_path_is_the_nearest_of_all_and_of_these_the_best() -> None:
+    num_tied = 0
+    for seed in filter(lambda seed: has_path(lattice_of_all_sorts(seed)), range(60)):
+        lattice = lattice_of_all_sorts(seed)
+        weighted, distinct = weighted_lattice(lattice, PLAIN, 1.0)
+        totals = lattice.arc_total(PLAIN).numpy(), lattice.final_total(PLAIN).numpy()
+        for sentence in sentences(seed, range(len(distinct))) if len(distinct) else [[]]:
+            by_errors = defaultdict(list)
+            for words, total in all_paths(lattice):
+                by_errors[edit_distance(distinct[sentence].tolist(), words)].append(total)
+            errors = min(by_errors)
+            arc, total = nearest_path(weighted, np.array(sentence, np.int64), *totals)
+            words = [word for one in arc for word in words_of(lattice, one)]
+            assert edit_distance(distinct[sentence].tolist(), words) == errors
+            assert total == pytest.approx(max(by_errors[errors]))
+            ends = [int(lattice.start_state[0]), *lattice.dst_state[arc].tolist()]
+            assert lattice.src_state()[arc].tolist() == ends[:-1]
+            assert total == pytest.approx(totals[0][arc].sum() + totals[1][ends[-1]])
+            num_tied += len(set(by_errors[errors])) > 1
+    assert num_tied > 20
+
+
+def words_of(lattice: Lattice, arc: int) -> list[int]:
+    found: list[int] = lattice.word_id[int(lattice.word_begin[arc]) : int(lattice.word_begin[arc + 1])].tolist()
+    return found
+
+
+def test_compiled_loops_give_the_same() -> None:
+    pytest.importorskip("numba")
+    for function, arguments in ((least_risk, (20,)), (nearest_path, None)):
+        loop: Callable[..., Any] | None = jit(function)
+        assert loop is not None
+        for seed in filter(lambda seed: has_path(lattice_of_all_sorts(seed)), range(40)):
+            lattice = lattice_of_all_sorts(seed)
+            weighted, distinct = weighted_lattice(lattice, PLAIN, 0.7)
+            sentence = np.array(sentences(seed, range(max(1, len(distinct))))[3], np.int64)
+            others: tuple[Any, ...] = (len(distinct), *arguments) if arguments else ()
+            if not arguments:
+                others = lattice.arc_total(PLAIN).numpy(), lattice.final_total(PLAIN).numpy()
+            elif not len(distinct):
+                continue
+            (found, value), (again, same) = function(weighted, sentence, *others), loop(weighted, sentence, *others)
+            assert np.array_equal(found, again) and value == pytest.approx(same)
+
+
+OPTIONS = DecodingOptions(
+    search_beam=math.inf,
+    output_beam=6.0,
+    context_beam=None,
+    am_scale=0.3,
+    lm_scale=0.6,
+    word_insertion_penalty=0.3,
+    mbr_scale=0.2,
+)
+
+
+def test_result_is_a_path_of_the_lattice_with_its_scores_and_times() -> None:
+    num_changed = 0
+    for seed in range(12):
+        graph = random_graph(seed, final_prob=1.0)
+        lm = TableLM(graph.vocabulary, seed) if seed % 2 else None
+        decoder = TokenPassingDecoder(graph, OPTIONS, keep_lattice=True)
+        (decoded,) = decoder.decode(random_log_prob(seed, 1, 6), torch.tensor([6]), lm)
+        if decoded.lattice is None or decoded.best is None:
+            continue
+        found = with_least_risk(decoded, graph, OPTIONS)
+        assert found.best is not None and found.lattice is decoded.lattice
+        assert with_least_risk(decoded, graph, replace(OPTIONS, mbr_scale=None)) is decoded
+        if found.best.word_ids == decoded.best.word_ids:
+            assert found.best is decoded.best
+            continue
+        num_changed += 1
+        listed = {one.word_ids: one for one in n_best(decoded.lattice, graph, OPTIONS, 10**4)}
+        same = listed[found.best.word_ids]
+        assert found.best.total == pytest.approx(same.total) and found.best.total < decoded.best.total
+        assert found.best.lm_score == pytest.approx(same.lm_score)
+        assert found.best.am_score == pytest.approx(same.am_score)
+        weighted, distinct = weighted_lattice(decoded.lattice, OPTIONS, 0.2)
+        risks = [
+            risk_of(weighted, np.searchsorted(distinct.numpy(), one.word_ids)) for one in (found.best, decoded.best)
+        ]
+        assert risks[0] < risks[1] + 1e-9
+    assert num_changed >= 2
+
+
+def test_without_a_lattice_or_words_nothing_changes() -> None:
+    graph = random_graph(1, final_prob=1.0)
+    decoder = TokenPassingDecoder(graph, replace(OPTIONS, mbr_scale=None))
+    (decoded,) = decoder.decode(random_log_prob(1, 1, 6), torch.tensor([6]))
+    assert decoded.lattice is None and with_least_risk(decoded, graph, OPTIONS) is decoded
+    silence = small_lattice([0, 1], [(0, 1, [], 0.0)])
+    decoder = TokenPassingDecoder(graph, OPTIONS, keep_lattice=True)
+    (decoded,) = decoder.decode(random_log_prob(1, 1, 6), torch.tensor([6]))
+    assert decoded.best is not None
+    nothing = replace(decoded.best, word_ids=(), words=())
+    assert path_of_least_risk(silence, graph, PLAIN, 1.0, nothing) is nothing
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, math.nan])
+def test_scale_must_be_positive(scale: float) -> None:
+    with pytest.raises(AsrError, match="mbr_scale"):
+        DecodingOptions(mbr_scale=scale)
