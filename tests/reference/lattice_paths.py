@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
+
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import Lattice
 from tests.reference.table_lm import TableLM
@@ -33,3 +36,22 @@ def all_sentences(
     if lm is not None:
         best = {words: total + options.lm_scale * lm.score_sentence(words) for words, total in best.items()}
     return best
+
+
+def best_total_of(
+    lattice: Lattice, options: DecodingOptions, word_ids: Sequence[int], start_frames: Sequence[int]
+) -> float:
+    """The best total of a lattice's paths with these words at these frames, of one utterance; -inf without any."""
+    wanted = list(zip(word_ids, start_frames, strict=True))
+    arc_total, final_total = lattice.arc_total(options).tolist(), lattice.final_total(options).tolist()
+    # The best total of each state after each number of words.
+    best: defaultdict[tuple[int, int], float] = defaultdict(lambda: float("-inf"))
+    best[int(lattice.start_state[0]), 0] = 0.0
+    for state, frame in enumerate(lattice.frame.tolist()):
+        for arc in range(int(lattice.arc_begin[state]), int(lattice.arc_begin[state + 1])):
+            words = lattice.word_id[lattice.word_begin[arc] : lattice.word_begin[arc + 1]].tolist()
+            for num in range(len(wanted) + 1 - len(words)):
+                if wanted[num : num + len(words)] == [(word, frame) for word in words]:
+                    reached = int(lattice.dst_state[arc]), num + len(words)
+                    best[reached] = max(best[reached], best[state, num] + arc_total[arc])
+    return max(best[state, len(wanted)] + final for state, final in enumerate(final_total))
