@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from asr.errors import AsrError
 from asr.kernels.jit import jit_required
-from asr.lm.combine import CombinedLM, Difference, Interpolated, RemappedLM, WordMapper, look_up_combined
+from asr.lm.combine import CombinedLM, Difference, Interpolated, RemappedLM, WordMapper, look_up_combined, mapped_to
 from asr.lm.corpus import read_word_stream
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.estimate import estimate_kneser_ney
@@ -89,8 +90,9 @@ def test_weights_of_zero_and_one(models: list[NgramLM]) -> None:
 
 
 def test_invalid_weights(models: list[NgramLM]) -> None:
-    with pytest.raises(AsrError, match="must be positive and sum to one"):
-        Interpolated(models[1:], [0.5, 0.6])
+    for weights in ([0.5, 0.6], [1.5, -0.5]):
+        with pytest.raises(AsrError, match="must be positive and sum to one"):
+            Interpolated(models[1:], weights)
     with pytest.raises(AsrError, match="a weight each"):
         Interpolated(models, [0.5, 0.5])
     with pytest.raises(AsrError, match="not a kind of interpolation"):
@@ -116,10 +118,16 @@ def test_models_of_different_words(models: list[NgramLM], tmp_path: Path, caplog
     RemappedLM(models[2], other, warn=False)
     assert not caplog.text
     torch.testing.assert_close(_scores(mapped, "w1 unheard w2"), _scores(models[2], "w1 unheard w2"))
-    message = r"has none of the 2 words asked for \('W2', ...\); check .* language and letter case"
-    with pytest.raises(AsrError, match=message):
-        RemappedLM(models[2], Vocabulary(["W1", "W2"]))
-    many = RemappedLM(models[2], Vocabulary([*models[2].vocabulary.words[4:], "unheard", "unknown", "unsaid"]))
+    for words in (["W1", "W2"], ["W2"]):
+        known = re.escape(repr(models[2].vocabulary.words[-1]))
+        message = rf"model \({known}, ...\) has none of the {len(words)} words asked for \('W2', ...\); check .* case"
+        with pytest.raises(AsrError, match=message):
+            RemappedLM(models[2], Vocabulary(words))
+    caplog.clear()
+    assert [RemappedLM(models[2], Vocabulary(words)).num_oov_words for words in ([], ["w1"])] == [0, 0]
+    assert not caplog.text
+    many = mapped_to(models[2], Vocabulary([*models[2].vocabulary.words[4:], "unheard", "unknown", "unsaid"]))
+    assert "lacks 3 of" in caplog.text
     word_id = torch.arange(len(SPECIAL_WORDS), len(many.vocabulary))
     log_prob, _ = many.score(many.start(1).expand(len(word_id)), word_id)
     probability = log_prob.double().exp()
@@ -236,6 +244,19 @@ def test_models_are_told_of_their_own_contexts(models: list[NgramLM]) -> None:
     lm.retain(packed)
     for model, contexts in zip((one, two), own, strict=True):
         assert [told.tolist() for told in model.told] == [contexts.tolist()]
+
+
+def test_a_combination_forgets_the_numbers_of_contexts_that_are_not_held(models: list[NgramLM]) -> None:
+    unigram, small, large = models
+    lm = Difference(Interpolated([large, unigram], [0.5, 0.5]), small, forget_from=4)
+    word_id = torch.arange(len(SPECIAL_WORDS), len(lm.vocabulary))
+    _, context_idx = lm.score(lm.start(1).expand(len(word_id)), word_id)
+    held = context_idx[5:7]
+    expected = lm.score(held, word_id[:2])[0]
+    assert len(lm.contexts) > 4
+    lm.retain(held)
+    assert len(lm.contexts) == 2
+    assert torch.equal(lm.score(held, word_id[:2])[0], expected)
 
 
 def test_other_models_have_nothing_for_a_loop(models: list[NgramLM]) -> None:
