@@ -246,7 +246,7 @@ def best_score(score: Tensor, stream: Tensor, num_streams: int) -> Tensor:
     best = torch.full((num_streams,), -torch.inf, dtype=score.dtype, device=score.device)
     if num_streams == 1:
         return score.amax(0, keepdim=True) if len(score) else best
-    return best.scatter_reduce_(0, stream, score, "amax", include_self=True)
+    return best.scatter_reduce_(0, stream, score, "amax")
 
 
 def normalize_scores(score: Tensor, stream: Tensor, score_offset: Tensor) -> Tensor:

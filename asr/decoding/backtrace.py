@@ -295,11 +295,11 @@ def endings_of(
 def _first_best(score: Tensor, stream: Tensor, num_streams: int) -> Tensor:
     """The first position of each stream's best score, (N,) int64; K for a stream without scores; score (K,)."""
     best = torch.full((num_streams,), -torch.inf, dtype=score.dtype, device=score.device)
-    best.scatter_reduce_(0, stream, score, "amax", include_self=True)
+    best.scatter_reduce_(0, stream, score, "amax")
     position = torch.arange(len(score), device=score.device)
     position = torch.where(score == best.index_select(0, stream), position, len(score))
     first = torch.full((num_streams,), len(score), dtype=torch.int64, device=score.device)
-    return first.scatter_reduce_(0, stream, position, "amin", include_self=True)
+    return first.scatter_reduce_(0, stream, position, "amin")
 
 
 def _at(values: Tensor, position: Tensor) -> Tensor:

@@ -154,10 +154,10 @@ class OnlineLatticeRescorer:
         begin = torch.searchsorted(frame[src_state], steps).tolist()
         for one, two in itertools.pairwise(begin):
             reached = ahead[src_state[one:two]] + score[one:two]
-            ahead.scatter_reduce_(0, dst_state[one:two], reached, "amax", include_self=True)
+            ahead.scatter_reduce_(0, dst_state[one:two], reached, "amax")
         for one, two in reversed(list(itertools.pairwise(begin))):
             reached = behind[dst_state[one:two]] + score[one:two]
-            behind.scatter_reduce_(0, src_state[one:two], reached, "amax", include_self=True)
+            behind.scatter_reduce_(0, src_state[one:two], reached, "amax")
         through = ahead[src_state] + score + behind[dst_state]
         return (through >= through.max() - self._output_beam).nonzero().squeeze(1), ahead
 

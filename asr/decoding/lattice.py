@@ -298,7 +298,7 @@ def best_from_start(lattice: Lattice, arc_total: Tensor) -> Tensor:
     begin = lattice.arc_frame_begin
     for first, last in itertools.pairwise(begin):
         extended = score.index_select(0, src_state[first:last]) + arc_total[first:last]
-        score.scatter_reduce_(0, lattice.dst_state[first:last], extended, "amax", include_self=True)
+        score.scatter_reduce_(0, lattice.dst_state[first:last], extended, "amax")
     return score
 
 
@@ -314,7 +314,7 @@ def best_to_end(lattice: Lattice, arc_total: Tensor, final_total: Tensor) -> Ten
     begin = lattice.arc_frame_begin
     for first, last in reversed(list(itertools.pairwise(begin))):
         extended = score.index_select(0, lattice.dst_state[first:last]) + arc_total[first:last]
-        score.scatter_reduce_(0, src_state[first:last], extended, "amax", include_self=True)
+        score.scatter_reduce_(0, src_state[first:last], extended, "amax")
     return score
 
 
@@ -548,7 +548,7 @@ class LatticeRecords:
         # Losing arcs outside the search beam are dropped, except those above a survivor that min_active_states kept.
         lowest = torch.full((self._num_utts,), -self._search_beam, dtype=torch.float32, device=score.device)
         of_survivors = torch.where(survives, score, torch.full_like(score, torch.inf))
-        lowest.scatter_reduce_(0, stream, of_survivors, "amin", include_self=True)
+        lowest.scatter_reduce_(0, stream, of_survivors, "amin")
         stays = survives[winner] & (score[winner] - score <= self.margin) & (score >= lowest[stream])
         return stays & (winner != torch.arange(len(winner), device=winner.device))
 
@@ -645,8 +645,8 @@ class LatticeRecords:
         for (first, end), (first_losing, end_losing) in reversed(list(zip(ends, losing_ends, strict=True))):
             own = slice(first_losing, end_losing)
             lost = loss.index_select(0, dst[own]) + score_gap[own]
-            loss.scatter_reduce_(0, before_losing[own], lost, "amin", include_self=True)
-            loss.scatter_reduce_(0, before[first:end], loss[first:end].clone(), "amin", include_self=True)
+            loss.scatter_reduce_(0, before_losing[own], lost, "amin")
+            loss.scatter_reduce_(0, before[first:end], loss[first:end].clone(), "amin")
 
     def collected(self, backtrace: Backtrace, endings: Sequence[Ending]) -> LatticeParts:
         """Builds the lattice; it contains at least all arcs within the output beam.
@@ -734,7 +734,7 @@ def arc_posteriors(lattice: Lattice, options: DecodingOptions, scale: float = 1.
         # The states of a frame are adjacent.
         low, high = int(src_state[first]), int(src_state[last - 1]) + 1
         position, added = src_state[first:last] - low, arc_total[first:last] + ahead[lattice.dst_state[first:last]]
-        best = ahead[low:high].scatter_reduce(0, position, added, "amax", include_self=True)
+        best = ahead[low:high].scatter_reduce(0, position, added, "amax")
         shift = torch.where(best > -torch.inf, best, torch.zeros_like(best))
         total = (ahead[low:high] - shift).exp().scatter_add(0, position, (added - shift[position]).exp())
         ahead[low:high] = total.log() + shift

@@ -92,7 +92,7 @@ def recombine(key: Tensor, score: Tensor, second_key: Tensor | None = None, tabl
         best = torch.full_like(key, NOT_REACHED)
     else:
         slot, best = key, table
-    best.scatter_reduce_(0, slot, packed, "amin", include_self=True)
+    best.scatter_reduce_(0, slot, packed, "amin")
     winner = best.index_select(0, slot)
     winner &= _POSITION_MASK
     if table is not None:

@@ -349,7 +349,7 @@ def first_of_each(key: Tensor) -> tuple[Tensor, Tensor]:
     distinct, which = torch.unique(key, return_inverse=True)
     position = torch.arange(key.numel(), device=key.device)
     # With copies to the same place it would be undefined which one stays.
-    return torch.zeros_like(distinct).scatter_reduce_(0, which, position, "amax", include_self=True), which
+    return torch.zeros_like(distinct).scatter_reduce_(0, which, position, "amax"), which
 
 
 def marked_positions(mask: Tensor, num: int) -> Tensor:
