@@ -5,6 +5,8 @@ from __future__ import annotations
 _ANY_NEGATIVE = "any negative number says that there is none"
 _GROWTH = "how much room is made at once, or when: time and memory, no result"
 _HASH = "another hash function, which tells keys apart as well"
+_NO_COLLECTION = "unreachable backpointers are collected from a million on; paths stay"
+_NO_OTHER_TOKEN = "no arc of a lattice reads another token than the first"
 _ONE_ROW_AHEAD = "the first row ahead is the one asked for"
 _SETTLED = "how often settled words are looked for; they stay the same"
 _SHORTER_STEPS = "shorter steps to the same optimum"
@@ -37,7 +39,25 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
         (
             "self.backtrace = Backtrace(graph.final_score.device, collects=False)",
             "False -> True",
-        ): "unreachable backpointers are collected from a million on; paths stay",
+        ): _NO_COLLECTION,
+        (
+            "backtrace, records = Backtrace(device, collects=False), LatticeRecords(num_utts, self._options)",
+            "False -> True",
+        ): _NO_COLLECTION,
+        ("is_pushed = True", "True -> False"): "another loop searches, with the same result",
+        ("backpointer = backtrace.add(nothing - 1, nothing)", "1 -> 2"): _ANY_NEGATIVE,
+        (
+            "final = torch.where(span.is_end[tokens.stream], self._graph.final_score[tokens.state], 0.0)",
+            "0.0 -> 1.0",
+        ): "the same for all paths of a stream, of which only differences count",
+        (
+            "stream, torch.zeros(num_utts, int(span.num_rescored.max()), 1, dtype=torch.float32), span.num_rescored",
+            "1 -> 2",
+        ): _NO_OTHER_TOKEN,
+        (
+            "at_front = torch.cat([front.state, front.state.new_zeros(1)])[last.clamp(max=num_front)]",
+            "1 -> 2",
+        ): "one more entry than is read",
         (
             "tokens = tokens.select((tokens.score >= -self._bounds.search_beam).nonzero().squeeze(1))",
             "tokens.score >= -self._bounds.search_beam -> tokens.score > -self._bounds.search_beam",
@@ -100,7 +120,7 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
         (
             "torch.zeros(num_utts, lattice.num_frames, 1, dtype=torch.float32, device=device),",
             "1 -> 2",
-        ): "no arc of a lattice reads another token than the first",
+        ): _NO_OTHER_TOKEN,
     },
     "asr/lm/combine.py": {
         (

@@ -385,14 +385,6 @@ def test_wrong_options_are_one_sentence(bundle, options, message):
         Recognizer(bundle, options=options)
 
 
-@pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0, 0.0])
-def test_wrong_lengths_of_segments_and_batches_are_one_sentence(seconds):
-    with pytest.raises(AsrError, match=r"max_segment_seconds is .*; give 1 second or more"):
-        ResourceOptions(max_segment_seconds=seconds)
-    with pytest.raises(AsrError, match=r"batch_seconds is .*; it must be above 0, and finite"):
-        ResourceOptions(batch_seconds=seconds)
-
-
 def test_the_bundles_options_and_the_users(bundle):
     recognizer = Recognizer(bundle, mode="interpolated", options={"search_beam": 7.5})
     assert (

@@ -28,8 +28,6 @@ from asr.lm.rnn.datamodule import TextDataModule  # noqa: E402
 from asr.lm.rnn.export import load_network, network_from_checkpoint, save_network  # noqa: E402
 from asr.lm.rnn.training import LitRNNLM  # noqa: E402
 
-pytestmark = pytest.mark.slow
-
 SMALL = {"embedding_size": 8, "hidden_size": 8, "maxent_order": 3, "maxent_size": 997, "num_noise_words": 32}
 
 
@@ -57,6 +55,7 @@ def _trainer(corpus: Path, **more: Any) -> Any:
     return pl.Trainer(accelerator="cpu", default_root_dir=str(corpus), **{**quiet, "max_epochs": 2, **more})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cell", "output"), [("gru", "nce"), ("gru", "hierarchical"), ("gru", "class"), ("gru", "full"), ("relu", "nce")]
 )
@@ -88,6 +87,13 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(corpus: Path) -> None:
     assert again.global_step == trainer.global_step
     for name, value in whole.state_dict().items():
         torch.testing.assert_close(resumed.state_dict()[name], value, rtol=0, atol=0, msg=name)
+
+
+def test_without_a_trainer_no_batch_is_done(corpus: Path) -> None:
+    data = _data(corpus)
+    assert data.state_dict() == {"batches_done": 0}
+    data.setup()
+    assert data.num_train_batches() > 1 and data.state_dict() == {"batches_done": 0}
 
 
 def test_gradients_are_averaged_over_the_words_there_are(corpus: Path) -> None:
@@ -297,7 +303,7 @@ class _LargestTensor(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("output", ["nce", "hierarchical"])
+@pytest.mark.parametrize("output", ["nce", pytest.param("hierarchical", marks=pytest.mark.slow)])
 def test_no_tensor_spans_batch_and_vocabulary(output: str) -> None:
     num_words, num_streams, num_steps = 200_000, 16, 8
     config = RNNLMConfig(

@@ -1,0 +1,118 @@
+"""Options of recognition: what is out of range is refused, and so is what would have no effect."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from asr.decoding.interface import DecodingOptions
+from asr.decoding.settings import (
+    EXTERNAL_MODE,
+    NEEDS,
+    LanguageModelOptions,
+    Pass,
+    ResourceOptions,
+    Settings,
+    refuse_unused,
+    setting_options,
+)
+from asr.errors import AsrError
+from asr.lm.cached.approximations import CacheOptions
+
+NO_SECOND = LanguageModelOptions()
+LATTICE, NBEST = LanguageModelOptions(second_pass="lattice"), LanguageModelOptions(second_pass="nbest")
+BEST = CacheOptions(recombination_length=3, recombination="best")
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0, 0.0])
+def test_wrong_lengths_of_segments_and_batches_are_one_sentence(seconds: float) -> None:
+    with pytest.raises(AsrError, match=r"max_segment_seconds is .*; give 1 second or more"):
+        ResourceOptions(max_segment_seconds=seconds)
+    with pytest.raises(AsrError, match=r"batch_seconds is .*; it must be above 0, and finite"):
+        ResourceOptions(batch_seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_workers": -1}, "num_workers is -1; it must be between 0 and 64"),
+        ({"num_workers": 65}, "num_workers is 65; it must be between 0 and 64"),
+        ({"lm_hidden_device": "nowhere"}, "lm_hidden_device"),
+        ({"lm_device_bytes": 1, "lm_output_device": "cpu"}, "lm_device_bytes keeps tables in host memory"),
+        ({"lm_device_bytes": 1, "lm_hidden_device": "cpu"}, "lm_device_bytes keeps tables in host memory"),
+    ],
+)
+def test_wrong_resources_are_one_sentence(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(AsrError, match=message):
+        ResourceOptions(**options)
+
+
+def test_what_lies_at_the_limits_is_accepted() -> None:
+    for num_workers in (0, 64):
+        assert ResourceOptions(num_workers=num_workers, max_segment_seconds=1.0, batch_seconds=0.5)
+    for weight in (0.0, 1.0):
+        assert LanguageModelOptions(rnn_weight=weight, second_pass_weight=weight, second_pass_sentences=1)
+    assert ResourceOptions(lm_device_bytes=1) and ResourceOptions(lm_hidden_device="cpu", lm_output_device="cpu")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"rnn_weight": -0.1}, {"second_pass_weight": 1.1}, {"rnn_weight": math.nan}, {"second_pass_sentences": 0}],
+)
+def test_wrong_weights_and_numbers_of_sentences_are_one_sentence(options: dict[str, Any]) -> None:
+    with pytest.raises(AsrError, match=f"language model options: {next(iter(options))} is"):
+        LanguageModelOptions(**options)
+
+
+def test_a_flat_mapping_is_divided_among_the_parts() -> None:
+    settings = Settings.of({"search_beam": 7.0, "rnn_weight": 0.25, "recombination_length": 4}, given=["word_beam"])
+    assert settings.decoding == DecodingOptions(search_beam=7.0)
+    assert settings.models == (LanguageModelOptions(rnn_weight=0.25), CacheOptions(recombination_length=4))
+    assert settings.given == {"skip_beam"} and settings == replace(settings, **settings.parts())
+    with pytest.raises(AsrError, match="no decoding option 'beam'; there are am_scale"):
+        Settings.of({"beam": 3.0})
+
+
+@pytest.mark.parametrize(
+    ("need", "meets", "does_not"),
+    [
+        ("large model", Pass("large_ngram", "lattice", NO_SECOND, CacheOptions()), ("ngram", "lattice", NO_SECOND)),
+        ("large model", Pass("ngram", "search", NBEST, CacheOptions()), ("ngram", "chunks", NO_SECOND)),
+        (
+            "recurrent model",
+            Pass("interpolated", "search", NO_SECOND, CacheOptions()),
+            ("large_ngram", "search", NO_SECOND),
+        ),
+        ("recurrent model", Pass("ngram", "search", LATTICE, CacheOptions()), (EXTERNAL_MODE, "search", NO_SECOND)),
+        ("carried history", Pass(EXTERNAL_MODE, "search", NO_SECOND, CacheOptions()), ("rnn", "search", NBEST)),
+        ("carried history", Pass("rnn", "search", NO_SECOND, CacheOptions()), ("large_ngram", "search", NO_SECOND)),
+        ("recombination length", Pass("rnn", "search", NO_SECOND, BEST), ("rnn", "search", NO_SECOND)),
+        ("recombination best", Pass("rnn", "search", NO_SECOND, BEST), ("rnn", "search", NO_SECOND)),
+        ("both models", Pass("interpolated", "search", NO_SECOND, CacheOptions()), ("rnn", "search", NO_SECOND)),
+        ("rescoring", Pass("rnn", "chunks", NO_SECOND, CacheOptions()), ("rnn", "search", NBEST)),
+        ("rescoring", Pass("ngram", "search", LATTICE, CacheOptions()), ("ngram", "lattice", NO_SECOND)),
+        ("chunks", Pass("rnn", "chunks", NO_SECOND, CacheOptions()), ("ngram", "chunks", NO_SECOND)),
+        ("chunks", Pass(EXTERNAL_MODE, "chunks", NO_SECOND, CacheOptions()), ("rnn", "lattice", NO_SECOND)),
+        ("lattice", Pass("ngram", "search", NO_SECOND, CacheOptions(), True), ("ngram", "search", NO_SECOND)),
+        ("lattice", Pass("rnn", "search", NBEST, CacheOptions()), ("rnn", "search", NO_SECOND)),
+        ("second pass", Pass("rnn", "search", LATTICE, CacheOptions()), ("rnn", "lattice", NO_SECOND)),
+        ("second pass nbest", Pass("rnn", "search", NBEST, CacheOptions()), ("rnn", "search", LATTICE)),
+    ],
+)
+def test_an_option_without_effect_is_refused(
+    need: str, meets: Pass, does_not: tuple[str, str, LanguageModelOptions]
+) -> None:
+    needy = [replace(next(iter(setting_options().values())), needs=need)]
+    refuse_unused(needy, meets)
+    with pytest.raises(
+        AsrError, match=f"has no effect here: it needs .*, and this recognizer has the mode {does_not[0]}"
+    ):
+        refuse_unused(needy, Pass(*does_not, CacheOptions()))
+
+
+def test_recombination_by_the_first_history_has_no_best_one() -> None:
+    _, has_best = NEEDS["recombination best"]
+    assert not has_best(Pass("rnn", "search", NO_SECOND, CacheOptions(recombination_length=3)))
