@@ -193,7 +193,7 @@ def test_slf_with_times_alone(tmp_path) -> None:
     graph = random_graph(0)
     path = tmp_path / "a.slf"
     path.write_text(
-        "VERSION=1.0\nN=4 L=3\nI=0 t=0\nI=1 t=0.02 W=w1\nI=2 t=0.03 W=!NULL\nI=3 t=0.03\n"
+        "# by hand\n\nVERSION=1.0\nN=4 L=3\n#I=9\n \nI=0 t=0\nI=1 t=0.02 W=w1\nI=2 t=0.03 W=!NULL\nI=3 t=0.03\n"
         "J=0 S=0 E=1 a=-5 l=-1\nJ=1 S=1 E=2 a=-2\nJ=2 S=2 E=3 l=-0.5\n"
     )
     lattice = read_slf(path, graph.vocabulary, graph.tokens)

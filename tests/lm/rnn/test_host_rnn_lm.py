@@ -53,6 +53,7 @@ def _walk(network: RNNLanguageModel) -> Tensor:
         ("nce", True, 0.63, {"words": "resident", "maxent": "cache"}),
         ("nce", True, 0.4, {"words": "cache", "maxent": "index"}),
         ("nce", False, 0.3, {"output": "cache", "input": "cache", "maxent": "index"}),
+        ("nce", False, 0.47, {"output": "cache", "input": "cache", "maxent": "index"}),
         ("hierarchical", True, 0.3, {"output": "cache", "input": "cache", "maxent": "index"}),
         ("class", True, 0.3, {"output": "cache", "input": "cache", "maxent": "index"}),
     ],
@@ -68,6 +69,12 @@ def test_same_bits_within_the_budget(
     host, tables = with_host_tables(network, "cpu", budget)
     assert {name: table.placement for name, table in tables.items()} == placements
     assert sum(table.device_bytes for table in tables.values()) <= budget
+    left, sizes = budget, [table.table_bytes for table in tables.values()]
+    for number, table in enumerate(tables.values()):
+        # A cache with twice as many places would not fit into the table's share of what is left.
+        if table.placement == "cache":
+            assert 2 * table.device_bytes > left * sizes[number] // sum(sizes[number:])
+        left -= table.device_bytes
     assert torch.equal(_walk(host), _walk(network))
     for table in tables.values():
         assert (table.statistics.num_fetched > 0) == (table.placement != "resident")

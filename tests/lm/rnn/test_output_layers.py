@@ -159,8 +159,9 @@ def test_loop_over_words_equals_tensors(maxent_order: int) -> None:
     torch.testing.assert_close(looped, network.word_score(hidden, history, word_id).detach(), rtol=1e-5, atol=1e-5)
 
 
-def test_huffman_starts_at_the_unigram() -> None:
-    network = _network("hierarchical", 0)
+@pytest.mark.parametrize("output", ["nce", "hierarchical", "class", "full"])
+def test_training_starts_at_the_unigram(output: str) -> None:
+    network = _network(output, 0)
     network.output.set_unigram(COUNTS, reset_bias=True)
     hidden = torch.zeros(len(COUNTS) - 2, network.hidden_size)
     log_prob = network.log_prob(hidden, torch.zeros(len(hidden), 0, dtype=torch.int64), torch.arange(2, len(COUNTS)))
