@@ -95,9 +95,7 @@ def set_backoffs(trie: NgramTrie) -> NgramTrie:
     for order in range(2, trie.order + 1):
         contexts = trie.span(order - 1)
         left, left_lower = _left_over(result, suffix, order)
-        weight = np.log(left) - np.log(left_lower)
-        weight[left == 1.0] = 0.0
-        result.backoff[contexts] = weight
+        result.backoff[contexts] = np.log(left) - np.log(left_lower)
     return result
 
 
