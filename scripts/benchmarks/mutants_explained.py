@@ -21,6 +21,7 @@ WITH_A_GPU = {
 
 EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
     "asr/decoding/backtrace.py": {
+        ("_FIRST_COLLECTION = 1 << 20", "1 -> 2"): _GROWTH,
         ("_FIRST_COLLECTION = 1 << 20", "20 -> 21"): _GROWTH,
         (
             "room = torch.empty(max(end, 2 * len(self._arc)) - self.num_records, dtype=torch.int64, device=arc.device)",
@@ -88,6 +89,9 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
         ): "the reference has no fast way that the argument could turn off",
         ("row_of = torch.full_like(self._score_offset, -1, dtype=torch.int64)", "1 -> 2"): _ANY_NEGATIVE,
     },
+    "asr/decoding/interface.py": {
+        ("_LARGEST_EXP = 20.0", "20.0 -> 21.0"): "how numbers of about a billion are written in a message",
+    },
     "asr/decoding/lattice.py": {
         (
             "lost = [ending.final_total.max() - ending.final_total for ending in endings if len(ending.final)]",
@@ -112,6 +116,11 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
         ): _SETTLED,
     },
     "asr/decoding/recombination.py": {
+        ("num_slots = 1 << max(4, (8 * len(key)).bit_length())", "8 -> 9"): _GROWTH,
+        (
+            "slot = (slot >> 24) & (num_slots - 1)",
+            "slot >> 24 -> slot << 24",
+        ): "all keys collide, and one is told apart in each round: time, no result",
         ("slot *= multiplier", "slot *= multiplier -> slot += multiplier"): _HASH,
         ("slot ^= slot >> 32", "32 -> 33"): _HASH,
     },
@@ -123,6 +132,10 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
         ): _NO_OTHER_TOKEN,
     },
     "asr/lm/combine.py": {
+        ("device = torch.empty(0, device=device).device  # with its number", "0 -> 1"): "only its device is read",
+        ("self.contexts.check()", "self.contexts.check() -> pass"): "on a CPU, packing has checked",
+        ("left_weight: float = 0.0", "0.0 -> 1.0"): "the steps without weights read none",
+        ("right_weight: float = 0.0", "0.0 -> 1.0"): "the steps without weights read none",
         (
             "if self.num_oov_words / unknown_share > 1:",
             "self.num_oov_words / unknown_share > 1 -> self.num_oov_words / unknown_share >= 1",
@@ -164,6 +177,10 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
         ): _ONE_ROW_AHEAD,
     },
     "asr/lm/cached/eviction.py": {
+        (
+            "if hidden.rows.capacity > limits.max_rows:",
+            "hidden.rows.capacity > limits.max_rows -> hidden.rows.capacity >= limits.max_rows",
+        ): _SHORTCUT,
         ("if candidate.numel() <= num:", "candidate.numel() <= num -> candidate.numel() < num"): _SHORTCUT,
         (
             "if trie.nodes.capacity > limits.max_nodes:",
@@ -185,6 +202,11 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
     },
     "asr/lm/cached/states.py": {
         (
+            "is_lacking = self.trie.hidden_row.index_select(0, context_idx) < 0",
+            "self.trie.hidden_row.index_select(0, context_idx) < 0 -> "
+            "self.trie.hidden_row.index_select(0, context_idx) <= 0",
+        ): "row 0 belongs to the node above `<s>`, which no context is",
+        (
             "torch.empty(0, self.hidden.state_size, dtype=torch.float32, device=self.hidden.device),",
             "0 -> 1",
         ): "the parents of the oldest level have rows, so that nothing is looked up",
@@ -199,6 +221,12 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
             "super().__init_subclass__(**arguments) -> pass",
         ): "no class above does anything",
     },
+    "asr/lm/ngram/estimate.py": {
+        (
+            "if (num_with[1:4] == 0).any():",
+            "1 -> 2",
+        ): "without n-grams seen once a discount is no number, which is invalid as well",
+    },
     "asr/lm/ngram/model.py": {
         (
             "_QUERIES_AT_ONCE = 1 << 16  # on a CPU, so that intermediate results stay in its cache",
@@ -208,6 +236,15 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
             "num_arcs = self._arc_begin[2:] - self._arc_begin[1:-1]",
             "self._arc_begin[2:] - self._arc_begin[1:-1] -> self._arc_begin[2:] + self._arc_begin[1:-1]",
         ): "more steps of a search that has ended",
+    },
+    "asr/lm/rnn/outputs/log_partition.py": {
+        (
+            "in_threads(work, len(order) // ROWS, rows_at_least=8)",
+            "len(order) // ROWS -> len(order) * ROWS",
+        ): "there are no rows beyond the last",
+    },
+    "asr/lm/rnn/training.py": {
+        ("self._batch_begin = (0.0, 0.0)", "0.0 -> 1.0"): "set before it is read",
     },
     "asr/lm/rnn/model.py": {
         (
