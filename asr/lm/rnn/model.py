@@ -271,8 +271,9 @@ class RNNLanguageModel(nn.Module, StatefulNetwork):
         self, hidden: Tensor, history: Tensor, word_id: Tensor, log_z: LogZ | None
     ) -> tuple[Tensor, Tensor | None]:
         """Normalized log_prob (Q,) by the log Z of `exact_log_z`; for NCE also this log Z minus the constant, (Q,)."""
-        if log_z is None or not isinstance(self.output, (NceOutput, FullSoftmaxOutput)):
+        if log_z is None:
             return self.log_prob(hidden, history, word_id), None
+        assert isinstance(self.output, (NceOutput, FullSoftmaxOutput))
         true = log_z(hidden, history)
         excess = true - self.output.log_z if isinstance(self.output, NceOutput) else None
         return self.output.word_score(hidden, history, word_id) - true, excess

@@ -177,6 +177,14 @@ def test_classes_are_contiguous_and_cover_all() -> None:
     assert (np.diff(class_of[4:]) >= 0).all()
 
 
+def test_classes_have_equal_shares_of_the_roots_of_counts() -> None:
+    """A word belongs to the class that the middle of its share lies in."""
+    class_of, begin = frequency_classes(np.array([7, 7, *[4] * 12]), 4)
+    assert class_of.tolist() == [-1, -1, 0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3] and begin.tolist() == [0, 3, 6, 9, 12]
+    class_of, _ = frequency_classes(np.array([0, 0, 1, 16, 9]), 2)  # shares 1, 4 and 3 of 8
+    assert class_of.tolist() == [-1, -1, 1, 0, 1]
+
+
 def test_classes_without_words_take_no_probability() -> None:
     """Half of all words are one word: it fills the first classes' share alone."""
     output = ClassSoftmaxOutput(len(COUNTS), 4, None, num_classes=6)

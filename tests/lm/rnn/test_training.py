@@ -96,6 +96,23 @@ def test_without_a_trainer_no_batch_is_done(corpus: Path) -> None:
     assert data.num_train_batches() > 1 and data.state_dict() == {"batches_done": 0}
 
 
+def test_validation_text_is_read_where_there_is_one(corpus: Path) -> None:
+    words, text = str(corpus / "words.txt"), [str(corpus / "text.txt")]
+    for paths, num_words in ((text, 1020), ([], None)):
+        data = TextDataModule(words, str(corpus / "cache"), text, validation_texts=paths)
+        data.setup()
+        found = data.validation_tokens
+        assert (None if found is None else len(found.token_id)) == num_words
+        assert (len(data.val_dataloader()) > 0) == bool(paths)
+
+
+def test_times_start_at_zero_where_a_checkpoint_has_none(corpus: Path) -> None:
+    model, saved = _model(corpus), dict[str, Any]()
+    model.on_load_checkpoint({})
+    model.on_save_checkpoint(saved)
+    assert saved["train_seconds"] == saved["train_cpu_seconds"] == 0.0
+
+
 def test_gradients_are_averaged_over_the_words_there_are(corpus: Path) -> None:
     """A text too short for so many streams has fewer of them."""
     norms = []
