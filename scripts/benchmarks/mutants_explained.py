@@ -178,6 +178,10 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
     },
     "asr/lm/cached/eviction.py": {
         (
+            "new_row = torch.full((hidden.rows.capacity,), -1, dtype=torch.int32, device=trie.device)",
+            "1 -> 2",
+        ): "rows that are not in use are not asked for",
+        (
             "if hidden.rows.capacity > limits.max_rows:",
             "hidden.rows.capacity > limits.max_rows -> hidden.rows.capacity >= limits.max_rows",
         ): _SHORTCUT,
@@ -214,6 +218,12 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
             "self.trie.hidden_row.index_fill_(0, others, 0)  # so that they are not found below",
             "0 -> 1",
         ): "any row will do, for the time of the search",
+    },
+    "asr/lm/evaluate.py": {
+        (
+            "weight = torch.full((len(log_prob),), 1 / len(log_prob), dtype=torch.float64)",
+            "1 / len(log_prob) -> 1 * len(log_prob)",
+        ): "only the ratios of the first weights count, which are equal",
     },
     "asr/lm/interface.py": {
         (
