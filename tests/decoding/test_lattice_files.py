@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import io
 import math
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +16,7 @@ from hypothesis import strategies as st
 
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import Lattice
-from asr.decoding.lattice_io import read_kaldi_lattices, read_slf, write_kaldi_lattice, write_slf
+from asr.decoding.lattice_io import load_k2_lattice, read_kaldi_lattices, read_slf, write_kaldi_lattice, write_slf
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from asr.text.symbols import Vocabulary
@@ -143,7 +147,7 @@ def test_kaldis_own_search_finds_the_same_sentences(seed: int) -> None:
 @given(seed=st.integers(0, 10**6))
 def test_k2_keeps_everything(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
     k2 = pytest.importorskip("k2")
-    from asr.decoding.lattice_io import lattice_to_k2, load_k2_lattice, save_k2_lattice
+    from asr.decoding.lattice_io import lattice_to_k2, save_k2_lattice
 
     found = a_lattice(seed)
     if found is None:
@@ -162,10 +166,86 @@ def test_k2_keeps_everything(tmp_path_factory: pytest.TempPathFactory, seed: int
         load_k2_lattice(path)
 
 
-def test_code_in_a_k2_lattice_does_not_run(tmp_path) -> None:
-    pytest.importorskip("k2")
-    from asr.decoding.lattice_io import load_k2_lattice
+def k2_content(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What `save_k2_lattice` writes, without k2: two ways to state 1, of which one may end in state 2 as well."""
 
+    class RaggedTensor:
+        def __getstate__(self) -> tuple[torch.Tensor, str, torch.Tensor]:
+            return torch.tensor([0, 1, 1, 3, 3, 3]).int(), "row_ids1", torch.tensor([7, 5, 6]).int()
+
+    RaggedTensor.__module__, RaggedTensor.__qualname__ = "_k2.ragged", "RaggedTensor"
+    module = ModuleType("_k2.ragged")
+    vars(module)["RaggedTensor"] = RaggedTensor
+    monkeypatch.setitem(sys.modules, "_k2", ModuleType("_k2"))
+    monkeypatch.setitem(sys.modules, "_k2.ragged", module)
+    return {
+        "arcs": torch.tensor([[0, 1, 3, 0], [0, 1, 0, 0], [1, 2, 2, 0], [1, 3, -1, 0], [2, 3, -1, 0]]).int(),
+        "am_score": torch.tensor([-1.0, -2.0, -4.0, 0.0, 0.0]),
+        "graph_score": torch.tensor([-0.1, -0.2, -0.3, -0.4, -0.5]),
+        "lm_score": torch.tensor([-8.0, 0.0, -9.0, -10.0, -11.0]),
+        "graph_arc": torch.tensor([4, 5, 6, -1, -1]).int(),
+        "aux_labels": RaggedTensor(),
+    }
+
+
+def test_a_k2_lattice_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.save(k2_content(monkeypatch), tmp_path / "a.pt")
+    lattice = load_k2_lattice(tmp_path / "a.pt")
+    assert lattice.frame.tolist() == [0, 1, 2] and lattice.arc_begin.tolist() == [0, 2, 3, 3]
+    assert lattice.dst_state.tolist() == [1, 1, 2] and lattice.token_id.tolist() == [3, 0, 2]
+    assert lattice.graph_arc.tolist() == [4, 5, 6] and lattice.word_begin.tolist() == [0, 1, 1, 3]
+    assert all_sentences(lattice, DecodingOptions()) == pytest.approx(
+        {(7,): -19.5, (): -12.6, (7, 5, 6): -33.9, (5, 6): -27.0}, abs=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "value"),
+    [
+        ("arcs", (0, 0), -1),
+        ("arcs", (1, 0), 2),  # the sources of arcs rise
+        ("arcs", (2, 1), 1),  # an arc to its own state
+        ("arcs", (2, 1), 3),  # reads a token on the way to the end
+        ("arcs", (3, 1), 2),  # ends elsewhere
+        ("arcs", (0, 2), -2),
+        ("graph_arc", (0,), -2),
+        ("am_score", (1,), math.nan),
+        ("lm_score", (4,), -math.inf),
+    ],
+)
+def test_arcs_that_are_no_k2_lattice_are_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, place: tuple[int, ...], value: float
+) -> None:
+    content = k2_content(monkeypatch)
+    content[name][place] = value
+    torch.save(content, tmp_path / "a.pt")
+    with pytest.raises(AsrError, match=r"a\.pt: the arcs are not those of a lattice"):
+        load_k2_lattice(tmp_path / "a.pt")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("graph_score", None, "it lacks the attribute 'graph_score'"),
+        ("arcs", torch.zeros(5, 3).int(), "its arcs are not four integers each"),
+        ("arcs", torch.zeros(0, 4).int(), "its arcs are not four integers each"),
+        ("arcs", torch.zeros(5, 4), "its arcs are not four integers each"),
+        ("lm_score", torch.zeros(4), "'lm_score' must have one torch.float32 for each arc"),
+        ("graph_arc", torch.zeros(5), "'graph_arc' must have one torch.int32 for each arc"),
+        ("aux_labels", torch.zeros(5).int(), "must be one list for each arc"),
+    ],
+)
+def test_parts_that_are_no_k2_lattice_are_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: torch.Tensor | None, message: str
+) -> None:
+    content = k2_content(monkeypatch)
+    content[name] = value
+    torch.save({key: part for key, part in content.items() if part is not None}, tmp_path / "a.pt")
+    with pytest.raises(AsrError, match=message):
+        load_k2_lattice(tmp_path / "a.pt")
+
+
+def test_code_in_a_k2_lattice_does_not_run(tmp_path) -> None:
     path = tmp_path / "a.pt"
     torch.save({"arcs": HarmfulPickle(tmp_path / "made")}, path)
     with pytest.raises(AsrError, match=r"a\.pt: this is not a k2 lattice.*posix mkdir has no place"):
