@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 # Triton's kernels run in its interpreter; it wants to know before anybody imports it.
 os.environ.setdefault("TRITON_INTERPRET", "1")
+# torch reads it when it is imported; the process that hands out the tests does without torch.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("dev", deadline=None, max_examples=25)
@@ -20,7 +24,18 @@ settings.register_profile(
 )
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
-torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+
+def pytest_collection_finish() -> None:
+    """Spares every test what grows with the number of imported modules.
+
+    Collected garbage is looked for among new objects only. pytest hangs its handlers into each logger that does not
+    propagate, six times a test, and torch has fifty of them.
+    """
+    gc.freeze()
+    atexit.register(gc.unfreeze)  # libraries count what is left when Python ends
+    for logger in logging.Logger.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
+            logger.propagate = True
 
 
 @pytest.fixture(scope="session")
@@ -48,6 +63,8 @@ def tiny_bundle_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(params=[1, 3])
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     """The number of torch's threads."""
+    import torch
+
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield request.param
