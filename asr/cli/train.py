@@ -30,8 +30,6 @@ from asr.distributed import largest
 from asr.errors import AsrError
 from asr.serialization import read_checkpoint
 
-_SUBCOMMANDS = ("fit", "validate", "test", "predict")
-
 # Parts of jsonargparse's messages besides the key and the error.
 _NOISE = ("Does not validate", "Subtypes:", "Errors:", "Expected a <class 'NoneType'>", "Given value type:")
 
@@ -204,6 +202,29 @@ class _LastCheckpoint(pl.Callback):  # type: ignore[misc]
 
 
 class _CLI(LightningCLI):  # type: ignore[misc]
+    """Lightning's command line for one subcommand, the first argument; the parsers of all four take a second to make.
+
+    Args:
+        arguments: the command line without the program's name.
+    """
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        self._name = arguments[0]
+        super().__init__(
+            pl.LightningModule,
+            pl.LightningDataModule,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            save_config_kwargs={"overwrite": True},
+            parser_kwargs={"exit_on_error": False, self._name: {"exit_on_error": False}},
+            args=list(arguments),
+            trainer_defaults={"callbacks": [_LastCheckpoint(), _Termination()]},
+        )
+
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # a static method of Lightning's
+        """The arguments of the trainer's method that the command line does not offer."""
+        return {self._name: LightningCLI.subcommands()[self._name]}
+
     def _parse_ckpt_path(self) -> None:
         """Leaves the model to the recipe. Lightning 2.6 would take classes and arguments from the checkpoint, and read
         it by `torch.load`."""
@@ -270,16 +291,7 @@ def run(arguments: Sequence[str]) -> int:
     _check_checkpoint(arguments)
     try:
         with old_class_paths():
-            _CLI(
-                pl.LightningModule,
-                pl.LightningDataModule,
-                subclass_mode_model=True,
-                subclass_mode_data=True,
-                save_config_kwargs={"overwrite": True},
-                parser_kwargs={"exit_on_error": False, **{name: {"exit_on_error": False} for name in _SUBCOMMANDS}},
-                args=list(arguments),
-                trainer_defaults={"callbacks": [_LastCheckpoint(), _Termination()]},
-            )
+            _CLI(arguments)
     except (ArgumentError, UnicodeDecodeError) as error:
         raise AsrError(
             f"{' '.join(arguments)}: {_sentence(str(error))}; 'asr {arguments[0]} --help' lists all options."

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from asr.cli.main import main
+from asr.text.symbols import Vocabulary
 
 pl = pytest.importorskip("pytorch_lightning")
 pytest.importorskip("jsonargparse")
@@ -78,9 +79,13 @@ def test_a_wrong_recipe_is_one_sentence(tmp_path, capsys, recipe, message):
 )
 def test_a_trainer_that_cannot_be_is_one_sentence(tmp_path, capsys, monkeypatch, options, message):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    (tmp_path / "lexicon.txt").write_text("A AH0\n")
-    others = [f"--data.lexicon=[{tmp_path / 'lexicon.txt'}]", "--trainer.logger=false", "--trainer.accelerator=cpu"]
-    assert main(["fit", "--config", str(OLD_RECIPE), *others, *options]) == 2
+    Vocabulary(["ONE", "TWO"]).save(tmp_path / "words.txt")
+    files = f"vocabulary: {tmp_path / 'words.txt'}"
+    model = MODEL.replace("vocabulary: none.txt", f"{files}, network: {{embedding_size: 4, hidden_size: 4}}")
+    data = DATA.replace("vocabulary: none.txt", f"{files}, cache_dir: {tmp_path}")
+    (tmp_path / "recipe.yaml").write_text(model + data)
+    others = ["--seed_everything=1", "--trainer.logger=false", "--trainer.accelerator=cpu"]
+    assert main(["fit", "--config", str(tmp_path / "recipe.yaml"), *others, *options]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("asr: error: ") and message in error
 
