@@ -87,7 +87,7 @@ def imported(module: str, at_import_only: bool = False) -> tuple[str, ...]:
 
 def import_names(tree: ast.Module, at_import_only: bool) -> Iterator[str]:
     pending: list[ast.AST] = [tree]
-    while pending:
+    while pending:  # through statements only: most of a tree is expressions, which import nothing
         node = pending.pop()
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -95,7 +95,8 @@ def import_names(tree: ast.Module, at_import_only: bool) -> Iterator[str]:
             assert node.module is not None and node.level == 0, "relative import"
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif not (at_import_only and runs_later(node)):
-            pending.extend(ast.iter_child_nodes(node))
+            for block in ("body", "orelse", "handlers", "finalbody", "cases"):
+                pending.extend(getattr(node, block, ()))
 
 
 def runs_later(node: ast.AST) -> bool:

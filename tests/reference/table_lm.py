@@ -56,11 +56,13 @@ class TableLM(LanguageModel):
 
     def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
         self.num_calls += 1
-        histories = [self._histories[idx] for idx in context_idx.tolist()]
-        words = word_id.tolist()
-        log_prob = [self.log_prob_of(history, word) for history, word in zip(histories, words, strict=True)]
-        next_idx = [self._place((*history, word)) for history, word in zip(histories, words, strict=True)]
-        return torch.tensor(log_prob, dtype=torch.float32), torch.tensor(next_idx, dtype=torch.int64)
+        queries = list(zip(context_idx.tolist(), word_id.tolist(), strict=True))
+        answers = {}
+        for context, word in dict.fromkeys(queries):  # many tokens ask the same
+            history = self._histories[context]
+            answers[context, word] = self.log_prob_of(history, word), self._place((*history, word))
+        log_prob = torch.tensor([answers[query][0] for query in queries], dtype=torch.float32)
+        return log_prob, torch.tensor([answers[query][1] for query in queries], dtype=torch.int64)
 
     def final(self, context_idx: Tensor) -> Tensor:
         return torch.tensor([self.log_prob_of(self._histories[idx], EOS_ID) for idx in context_idx.tolist()])

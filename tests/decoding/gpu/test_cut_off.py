@@ -12,7 +12,9 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 from asr.testing.kernel_checks import check_cut_off
 
 
-@pytest.mark.parametrize("block", [2, 8, 64, 512])
+@pytest.mark.parametrize(
+    "block", [pytest.param(2, marks=pytest.mark.slow), 8, pytest.param(64, marks=pytest.mark.slow), 512]
+)
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))])
 def test_thresholds_are_those_of_sorted_scores(seed: int, block: int) -> None:
     check_cut_off(seed, block)
