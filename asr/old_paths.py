@@ -21,6 +21,7 @@ MOVED = {
     "asr.kernels.autograd": ("asr.kernels.memory",),
     "asr.kernels.heap": ("asr.kernels.memory",),
     "asr.kernels.threads": ("asr.kernels.jit", "asr.lm.evaluate"),
+    "asr.kernels.transfers": ("asr.kernels.memory",),
     "asr.lm.moved": ("asr.lm.combine",),
     "asr.models.chain_network": ("asr.models.tdnnf",),
     "asr.models.ensemble": ("asr.models.tdnnf",),

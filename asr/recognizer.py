@@ -44,8 +44,7 @@ from asr.errors import AsrError
 from asr.graph.context import TIED_STATES, TiedStates
 from asr.graph.decoding_graph import GraphModule
 from asr.kernels.linear import byte_products
-from asr.kernels.memory import limit_compiled_shapes, no_autograd, release_now_and_then
-from asr.kernels.transfers import to_device
+from asr.kernels.memory import limit_compiled_shapes, no_autograd, release_now_and_then, to_device
 from asr.lm.interface import LanguageModel, require_language_model
 from asr.lm.rnn.model import RNNLanguageModel
 from asr.models.adaptation import RecognizedSpeech, Speaker, SpeakerTransform, adapt, score_of_speaker

@@ -21,6 +21,7 @@ NAMES = {
     "asr.kernels.autograd": "no_autograd",
     "asr.kernels.heap": "release",
     "asr.kernels.threads": "in_threads",
+    "asr.kernels.transfers": "to_device",
     "asr.lm.moved": "MovedLM",
     "asr.models.chain_network": "ChainNetwork",
     "asr.models.ensemble": "Ensemble",

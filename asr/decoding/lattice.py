@@ -35,7 +35,7 @@ from asr.decoding.interface import DecodingOptions
 from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels.hash_table import marked_positions
 from asr.kernels.jit import gpu_module, jit
-from asr.kernels.transfers import moved_together
+from asr.kernels.memory import moved_together
 
 
 @dataclass(frozen=True, eq=False)
