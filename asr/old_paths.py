@@ -22,6 +22,7 @@ MOVED = {
     "asr.kernels.heap": ("asr.kernels.memory",),
     "asr.kernels.threads": ("asr.kernels.jit", "asr.lm.evaluate"),
     "asr.kernels.transfers": ("asr.kernels.memory",),
+    "asr.lm.cached.statistics": ("asr.lm.cached.states",),
     "asr.lm.moved": ("asr.lm.combine",),
     "asr.models.chain_network": ("asr.models.tdnnf",),
     "asr.models.ensemble": ("asr.models.tdnnf",),

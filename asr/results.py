@@ -441,7 +441,7 @@ def num_equal(one: Sequence[object], other: Sequence[object]) -> int:
 
 
 def format_cache(counts: Mapping[str, int | float]) -> Iterator[str]:
-    """Lines for users, made of counts of `asr.lm.cached.statistics.QueryStatistics`; none without a recurrent model."""
+    """Lines for users, made of counts of `asr.lm.cached.states.QueryStatistics`; none without a recurrent model."""
     if not counts.get("num_queries"):
         return
     queries, hits = counts["num_queries"], counts["edge_hit_ratio"]

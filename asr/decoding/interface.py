@@ -21,7 +21,7 @@ from asr.options import check_options, option
 if TYPE_CHECKING:
     from asr.decoding.lattice import Lattice
     from asr.lm.cached.engine import CachedRNNLM
-    from asr.lm.cached.statistics import QueryStatistics
+    from asr.lm.cached.states import QueryStatistics
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
-from asr.lm.cached.statistics import QueryStatistics
+from asr.lm.cached.states import QueryStatistics
 from asr.lm.interface import StatefulNetwork
 from asr.text.symbols import SPECIAL_WORDS
 from scripts.benchmarks.clock import waiting_clock

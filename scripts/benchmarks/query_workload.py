@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from asr.lm.cached.engine import CachedRNNLM
-from asr.lm.cached.statistics import QueryStatistics
+from asr.lm.cached.states import QueryStatistics
 from asr.lm.interface import StatefulNetwork
 from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.testing.plain_lm import PlainLM

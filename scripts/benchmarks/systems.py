@@ -20,7 +20,7 @@ from asr.decoding.build import build_decoder
 from asr.decoding.interface import DecodeResult
 from asr.decoding.rescoring import SecondPass
 from asr.decoding.settings import NEEDS, Pass, Settings, setting_options
-from asr.lm.cached.statistics import QueryStatistics
+from asr.lm.cached.states import QueryStatistics
 from asr.metrics import ErrorCounts, bootstrap_interval, count_errors
 from asr.recognizer import Recognizer
 from scripts.benchmarks.decode_workload import Workload

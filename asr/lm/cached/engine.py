@@ -24,8 +24,7 @@ from asr.lm.cached.approximations import CacheOptions, QuantizedHistory, Recombi
 from asr.lm.cached.engine_numba import CachedLMTables, NumbaEngine
 from asr.lm.cached.eviction import ByteCosts, Capacity
 from asr.lm.cached.outputs import OutputCache
-from asr.lm.cached.states import Expansion, HiddenLayer, HiddenStore
-from asr.lm.cached.statistics import QueryStatistics
+from asr.lm.cached.states import Expansion, HiddenLayer, HiddenStore, QueryStatistics
 from asr.lm.cached.trie import BEFORE_START, BYTES_PER_NODE, START, HistoryTrie
 from asr.lm.interface import LanguageModel, StatefulNetwork
 from asr.text.symbols import BOS_ID, EOS_ID, Vocabulary

@@ -9,7 +9,7 @@ import torch
 
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
-from asr.lm.cached.statistics import QueryStatistics
+from asr.lm.cached.states import QueryStatistics
 from tests.reference.toy_network import ToyClassNetwork
 
 
