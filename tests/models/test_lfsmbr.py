@@ -23,20 +23,20 @@ def enumerated_paths(score: Tensor, accuracy: Tensor, graph: DenominatorGraph, l
     arcs = {(int(state), int(state)): (float(graph.stay[state]), int(graph.loop[state])) for state in range(3)}
     for source, target, probability in zip(graph.source, graph.target(), graph.probability, strict=True):
         arcs[int(source), int(target)] = (float(probability), int(graph.entry[target]))
-    logs, counts = [], []
+    weights, columns = [], []
     for first, *rest in itertools.product(range(graph.num_states), repeat=1 + 2 * len(score)):
         weight, state = float(graph.initial[first]), first
-        log, count = score.new_zeros(()), score.new_zeros(())
-        for frame, (reached, kept) in enumerate(zip(rest[::2], rest[1::2], strict=True)):
+        path = []
+        for reached, kept in zip(rest[::2], rest[1::2], strict=True):
             probability, column = arcs.get((state, reached), (0.0, 0))
             weight *= probability * (leak * float(graph.initial[kept]) + (kept == reached))
-            log = log + score[frame, column]
-            count = count + accuracy[frame, column]
+            path.append(column)
             state = kept
         if weight > 0.0:
-            logs.append(log + np.log(weight))
-            counts.append(count)
-    return torch.stack(logs), torch.stack(counts)
+            weights.append(weight)
+            columns.append(path)
+    frame, column = torch.arange(len(score)), torch.tensor(columns)
+    return score[frame, column].sum(1) + score.new_tensor(weights).log(), accuracy[frame, column].sum(1)
 
 
 def accuracies(num_pieces: int = 4, num_frames: int = 3, seed: int = 5) -> Tensor:
