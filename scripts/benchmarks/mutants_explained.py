@@ -247,6 +247,12 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
             "self._arc_begin[2:] - self._arc_begin[1:-1] -> self._arc_begin[2:] + self._arc_begin[1:-1]",
         ): "more steps of a search that has ended",
     },
+    "asr/lm/rnn/recurrent.py": {
+        (
+            "if self.compute_dtype == torch.float32 and not self.compile_cell:",
+            "not self.compile_cell -> not not self.compile_cell",
+        ): "tensor operations, with the same result as the loop",
+    },
     "asr/lm/rnn/outputs/log_partition.py": {
         (
             "in_threads(work, len(order) // ROWS, rows_at_least=8)",
