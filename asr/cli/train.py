@@ -201,6 +201,10 @@ class _LastCheckpoint(pl.Callback):  # type: ignore[misc]
             keeps._save_last_checkpoint(trainer, candidates)
 
 
+# Without abbreviations: a misspelled option must not start a training.
+_PARSER = {"exit_on_error": False, "allow_abbrev": False}
+
+
 class _CLI(LightningCLI):  # type: ignore[misc]
     """Lightning's command line for one subcommand, the first argument; the parsers of all four take a second to make.
 
@@ -216,7 +220,7 @@ class _CLI(LightningCLI):  # type: ignore[misc]
             subclass_mode_model=True,
             subclass_mode_data=True,
             save_config_kwargs={"overwrite": True},
-            parser_kwargs={"exit_on_error": False, self._name: {"exit_on_error": False}},
+            parser_kwargs={**_PARSER, self._name: _PARSER},
             args=list(arguments),
             trainer_defaults={"callbacks": [_LastCheckpoint(), _Termination()]},
         )

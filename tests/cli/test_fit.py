@@ -45,6 +45,14 @@ def test_a_wrong_recipe_is_one_sentence(tmp_path, capsys, recipe, message):
     assert len(error.splitlines()) == 1
 
 
+@pytest.mark.parametrize("option", ["--trainer.max_epoch", "--seed_every"])
+def test_a_misspelled_option_is_refused_not_completed(tmp_path, capsys, option):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(MODEL + DATA)
+    assert main(["fit", "--config", str(path), option, "3"]) == 2
+    assert f"unrecognized arguments: {option} 3" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
