@@ -178,7 +178,7 @@ class RecognitionResult:
 
     Args:
         words: the best words, in order.
-        am_score, graph_score, lm_score: scores of the best path, natural logs, unscaled.
+        am_score, graph_score, lm_score: scores of the words' path, natural logs, unscaled.
         total: their scaled sum plus word insertion penalties, which the search maximizes.
         is_complete: False if no complete sentence survived the beam in some segment; the words of that segment are then
             those of the best unfinished path.
@@ -186,7 +186,8 @@ class RecognitionResult:
         cache: counts of the recurrent model's caches since they were created, up to the batch of this recording; empty
             without a recurrent model. Each worker has its own counts.
         lattices: one for each segment, if lattices are kept; segments without a complete sentence have none.
-        hypotheses: the best distinct sentences, best first, if more than one was requested.
+        hypotheses: the best distinct sentences, best first, if more than one was requested. With `mbr_scale`, `words`
+            may be those of another one than the first.
         notes: keys of `NOTES` that apply to some segment.
     """
 

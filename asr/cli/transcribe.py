@@ -230,9 +230,10 @@ A JSON line has these fields:
   duration   the duration of the audio in seconds
   words      each with 'word', 'start' and 'end' in seconds and, if the bundle is calibrated or with --lattices,
              'confidence' from 0 to 1
-  scores     of the best path, natural logarithms: 'am', 'graph' and 'lm' unweighted; 'total' is their weighted sum
+  scores     of the words' path, natural logarithms: 'am', 'graph' and 'lm' unweighted; 'total' is their weighted sum
              plus the word insertion penalties
-  nbest      with --nbest, the best distinct sentences, best first, each with 'text' and 'scores'
+  nbest      with --nbest, the most probable distinct sentences, best first, each with 'text' and 'scores'; with
+             --mbr-scale, the text itself may be another one than the first
   complete   false if no complete sentence survived the beam
   seconds    computing time in seconds, by stage
   notes      if there is reason for doubt: 'unsure' for low confidences, 'noise' if words were left out as noise
