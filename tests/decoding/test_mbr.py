@@ -30,18 +30,10 @@ from asr.errors import AsrError
 from asr.kernels.jit import jit
 from tests.decoding.random_graphs import random_graph, random_log_prob
 from tests.decoding.small_lattices import lattice_of_all_sorts, small_lattice
+from tests.reference.edit_distance import edit_distance
 from tests.reference.table_lm import TableLM
 
 PLAIN = DecodingOptions()
-
-
-def edit_distance(one: Sequence[int], other: Sequence[int]) -> int:
-    row = list(range(len(other) + 1))
-    for number, word in enumerate(one, 1):
-        before, row[0] = row[0], number
-        for place, right in enumerate(other, 1):
-            before, row[place] = row[place], min(row[place] + 1, row[place - 1] + 1, before + (word != right))
-    return row[-1]
 
 
 def all_paths(lattice: Lattice, options: DecodingOptions = PLAIN) -> list[tuple[tuple[int, ...], float]]:

@@ -13,18 +13,9 @@ from asr.metrics import (
     probability_of_improvement,
     score_transcripts,
 )
+from tests.reference.edit_distance import edit_distance
 
 WORDS = st.lists(st.sampled_from(["a", "b", "c"]), max_size=7)
-
-
-def edit_distance(reference: list[str], hypothesis: list[str]) -> int:
-    """The textbook recursion, row by row."""
-    row = list(range(len(hypothesis) + 1))
-    for i, ref_word in enumerate(reference, start=1):
-        diagonal, row[0] = row[0], i
-        for j, hyp_word in enumerate(hypothesis, start=1):
-            diagonal, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, diagonal + (ref_word != hyp_word))
-    return row[-1]
 
 
 @given(WORDS, WORDS)
