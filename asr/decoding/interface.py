@@ -170,8 +170,8 @@ class DecodingOptions:
         max_token_seconds: words whose tokens last longer than this on average count as noise and are left out of a
             recognizer's results; see `asr.decoding.words`. None leaves nothing out.
         mbr_scale: scale of the total scores by whose posteriors the words with the least expected errors are chosen
-            from the lattice (minimum-Bayes-risk decoding, `asr.decoding.mbr`); 1 is that of the search. None takes the
-            words of the best path.
+            from the lattice (minimum-Bayes-risk decoding, `asr.decoding.mbr`); 1 is that of the search. None, or inf,
+            takes the words of the best path.
         word_beam: the old name of `skip_beam`.
 
     Raises:
@@ -225,7 +225,7 @@ class DecodingOptions:
     mbr_scale: float | None = option(
         None,
         "choose the words with the least expected errors from the lattice, by posteriors of its scores at this scale "
-        "(minimum-Bayes-risk decoding; try 1)",
+        "(minimum-Bayes-risk decoding; try 1; inf: those of the best path)",
         needs="rescored lattice",
         kind=float,
     )
@@ -250,6 +250,8 @@ class DecodingOptions:
                 raise AsrError(f"decoding options: {name} is {value}; it must be above 0.")
             if name.endswith("_beam") and value is not None and value > _WIDEST_BEAM:
                 object.__setattr__(self, name, math.inf)
+        if self.mbr_scale == math.inf:  # on a command line nothing else turns off what the bundle sets
+            object.__setattr__(self, "mbr_scale", None)
         for name in ("am_scale", "graph_scale", "lm_scale", "word_insertion_penalty"):
             if not abs(getattr(self, name)) <= _MAX_SCALE:  # with larger scales, sums of scores overflow float32
                 raise AsrError(

@@ -79,8 +79,7 @@ def weighted_lattice(lattice: Lattice, options: DecodingOptions, scale: float) -
     reached.index_add_(0, lattice.dst_state, posterior)
     reached[lattice.start_state] = 1.0
     leaving = torch.zeros_like(reached).index_add_(0, lattice.src_state(), posterior)
-    may_end = lattice.final_graph_score > -torch.inf
-    ending = torch.where(may_end, (reached - leaving).clamp(min=0.0), 0.0)
+    ending = (reached - leaving).clamp(min=0.0)
     arrays = (lattice.arc_begin, lattice.dst_state, lattice.word_begin, word, posterior, reached, ending)
     return WeightedLattice(int(lattice.start_state[0]), *(part.numpy() for part in arrays)), distinct
 

@@ -284,3 +284,4 @@ def test_without_a_lattice_or_words_nothing_changes() -> None:
 def test_scale_must_be_positive(scale: float) -> None:
     with pytest.raises(AsrError, match="mbr_scale"):
         DecodingOptions(mbr_scale=scale)
+    assert DecodingOptions(mbr_scale=math.inf).mbr_scale is None

@@ -197,6 +197,8 @@ def position_posteriors(lattice: WeightedLattice, row: Any, positions: Any, erro
 def add_posteriors(word: int, positions: Any, around: Any, passing: Any, left: Any, posterior: Any) -> None:
     """Undoes `read_word`: adds posterior (Q, V + 1), computes the shares before the word, left (Q + 1,).
 
+    Of paths that have not reached the first position there is nothing to add, so that left[0] lacks them.
+
     Args:
         word: the word.
         positions: (Q,) the sentence.
@@ -222,7 +224,6 @@ def add_posteriors(word: int, positions: Any, around: Any, passing: Any, left: A
         else:
             passing[position] += share
             posterior[position, posterior.shape[1] - 1] += share
-    left[0] += passing[0]
 
 
 @kernel(fastmath=False)
@@ -244,17 +245,13 @@ def nearest_path(lattice: WeightedLattice, sentence: Any, arc_total: Any, final_
     # The last arc to a state, and how many words of the sentence had been read before it.
     last_arc, words_before = np.full(errors.shape, -1, np.int32), np.full(errors.shape, -1, np.int32)
     source = np.full(len(arc_total), -1, np.int64)
-    errors[lattice.start_state, 0], score[lattice.start_state, 0] = 0, 0.0
+    for read in range(length + 1):
+        errors[lattice.start_state, read], score[lattice.start_state, read] = read, 0.0
     end, least, best = lattice.start_state, far, -np.inf
     now, origin = np.empty(length + 1, np.int32), np.empty(length + 1, np.int32)
     for state in range(num_states):
         if not lattice.reached[state]:
             continue
-        for read in range(length):
-            if is_nearer(errors[state, read] + 1, score[state, read], errors[state, read + 1], score[state, read + 1]):
-                errors[state, read + 1], score[state, read + 1] = errors[state, read] + 1, score[state, read]
-                last_arc[state, read + 1] = last_arc[state, read]
-                words_before[state, read + 1] = words_before[state, read]
         total = score[state, length] + final_total[state]
         if total > -np.inf and is_nearer(errors[state, length], total, least, best):
             end, least, best = state, errors[state, length], total
