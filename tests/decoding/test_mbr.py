@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -83,21 +83,24 @@ def positions_of(sentence: Sequence[int]) -> Any:
 
 def sentences(seed: int, words: Sequence[int]) -> list[list[int]]:
     generator = random.Random(seed)
-    return [[generator.choice(words) for _ in range(length)] for length in (0, 1, 2, 5)]
+    return [[generator.choice(words) for _ in range(length)] for length in (0, 1, 2, 5) if words or not length]
 
 
 def risk_of(weighted: WeightedLattice, sentence: Sequence[int]) -> float:
     return float(expected_errors(weighted, rows_of_states(weighted), positions_of(sentence))[1])
 
 
-def has_path(lattice: Lattice) -> bool:
-    return bool(best_to_end(lattice, lattice.arc_total(PLAIN), lattice.final_total(PLAIN))[0] > -math.inf)
+def with_paths(make: Callable[[int], Lattice], num: int) -> Iterator[tuple[int, Lattice]]:
+    """Those of the first lattices that have a path, with their seeds."""
+    for seed in range(num):
+        lattice = make(seed)
+        if best_to_end(lattice, lattice.arc_total(PLAIN), lattice.final_total(PLAIN))[0] > -math.inf:
+            yield seed, lattice
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.3])
 def test_expected_errors_of_a_tree_are_exact(scale: float) -> None:
-    for seed in filter(lambda seed: has_path(tree(seed)), range(25)):
-        lattice = tree(seed)
+    for seed, lattice in with_paths(tree, 25):
         weighted, distinct = weighted_lattice(lattice, PLAIN, scale)
         for sentence in sentences(seed, range(len(distinct))):
             expected = exact_risk(lattice, distinct[sentence].tolist(), scale)
@@ -106,10 +109,9 @@ def test_expected_errors_of_a_tree_are_exact(scale: float) -> None:
 
 def test_expected_errors_of_any_lattice_are_an_upper_bound_that_is_exact_for_no_words() -> None:
     num_larger = 0
-    for seed in filter(lambda seed: has_path(lattice_of_all_sorts(seed)), range(60)):
-        lattice = lattice_of_all_sorts(seed)
+    for seed, lattice in with_paths(lattice_of_all_sorts, 60):
         weighted, distinct = weighted_lattice(lattice, PLAIN, 1.0)
-        for sentence in sentences(seed, range(len(distinct))) if len(distinct) else [[]]:
+        for sentence in sentences(seed, range(len(distinct))):
             expected, found = exact_risk(lattice, distinct[sentence].tolist()), risk_of(weighted, sentence)
             assert found == pytest.approx(expected, abs=1e-9) if not sentence else found > expected - 1e-9
             num_larger += found > expected + 1e-9
@@ -117,10 +119,10 @@ def test_expected_errors_of_any_lattice_are_an_upper_bound_that_is_exact_for_no_
 
 
 def test_posteriors_are_probabilities_and_those_of_a_chain_are_certain() -> None:
-    for seed in filter(lambda seed: has_path(lattice_of_all_sorts(seed)), range(60)):
-        weighted, distinct = weighted_lattice(lattice_of_all_sorts(seed), PLAIN, 1.0)
+    for seed, lattice in with_paths(lattice_of_all_sorts, 60):
+        weighted, distinct = weighted_lattice(lattice, PLAIN, 1.0)
         row = rows_of_states(weighted)
-        for sentence in sentences(seed, range(len(distinct))) if len(distinct) else [[]]:
+        for sentence in sentences(seed, range(len(distinct))):
             errors, _ = expected_errors(weighted, row, positions_of(sentence))
             posterior = position_posteriors(weighted, row, positions_of(sentence), errors, len(distinct))
             assert (posterior >= 0.0).all() and posterior.sum(1) == pytest.approx(1.0)
@@ -170,8 +172,7 @@ def test_words_on_which_paths_agree_win_over_the_best_path() -> None:
 def test_expected_errors_fall_and_are_mostly_below_those_of_any_path() -> None:
     """Each round keeps the alignments of the one before, so the least risk of all is not always found."""
     num_trees, num_changed, num_least = 0, 0, 0
-    for seed in filter(lambda seed: has_path(tree(seed)), range(80)):
-        lattice = tree(seed)
+    for _, lattice in with_paths(tree, 80):
         weighted, distinct = weighted_lattice(lattice, PLAIN, 1.0)
         risks = {words: risk_of(weighted, np.searchsorted(distinct.numpy(), words)) for words, _ in all_paths(lattice)}
         best = max(all_paths(lattice), key=lambda path: path[1])[0]
@@ -184,11 +185,10 @@ def test_expected_errors_fall_and_are_mostly_below_those_of_any_path() -> None:
 
 def test_nearest_path_is_the_nearest_of_all_and_of_these_the_best() -> None:
     num_tied = 0
-    for seed in filter(lambda seed: has_path(lattice_of_all_sorts(seed)), range(60)):
-        lattice = lattice_of_all_sorts(seed)
+    for seed, lattice in with_paths(lattice_of_all_sorts, 60):
         weighted, distinct = weighted_lattice(lattice, PLAIN, 1.0)
         totals = lattice.arc_total(PLAIN).numpy(), lattice.final_total(PLAIN).numpy()
-        for sentence in sentences(seed, range(len(distinct))) if len(distinct) else [[]]:
+        for sentence in sentences(seed, range(len(distinct))):
             by_errors = defaultdict(list)
             for words, total in all_paths(lattice):
                 by_errors[edit_distance(distinct[sentence].tolist(), words)].append(total)
@@ -214,8 +214,7 @@ def test_compiled_loops_give_the_same() -> None:
     for function, arguments in ((least_risk, (20,)), (nearest_path, None)):
         loop: Callable[..., Any] | None = jit(function)
         assert loop is not None
-        for seed in filter(lambda seed: has_path(lattice_of_all_sorts(seed)), range(40)):
-            lattice = lattice_of_all_sorts(seed)
+        for seed, lattice in with_paths(lattice_of_all_sorts, 40):
             weighted, distinct = weighted_lattice(lattice, PLAIN, 0.7)
             sentence = np.array(sentences(seed, range(max(1, len(distinct))))[3], np.int64)
             others: tuple[Any, ...] = (len(distinct), *arguments) if arguments else ()
