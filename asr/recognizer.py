@@ -186,6 +186,8 @@ class Recognizer(nn.Module):
         if second.second_pass != "none":
             self.final_mode = second.second_pass_mode
             self.final_options = recognition_settings(bundle, second.second_pass_mode, options or {}).decoding
+        if second.second_pass == "nbest":  # the lattice keeps the scores of the first pass
+            self.final_options = replace(self.final_options, mbr_scale=None)
         if lm_fusion == "auto" and self.final_mode == self.mode == "ngram":
             lm_fusion = "lattice"  # there is nothing to combine
         self._asked_decoder = decoder, lm_fusion
@@ -569,8 +571,7 @@ class Recognizer(nn.Module):
                 models_of_pass = self.settings.language_models
                 again = SecondPass(self.bundle.graph, self.final_options, models_of_pass, keeps_lattice)
                 decoded = again.rescored(decoded, models.model, models.second.model)
-            if self.settings.language_models.second_pass != "nbest":  # which leaves the lattice's scores as they were
-                decoded = [mbr.with_least_risk(result, self.bundle.graph, self.final_options) for result in decoded]
+            decoded = [mbr.with_least_risk(result, self.bundle.graph, self.final_options) for result in decoded]
             if carried is not None:
                 carried.add(sessions, decoded)
             lists = [self._hypotheses(result, nbest) for result in decoded]

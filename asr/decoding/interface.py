@@ -236,19 +236,12 @@ class DecodingOptions:
             warnings.warn("word_beam is now skip_beam; the old name will go.", FutureWarning, stacklevel=3)
             object.__setattr__(self, "skip_beam", word_beam)
         check_options(self, "decoding options")
-        for name in (
-            "search_beam",
-            "output_beam",
-            "skip_beam",
-            "context_beam",
-            "am_scale",
-            "max_token_seconds",
-            "mbr_scale",
-        ):
+        beams = ("search_beam", "output_beam", "skip_beam", "context_beam")
+        for name in (*beams, "am_scale", "max_token_seconds", "mbr_scale"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise AsrError(f"decoding options: {name} is {value}; it must be above 0.")
-            if name.endswith("_beam") and value is not None and value > _WIDEST_BEAM:
+            if name in beams and value is not None and value > _WIDEST_BEAM:
                 object.__setattr__(self, name, math.inf)
         if self.mbr_scale == math.inf:  # on a command line nothing else turns off what the bundle sets
             object.__setattr__(self, "mbr_scale", None)

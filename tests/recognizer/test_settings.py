@@ -89,6 +89,9 @@ def test_the_second_pass_makes_its_options_act(bundle):
         Recognizer(bundle, "ngram", options={**second, "context_beam": 3.0})
     with pytest.raises(AsrError, match="mbr_scale has no effect"):
         Recognizer(bundle, "ngram", options={**second, "mbr_scale": 1.0})
+    tuned = replace(bundle, decoding={"interpolated": {"mbr_scale": 1.0}})
+    assert Recognizer(tuned, "ngram", options=second).final_options.mbr_scale is None
+    assert Recognizer(tuned, "interpolated").final_options.mbr_scale == 1.0
     both = {"recombination_length": 2, "recombination": "best", "recombination_window": 9}
     assert Recognizer(bundle, "rnn", options=both).settings.cache.recombination_window == 9
 
