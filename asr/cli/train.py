@@ -28,7 +28,7 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 from asr.cli.options import hint
 from asr.distributed import largest
 from asr.errors import AsrError
-from asr.serialization import read_checkpoint
+from asr.serialization import atomic_path, read_checkpoint
 
 # Parts of jsonargparse's messages besides the key and the error.
 _NOISE = ("Does not validate", "Subtypes:", "Errors:", "Expected a <class 'NoneType'>", "Given value type:")
@@ -74,7 +74,15 @@ _OLD_CLASS_PATHS = {
 
 
 class _CheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
-    """Reads the checkpoint of `--ckpt_path` with our own reader, so that no code from it is run."""
+    """Writes whole checkpoints or none, and reads that of `--ckpt_path` so that no code from it is run."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        """As in Lightning, whose older versions leave an empty file behind if a training ends while they write."""
+        if "://" in str(path):
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
+        with atomic_path(Path(path)) as partial:
+            super().save_checkpoint(checkpoint, str(partial), storage_options)
 
     def load_checkpoint(self, path: Any, *_: Any, **__: Any) -> dict[str, Any]:
         return read_checkpoint(path)

@@ -18,6 +18,8 @@ from torch import Tensor
 pl = pytest.importorskip("pytorch_lightning")
 pytest.importorskip("jsonargparse")
 
+from lightning_fabric.plugins.io import torch_io  # noqa: E402
+
 from asr.cli import train  # noqa: E402
 from asr.errors import AsrError  # noqa: E402
 from scripts.benchmarks.processes import write_inputs  # noqa: E402
@@ -205,6 +207,29 @@ def test_a_worker_killed_while_sending_is_one_sentence(folder: Path, tmp_path: P
     callback = {"class_path": "tests.cli.test_termination.ResetsConnection"}
     with pytest.raises(AsrError, match="a process that prepares batches was killed or failed, perhaps for lack"):
         train.run(recipe(folder, "language", tmp_path / "run", [callback]))
+
+
+def test_a_checkpoint_is_written_whole_or_not_at_all(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker's death may be noticed while a checkpoint is written."""
+    writes = torch_io._atomic_save
+    written: list[Path] = []
+
+    def breaks_off(checkpoint: dict[str, Any], path: str) -> None:
+        written.append(Path(path))
+        writes(checkpoint, path)
+        if len(written) == 3:
+            os.truncate(path, 100)
+            raise RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed.")
+
+    monkeypatch.setattr(torch_io, "_atomic_save", breaks_off)
+    every = {"class_path": "pytorch_lightning.callbacks.ModelCheckpoint"}
+    every |= {"init_args": {"dirpath": str(tmp_path / "every"), "every_n_train_steps": 1, "save_top_k": -1}}
+    with pytest.raises(AsrError, match="the checkpoints written so far are complete"):
+        train.run(recipe(folder, "language", tmp_path / "run", [every]))
+    assert {int(torch.load(path)["global_step"]) for path in (tmp_path / "every").iterdir()} == {1, 2}
+    assert not any(path.exists() for path in written)
 
 
 @pytest.mark.parametrize(
