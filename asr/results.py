@@ -287,14 +287,13 @@ def as_result(
     if best is None:
         return RecognitionResult((), 0.0, 0.0, 0.0, 0.0, decoded.reached_final, times, cache)
     duration = times.audio_seconds
-    # Confidences come before the alignment: they are found by the frames at which the graph outputs words.
     lattices: tuple[PieceLattice, ...] = ()
     frame_of = None if decoded.original_frame is None else decoded.original_frame.cpu()
     lattice = None if decoded.lattice is None else decoded.lattice.to("cpu")
     if calibration is not None:
-        best = calibrated(best, lattice, options, calibration, frame_of)
+        best = calibrated(best, lattice, options, calibration)
     elif lattice is not None:
-        best = with_confidences(best, lattice, options, 1.0 / options.am_scale, original_frame=frame_of)
+        (best,) = with_confidences([best], lattice, options, 1.0 / options.am_scale)
     if lattice is not None:
         lattices = (PieceLattice(0.0, duration, frame_seconds, lattice, frame_of),)
 

@@ -255,7 +255,7 @@ class SecondLook:
             again = mbr.with_least_risk(again, self._graph, self._options)
         if again.best is None or self._calibration is None:
             return again
-        best = calibrated(again.best, again.lattice, self._options, self._calibration, again.original_frame)
+        best = calibrated(again.best, again.lattice, self._options, self._calibration)
         return replace(again, hypotheses=(best,))
 
 

@@ -137,9 +137,7 @@ class GraphSearch:
             if self._confidences:
                 # For posteriors, the acoustic model's log-probabilities are scaled by at most 1.
                 scale = 1.0 / max(1.0, options.lm_scale)
-                found = tuple(
-                    with_confidences(each, lattice, options, scale, original_frame=original) for each in found
-                )
+                found = with_confidences(found, lattice, options, scale)
         distinct: dict[str, CTCHypothesis] = {}
         for each in found:
             hypothesis = self.as_ctc_hypothesis(each, num_frames, result.reached_final)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import importlib
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,6 +31,8 @@ from asr.lm.ngram.model import NgramLM
 from asr.lm.offload import HostNgramLM, table_bytes, with_host_tables
 from asr.lm.rnn.model import RNNLanguageModel
 from asr.options import device_named
+
+_LOGGER = logging.getLogger(__name__)
 
 OLD_MODES = {"on_the_fly": "rnn"}
 """Old name -> mode. Bundles may use either; users who give an old name get a hint."""
@@ -104,13 +107,21 @@ def calibration_of(bundle: Bundle, mode: str) -> Calibration | None:
         mode: as `chosen_mode` returns it.
 
     Returns:
-        None if the bundle has no calibration, or its graph has epsilons, which rules out lattices.
+        None if the bundle has no calibration or one of an earlier version, or its graph has epsilons, which rules out
+        lattices.
 
     Raises:
         AsrError: the calibration is damaged.
     """
     for fitted in (mode, *available_modes(bundle)):
         if fitted in bundle.confidence and not bundle.graph.has_epsilons:
+            if Calibration.is_outdated(bundle.confidence[fitted]):
+                _LOGGER.warning(
+                    "bundle %s: its confidences were calibrated by an earlier version and are left out; "
+                    "calibrate it again with 'asr calibrate'.",
+                    bundle.name,
+                )
+                return None
             return Calibration.from_dict(bundle.confidence[fitted], f"bundle {bundle.name}: confidence of {fitted}")
     return None
 

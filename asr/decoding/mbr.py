@@ -1,4 +1,5 @@
-"""Minimum-Bayes-risk decoding: the sentence with the least expected errors instead of the most probable one.
+"""Minimum-Bayes-risk decoding: the sentence with the least expected errors instead of the most probable one; and how
+probable the words of a sentence are.
 
 Many paths of a lattice may agree on a word that the best path does not have. The sentence that is expected to be
 nearest to what was said, by the posteriors of all paths, therefore has fewer word errors (Stolcke et al. 1997, Mangu et
@@ -7,13 +8,15 @@ al. 2000, Xu et al. 2011).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from asr.decoding.cpu.mbr import WeightedLattice, least_risk, nearest_path
+from asr.decoding.cpu.mbr import WeightedLattice, least_risk, nearest_path, sentence_posteriors
 from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis
 from asr.decoding.lattice import Lattice, arc_posteriors
 from asr.decoding.nbest import hypotheses_of_lattice
@@ -71,6 +74,29 @@ def path_of_least_risk(
     return hypotheses_of_lattice(lattice, graph, options, (arc, num_arcs), total, original_frame)[0]
 
 
+def posteriors_of_sentences(
+    lattice: Lattice, options: DecodingOptions, scale: float, sentences: Sequence[Sequence[int]]
+) -> list[NDArray[np.float64]]:
+    """The share of a lattice's paths that have each word of a sentence in its place.
+
+    Every path is aligned to the sentence, so that words count as the same although their times differ.
+
+    Args:
+        lattice: of one utterance.
+        options: scales of the parts of a score.
+        scale: of the total scores whose posteriors count.
+        sentences: word ids (W,) of each.
+
+    Returns:
+        (W,) of each sentence, from 0 to 1.
+    """
+    weighted, distinct = weighted_lattice(lattice.to("cpu"), options, scale)
+    place = {word_id: number for number, word_id in enumerate(distinct.tolist())}
+    loop = jit(sentence_posteriors) or sentence_posteriors
+    numbers = (np.array([place.get(word_id, len(place)) for word_id in one], np.int64) for one in sentences)
+    return [loop(weighted, one, len(place)).clip(0.0, 1.0) for one in numbers]
+
+
 def weighted_lattice(lattice: Lattice, options: DecodingOptions, scale: float) -> tuple[WeightedLattice, Tensor]:
     """The lattice of one utterance, on the CPU, with posteriors at a scale, and its distinct words (V,), ascending."""
     distinct, word = torch.unique(lattice.word_id, return_inverse=True)
@@ -90,6 +116,10 @@ def warm_up() -> None:
     weights = (torch.tensor(part, dtype=torch.float64).numpy() for part in ([0.4, 0.6], [1.0, 1.0], [0.0, 1.0]))
     lattice, sentence = WeightedLattice(0, *arrays, *weights), torch.tensor([0]).numpy()
     scores = (torch.zeros(2, dtype=torch.float64).numpy() for _ in range(2))
-    for function, arguments in ((least_risk, (2, _MAX_ROUNDS)), (nearest_path, scores)):
+    for function, arguments in (
+        (least_risk, (2, _MAX_ROUNDS)),
+        (nearest_path, scores),
+        (sentence_posteriors, (2,)),
+    ):
         if (loop := jit(function)) is not None:
             loop(lattice, sentence, *arguments)

@@ -7,8 +7,8 @@ its edges.
 
 The posterior probability of a word in the lattice ranks words well, but is not the probability that the word is right:
 acoustic scores of neighbouring frames are not independent, and pruned paths are missing. A calibration maps posteriors
-at several scales to a probability. It is a logistic function of a sum of piecewise-linear functions (after Yu, Li and
-Deng, 2011), fitted by `fit_calibration`.
+at several scales (`asr.decoding.mbr.posteriors_of_sentences`) to a probability. It is a logistic function of a sum of
+piecewise-linear functions (after Yu, Li and Deng, 2011), fitted by `fit_calibration`.
 
 A search must explain every frame, also those of noise. A network trained on speech finds no silence in noise, so the
 best path stays in a few tokens for seconds, with words around them. In speech, a token lasts 50 ms on average. In less
@@ -25,12 +25,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from asr.decoding.interface import DecodingOptions, Hypothesis
-from asr.decoding.lattice import Lattice, arc_posteriors
+from asr.decoding.lattice import Lattice
+from asr.decoding.mbr import posteriors_of_sentences
 from asr.errors import AsrError
 from asr.graph.context import BIPHONE_TOPOLOGY, TIED_STATES, TiedStates
 from asr.graph.decoding_graph import DecodingGraph
@@ -107,58 +106,16 @@ class WordAligner:
 
 Floats = NDArray[np.float64]
 
-SCALES = (1.5, 0.3)
+SCALES = (1.0, 0.3)
 """Scales of the total score at which posteriors are computed."""
-
-# Occurrences of a word in the lattice count as the same if they begin at most this many frames apart.
-_FRAMES_APART = 5
 
 _LEAST = 1e-4
 
-
-@dataclass(frozen=True, eq=False)
-class WordPosteriors:
-    """The words of an utterance's lattice.
-
-    Args:
-        word_id: (W,) int64.
-        frame: (W,) int64, the frame at which the graph outputs the word.
-        posterior: (W, S) float64, at each of `SCALES`.
-    """
-
-    word_id: NDArray[np.int64]
-    frame: NDArray[np.int64]
-    posterior: Floats
-
-    def of(self, hypothesis: Hypothesis) -> Floats:
-        """The posteriors (K, S) of a hypothesis's words, whose start frames must be those of the graph's outputs."""
-        found = np.zeros((len(hypothesis.word_ids), len(SCALES)))
-        for row, word_id, frame in zip(found, hypothesis.word_ids, hypothesis.start_frames, strict=True):
-            is_same = (self.word_id == word_id) & (np.abs(self.frame - frame) <= _FRAMES_APART)
-            row[:] = self.posterior[is_same].sum(0)
-        return found.clip(0.0, 1.0)
-
-
-def word_posteriors(lattice: Lattice, options: DecodingOptions, original_frame: Tensor | None = None) -> WordPosteriors:
-    """The words of a lattice.
-
-    Args:
-        lattice: of one utterance.
-        options: scales of the parts of a score.
-        original_frame: (T,) int64, the original frame of each of the lattice's, where frames were skipped.
-    """
-    num_words = lattice.num_words()
-    arc = num_words.nonzero().squeeze(1)
-    owner = arc.repeat_interleave(num_words[arc])
-    posteriors = [arc_posteriors(lattice, options, scale)[owner].cpu().numpy() for scale in SCALES]
-    frame = lattice.frame[lattice.src_state()[owner]].cpu()
-    if original_frame is not None:
-        frame = original_frame.cpu()[frame]
-    return WordPosteriors(lattice.word_id.cpu().numpy(), frame.numpy(), np.stack(posteriors, axis=1))
-
-
-FEATURES = ("posterior", "flat_posterior", "utterance_posterior")
+FEATURES = ("word_posterior", "flat_word_posterior", "mean_word_posterior")
 """Features of a calibration: log odds of a word's posterior at both scales, and of the mean over its utterance."""
+
+# Features of earlier calibrations, of words at about the same time.
+_OLD_FEATURES = ("posterior", "flat_posterior", "utterance_posterior")
 
 
 def confidence_features(posteriors: Floats) -> Floats:
@@ -205,6 +162,12 @@ class Calibration:
         }
         return {"bias": round(self.bias, 4), "terms": terms}
 
+    @staticmethod
+    def is_outdated(record: Any) -> bool:
+        """Whether `as_dict` of an earlier version wrote JSON values, with other features."""
+        terms = record.get("terms") if isinstance(record, dict) else None
+        return isinstance(terms, dict) and bool(terms) and set(terms) <= set(_OLD_FEATURES)
+
     @classmethod
     def from_dict(cls, record: Any, where: str) -> Calibration:
         """Reads the output of `as_dict`.
@@ -235,56 +198,36 @@ class Calibration:
 
 
 def calibrated(
-    hypothesis: Hypothesis,
-    lattice: Lattice | None,
-    options: DecodingOptions,
-    calibration: Calibration,
-    original_frame: Tensor | None = None,
+    hypothesis: Hypothesis, lattice: Lattice | None, options: DecodingOptions, calibration: Calibration
 ) -> Hypothesis:
     """The hypothesis with calibrated confidences.
 
     Args:
-        hypothesis: its start frames must be those at which the graph outputs the words.
+        hypothesis: of the utterance.
         lattice: of the utterance; None if no path was complete, which gives all words a posterior of 0.
         options: scales of the parts of a score.
         calibration: for lattices of this mode.
-        original_frame: (T,) int64, the original frame of each of the lattice's, where frames were skipped.
     """
     posteriors = np.zeros((len(hypothesis.words), len(SCALES)))
     if lattice is not None:
-        posteriors = word_posteriors(lattice, options, original_frame).of(hypothesis)
+        by_scale = [posteriors_of_sentences(lattice, options, scale, [hypothesis.word_ids])[0] for scale in SCALES]
+        posteriors = np.stack(by_scale, axis=1)
     probabilities = calibration.probabilities(confidence_features(posteriors))
     return replace(hypothesis, confidences=tuple(map(float, probabilities)))
 
 
 def with_confidences(
-    hypothesis: Hypothesis,
-    lattice: Lattice,
-    options: DecodingOptions,
-    scale: float = 1.0,
-    num_frames_apart: int = _FRAMES_APART,
-    original_frame: Tensor | None = None,
-) -> Hypothesis:
-    """The hypothesis with confidences that are not calibrated: the posterior of each word at about its time.
+    hypotheses: Sequence[Hypothesis], lattice: Lattice, options: DecodingOptions, scale: float = 1.0
+) -> tuple[Hypothesis, ...]:
+    """Hypotheses with confidences that are not calibrated: the posterior of each word (`posteriors_of_sentences`).
 
     Args:
-        hypothesis: a path of the lattice.
+        hypotheses: paths of the lattice.
         lattice: of one utterance.
-        options, scale: as for `arc_posteriors`.
-        num_frames_apart: occurrences of a word count as the same if they begin at most this many frames apart.
-        original_frame: (T,) int64, the original frame of each lattice frame; None if no frames were skipped.
+        options, scale: as for `posteriors_of_sentences`.
     """
-    posterior = arc_posteriors(lattice, options, scale)
-    owner = torch.repeat_interleave(lattice.num_words())
-    word_posterior = posterior[owner]
-    frame = lattice.frame[lattice.src_state()[owner]]
-    if original_frame is not None:
-        frame = original_frame.to(frame.device)[frame]
-    confidences = []
-    for word_id, start_frame in zip(hypothesis.word_ids, hypothesis.start_frames, strict=True):
-        agrees = (lattice.word_id == word_id) & ((frame - start_frame).abs() <= num_frames_apart)
-        confidences.append(min(1.0, float(word_posterior[agrees].sum())))
-    return replace(hypothesis, confidences=tuple(confidences))
+    found = posteriors_of_sentences(lattice, options, scale, [each.word_ids for each in hypotheses])
+    return tuple(replace(each, confidences=tuple(one.tolist())) for each, one in zip(hypotheses, found, strict=True))
 
 
 # Quantiles of the features at which knots are placed.

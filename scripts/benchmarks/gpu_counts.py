@@ -48,7 +48,7 @@ _CASES = {
 
 _SENTENCES = ["SICK TO SKIP", "KIT TO PAT"]
 # Any will do: the posteriors that it maps are what takes time.
-_CALIBRATION = Calibration(0.0, {"posterior": [-1.0, 1.0]}, {"posterior": [-1.0, 1.0]})
+_CALIBRATION = Calibration(0.0, {"word_posterior": [-1.0, 1.0]}, {"word_posterior": [-1.0, 1.0]})
 # The host looks every 32 frames, by which these differ; one frame is 320 samples. Few tokens are interpreted sooner.
 _NARROW_BEAM = 4.0
 _SHORT, _LONG = 24 * 320, 56 * 320

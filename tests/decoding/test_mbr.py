@@ -20,10 +20,11 @@ from asr.decoding.cpu.mbr import (
     nearest_path,
     position_posteriors,
     rows_of_states,
+    sentence_posteriors,
 )
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import Lattice, best_to_end
-from asr.decoding.mbr import path_of_least_risk, weighted_lattice, with_least_risk
+from asr.decoding.mbr import path_of_least_risk, posteriors_of_sentences, weighted_lattice, with_least_risk
 from asr.decoding.nbest import n_best
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
@@ -151,6 +152,46 @@ def test_words_share_a_position_by_posterior() -> None:
     assert posterior[2].tolist() == pytest.approx([0.0, 0.0, said_6, 1.0 - said_6])
 
 
+def shares_of_words(sentence: Sequence[int], paths: Sequence[tuple[tuple[int, ...], float]], scale: float) -> Any:
+    """The share of the paths that say each word in its place: by every best alignment, and by one of them; (2, W)."""
+    weight = np.exp([scale * total for _, total in paths])
+    found = np.zeros((2, len(sentence)))
+    for (words, _), share in zip(paths, weight / weight.sum(), strict=True):
+        for place, word in enumerate(sentence):
+            before, after = sentence[:place], sentence[place + 1 :]
+
+            def around(first: int, last: int, before: Any = before, after: Any = after, words: Any = words) -> int:
+                return edit_distance(before, words[:first]) + edit_distance(after, words[last:])
+
+            said = [around(at, at + 1) for at in range(len(words)) if words[at] == word]
+            other = [1 + around(at, at + 1) for at in range(len(words)) if words[at] != word]
+            none = [1 + around(at, at) for at in range(len(words) + 1)]
+            found[0, place] += share * (min(said, default=99) < min(other + none))
+            found[1, place] += share * (min(said, default=99) <= min(other + none))
+    return found
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.3])
+def test_posteriors_of_a_sentence_are_the_shares_of_the_paths_with_its_words(scale: float) -> None:
+    num_certain = 0
+    for _, lattice in with_paths(tree, 40):
+        paths = all_paths(lattice)
+        for sentence in ([], [5], [4, 6, 4], [7, 5], max(paths, key=lambda path: path[1])[0]):
+            (found,) = posteriors_of_sentences(lattice, PLAIN, scale, [sentence])
+            least, most = shares_of_words(sentence, paths, scale)
+            assert (least - 1e-9 <= found).all() and (found <= most + 1e-9).all()
+            num_certain += int(((most - least < 1e-9) & (found > 0.01) & (found < 0.99)).sum())
+    assert num_certain > 50
+
+
+def test_posteriors_of_many_sentences_are_those_of_each() -> None:
+    lattice = words_agree()
+    both = posteriors_of_sentences(lattice, PLAIN, 1.0, [[5, 6], [4, 8]])
+    assert both[0] == pytest.approx([0.6, 0.3]) and both[1] == pytest.approx([0.4, 0.4])
+    silence = small_lattice([0, 1], [(0, 1, [], 0.0)])
+    assert [one.tolist() for one in posteriors_of_sentences(silence, PLAIN, 1.0, [[4], []])] == [[0.0], []]
+
+
 def words_agree() -> Lattice:
     """The best path says 4 8, but two others, which are more probable together, say 5 first."""
     totals = {(4, 8): 0.4, (5, 6): 0.3, (5, 7): 0.3}
@@ -211,6 +252,13 @@ def words_of(lattice: Lattice, arc: int) -> list[int]:
 
 def test_compiled_loops_give_the_same() -> None:
     pytest.importorskip("numba")
+    for seed, lattice in with_paths(lattice_of_all_sorts, 40):
+        weighted, distinct = weighted_lattice(lattice, PLAIN, 0.7)
+        sentence = np.array(sentences(seed, range(len(distinct) + 1))[3], np.int64)
+        loop = jit(sentence_posteriors)
+        assert loop is not None
+        found = [one(weighted, sentence, len(distinct)) for one in (sentence_posteriors, loop)]
+        assert found[0] == pytest.approx(found[1])
     for function, arguments in ((least_risk, (20,)), (nearest_path, None)):
         loop: Callable[..., Any] | None = jit(function)
         assert loop is not None

@@ -250,7 +250,8 @@ def test_posteriors_sum_to_one_at_each_frame(seed: int) -> None:
     begin = lattice.arc_frame_begin
     for first, last in itertools.pairwise(begin):
         assert float(posterior[first:last].sum()) == pytest.approx(1.0, abs=1e-6)
-    confidences = with_confidences(result.best, lattice, OPTIONS).confidences
+    (best,) = with_confidences([result.best], lattice, OPTIONS)
+    confidences = best.confidences
     assert len(confidences) == len(result.best.words) and all(0.0 < one <= 1.0 for one in confidences)
 
 
@@ -275,13 +276,12 @@ def test_frames_that_were_left_out_move_words_and_change_no_confidence(seed: int
     (result,) = TokenPassingDecoder(graph, options, keep_lattice=True).decode(log_prob, num_frames)
     assert expected.best is not None and expected.lattice is not None and len(expected.best.words) > 1
     assert result.best is not None and result.lattice is not None
-    plain = with_confidences(expected.best, expected.lattice, OPTIONS, num_frames_apart=0)
-    moved = with_confidences(result.best, result.lattice, OPTIONS, 1.0, 0, result.original_frame)
+    (plain,) = with_confidences([expected.best], expected.lattice, OPTIONS)
+    (moved,) = with_confidences([result.best], result.lattice, OPTIONS)
     assert moved.confidences == pytest.approx(plain.confidences)
     told = as_result(result, 0.01, StageTimes(audio_seconds=0.3), options, None, {}).words
-    near = with_confidences(result.best, result.lattice, options, 1 / 0.7, original_frame=result.original_frame)
-    assert tuple(word.confidence for word in told) == near.confidences
-    assert near.confidences != with_confidences(result.best, result.lattice, options, 1 / 0.7).confidences
+    (scaled,) = with_confidences([result.best], result.lattice, options, 1 / 0.7)
+    assert tuple(word.confidence for word in told) == scaled.confidences != moved.confidences
     (of_list,) = n_best(result.lattice, graph, OPTIONS, 1, result.original_frame)
     assert of_list.start_frames == moved.start_frames == tuple(frame_of[0, list(plain.start_frames)].tolist())
 

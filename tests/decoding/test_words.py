@@ -17,20 +17,18 @@ from hypothesis import strategies as st
 
 from asr.decoding.backtrace import hypothesis_of_path
 from asr.decoding.interface import DecodingOptions, Hypothesis
-from asr.decoding.lattice import Lattice
+from asr.decoding.mbr import posteriors_of_sentences
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.decoding.words import (
     FEATURES,
     SCALES,
     Calibration,
     WordAligner,
-    WordPosteriors,
     calibrated,
     confidence_features,
     fit_calibration,
     only_words,
     spoken,
-    word_posteriors,
 )
 from asr.errors import AsrError
 from asr.metrics import normalized_cross_entropy
@@ -161,7 +159,7 @@ def test_features_are_log_odds_of_each_word_and_of_the_mean() -> None:
 
 
 def test_probabilities_follow_from_the_bias_and_lines_between_knots() -> None:
-    told = Calibration(np.log(3.0), {"flat_posterior": [0.0, 2.0]}, {"flat_posterior": [0.0, np.log(4.0)]})
+    told = Calibration(np.log(3.0), {"flat_word_posterior": [0.0, 2.0]}, {"flat_word_posterior": [0.0, np.log(4.0)]})
     features = np.array([[9.0, -5.0, 9.0], [9.0, 0.0, 9.0], [9.0, 1.0, 9.0], [9.0, 7.0, 9.0]])
     np.testing.assert_allclose(told.probabilities(features), [3 / 4, 3 / 4, 6 / 7, 12 / 13])
 
@@ -188,7 +186,7 @@ def test_no_other_values_at_the_knots_are_more_likely() -> None:
                 values[place] += step
                 assert cost(replace(fitted, values={**fitted.values, name: values})) > least
     assert all(len(fitted.knots[name]) == len(fitted.values[name]) == 6 for name in FEATURES[:2])
-    first, _, _, middle, _, last = fitted.knots["posterior"]
+    first, _, _, middle, _, last = fitted.knots["word_posterior"]
     assert middle == pytest.approx(np.median(features[:, 0]), abs=1e-3)
     assert (features[:, 0] < first).mean() == pytest.approx(0.02, abs=0.004)
     assert (features[:, 0] > last).mean() == pytest.approx(0.02, abs=0.004)
@@ -199,16 +197,33 @@ def test_no_other_values_at_the_knots_are_more_likely() -> None:
     [
         None,
         {"bias": 0.0},
-        {"bias": 0.0, "terms": {"posterior": {"knots": [1.0, 0.0], "values": [0.0, 1.0]}}},
-        {"bias": 0.0, "terms": {"posterior": {"knots": [0.0], "values": [0.0, 1.0]}}},
+        {"bias": 0.0, "terms": {"word_posterior": {"knots": [1.0, 0.0], "values": [0.0, 1.0]}}},
+        {"bias": 0.0, "terms": {"word_posterior": {"knots": [0.0], "values": [0.0, 1.0]}}},
         {"bias": float("nan"), "terms": {}},
         {"bias": 0.0, "terms": {"loudness": {"knots": [0.0], "values": [0.0]}}},
-        {"bias": 0.0, "terms": {"posterior": {"knots": ["a"], "values": [0.0]}}},
+        {"bias": 0.0, "terms": {"word_posterior": {"knots": ["a"], "values": [0.0]}}},
     ],
 )
 def test_a_damaged_calibration_is_refused(record: object) -> None:
     with pytest.raises(AsrError, match="bundle x: this is no calibration"):
         Calibration.from_dict(record, "bundle x")
+
+
+@pytest.mark.parametrize(
+    ("terms", "is_outdated"),
+    [
+        (("posterior", "utterance_posterior"), True),
+        (("posterior", "word_posterior"), False),
+        (FEATURES, False),
+        ((), False),
+    ],
+)
+def test_a_calibration_of_an_earlier_version_is_told_from_a_damaged_one(
+    terms: tuple[str, ...], is_outdated: bool
+) -> None:
+    record = {"bias": 0.0, "terms": {name: {"knots": [0.0], "values": [0.0]} for name in terms}}
+    assert Calibration.is_outdated(record) is is_outdated
+    assert not any(Calibration.is_outdated(one) for one in (None, [], {"terms": ["posterior"]}, {"bias": 0.0}))
 
 
 def test_too_few_words_and_words_that_are_all_right_are_refused() -> None:
@@ -220,55 +235,6 @@ def test_too_few_words_and_words_that_are_all_right_are_refused() -> None:
         fit_calibration(features, np.ones(1000, dtype=bool))
 
 
-def test_a_word_has_the_posteriors_of_all_its_near_copies() -> None:
-    words = WordPosteriors(
-        np.array([3, 3, 3, 4]), np.array([10, 12, 30, 11]), np.array([[0.5, 0.3], [0.25, 0.3], [1.0, 1.0], [0.1, 0.1]])
-    )
-    best = Hypothesis((3, 4, 5), ("A", "B", "C"), 0.0, 0.0, 0.0, 0.0, (11, 11, 11), (12, 12, 12))
-    np.testing.assert_allclose(words.of(best), [[0.75, 0.6], [0.1, 0.1], [0.0, 0.0]])
-
-
-def all_paths(lattice: Lattice, options: DecodingOptions) -> list[tuple[float, list[int]]]:
-    """The total and the arcs of each path of a lattice of one utterance."""
-    arc_total, final_total = lattice.arc_total(options).tolist(), lattice.final_total(options).tolist()
-    begin, dst = lattice.arc_begin.tolist(), lattice.dst_state.tolist()
-    found, pending = [], [(int(lattice.start_state[0]), 0.0, list[int]())]
-    while pending:
-        state, total, arcs = pending.pop()
-        if final_total[state] > float("-inf"):
-            found.append((total + final_total[state], arcs))
-        pending += [(dst[arc], total + arc_total[arc], [*arcs, arc]) for arc in range(begin[state], begin[state + 1])]
-    return found
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_posteriors_of_words_are_the_shares_of_the_paths_with_them(seed: int) -> None:
-    graph = random_graph(seed, final_prob=1.0)
-    options = replace(UNPRUNED, output_beam=6.0)
-    result = TokenPassingDecoder(graph, options, keep_lattice=True).decode(
-        random_log_prob(seed, 1, 5), torch.tensor([5])
-    )[0]
-    lattice = result.lattice
-    assert lattice is not None and len(lattice.word_id)
-    paths = all_paths(lattice, options)
-    total = np.array([total for total, _ in paths])
-    found = word_posteriors(lattice, options)
-    expected = np.zeros_like(found.posterior)
-    for column, scale in enumerate(SCALES):
-        share = np.exp(scale * (total - total.max()))
-        for one, (_, arcs) in zip(share / share.sum(), paths, strict=True):
-            for arc in arcs:
-                first, last = lattice.word_begin[arc : arc + 2].tolist()
-                expected[first:last, column] += one
-    np.testing.assert_allclose(found.posterior, expected, atol=1e-6)
-    assert found.word_id.tolist() == lattice.word_id.tolist()
-    src, begin = lattice.src_state(), lattice.word_begin.tolist()
-    for arc, state in enumerate(src.tolist()):
-        assert set(found.frame[begin[arc] : begin[arc + 1]].tolist()) <= {int(lattice.frame[state])}
-    later = word_posteriors(lattice, options, 10 * torch.arange(6))
-    assert later.frame.tolist() == (10 * found.frame).tolist()
-
-
 def test_calibrated_confidences_are_those_of_the_posteriors() -> None:
     graph = random_graph(1, final_prob=1.0)
     result = TokenPassingDecoder(graph, UNPRUNED, keep_lattice=True).decode(
@@ -276,8 +242,9 @@ def test_calibrated_confidences_are_those_of_the_posteriors() -> None:
     )[0]
     lattice, best = result.lattice, result.best
     assert lattice is not None and best is not None and best.words
-    line = Calibration(0.0, {"posterior": [-20.0, 20.0]}, {"posterior": [-20.0, 20.0]})
-    posterior = word_posteriors(lattice, UNPRUNED).of(best)[:, 0].clip(1e-4, 1 - 1e-4)
+    line = Calibration(0.0, {"word_posterior": [-20.0, 20.0]}, {"word_posterior": [-20.0, 20.0]})
+    (posterior,) = posteriors_of_sentences(lattice, UNPRUNED, SCALES[0], [best.word_ids])
+    assert posterior.min() > 1e-4 and posterior.max() < 1 - 1e-4
     found = calibrated(best, lattice, UNPRUNED, line)
     assert found.confidences == pytest.approx(posterior, abs=1e-9)
     assert replace(found, confidences=best.confidences) == best

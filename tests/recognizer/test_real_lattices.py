@@ -16,10 +16,10 @@ from asr.decoding.cpu.frame import NumbaFrameBackend
 from asr.decoding.frame import FrameSearch
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import Lattice
+from asr.decoding.mbr import posteriors_of_sentences
 from asr.decoding.rescoring import rescore_lattice
 from asr.decoding.selection import select_backend
 from asr.decoding.token_passing import TokenPassingDecoder
-from asr.decoding.words import word_posteriors
 from asr.lm.interface import LanguageModel
 from asr.recognizer import Recognizer
 from asr.results import StageTimes
@@ -74,8 +74,11 @@ def test_chunks_give_the_lattices_of_single_frames(name: str, mode: str, corpora
             _assert_equal(expected.lattice, path.lattice)
         hypothesis = path.hypothesis(bundle.graph, options, None)
         assert len(hypothesis.words) >= 2
-        posteriors = [word_posteriors(one, options).of(hypothesis) for one in (expected.lattice, path.lattice)]
-        assert posteriors[1] == pytest.approx(posteriors[0], abs=1e-3)
+        before, after = (
+            posteriors_of_sentences(one, options, 1.0, [hypothesis.word_ids])[0]
+            for one in (expected.lattice, path.lattice)
+        )
+        assert after == pytest.approx(before, abs=1e-3)
 
 
 def _assert_equal(one: Lattice, other: Lattice) -> None:

@@ -421,7 +421,7 @@ def test_counts_of_the_caches_are_the_latest(bundle):
     assert result.cache["num_queries"] == engine.statistics().num_queries > 0
 
 
-CALIBRATION = {"bias": 0.5, "terms": {"posterior": {"knots": [-9.0, 9.0], "values": [-3.0, 2.0]}}}
+CALIBRATION = {"bias": 0.5, "terms": {"word_posterior": {"knots": [-9.0, 9.0], "values": [-3.0, 2.0]}}}
 
 
 def calibrated(bundle, **changes):
@@ -462,6 +462,15 @@ def test_a_damaged_calibration_is_refused_when_a_recognizer_is_made(bundle):
     assert Recognizer(damaged, mode="ngram").calibration.bias == 0.5
     with pytest.raises(AsrError, match="confidence of rnn: this is no calibration"):
         Recognizer(damaged, mode="rnn")
+
+
+def test_a_calibration_of_an_earlier_version_is_left_out_with_a_warning(bundle, caplog):
+    terms = {"posterior": CALIBRATION["terms"]["word_posterior"]}
+    old = replace(bundle, confidence={"ngram": {"bias": 0.5, "terms": terms}})
+    recognizer = Recognizer(old, mode="ngram")
+    assert recognizer.calibration is None and "calibrate it again with 'asr calibrate'" in caplog.text
+    (result,) = recognizer([tones(["PAT"])])
+    assert result.text == "PAT"
 
 
 def test_a_sustained_tone_is_no_word(bundle):

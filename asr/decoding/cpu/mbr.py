@@ -51,8 +51,7 @@ def least_risk(lattice: WeightedLattice, sentence: Any, num_words: int, max_roun
     row = rows_of_states(lattice)
     best, least = sentence, np.inf
     for _ in range(max_rounds):
-        positions = np.full(2 * len(sentence) + 1, -1, np.int64)
-        positions[1::2] = sentence
+        positions = with_gaps(sentence)
         errors, risk = expected_errors(lattice, row, positions)
         if risk >= least - 1e-9:
             break
@@ -69,6 +68,30 @@ def least_risk(lattice: WeightedLattice, sentence: Any, num_words: int, max_roun
         if len(sentence) == len(best) and np.all(sentence == best):
             break
     return best, least
+
+
+@kernel(fastmath=False)
+def sentence_posteriors(lattice: WeightedLattice, sentence: Any, num_words: int) -> Any:
+    """The share of the paths that have each word of a sentence (W,) in its place, (W,).
+
+    A path is aligned to the sentence with as few errors as possible. Words that no path has are V.
+    """
+    row, positions = rows_of_states(lattice), with_gaps(sentence)
+    errors, _ = expected_errors(lattice, row, positions)
+    posterior = position_posteriors(lattice, row, positions, errors, num_words)
+    found = np.zeros(len(sentence))
+    for place in range(len(sentence)):
+        if sentence[place] < num_words:
+            found[place] = posterior[2 * place + 1, sentence[place]]
+    return found
+
+
+@kernel(fastmath=False)
+def with_gaps(sentence: Any) -> Any:
+    """The positions (2 W + 1,) of a sentence (W,): its words, and -1 around them, where words may be inserted."""
+    positions = np.full(2 * len(sentence) + 1, -1, np.int64)
+    positions[1::2] = sentence
+    return positions
 
 
 @kernel(fastmath=False)
