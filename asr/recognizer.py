@@ -567,7 +567,7 @@ class Recognizer(nn.Module):
             lm_state = None if carried is None else carried.before(sessions)
             decoded = decoder.decode(log_prob, num_frames, models.model, lm_state)
             if models.second is not None:
-                keeps_lattice = self._needs_lattices or nbest > 1
+                keeps_lattice = self.needs_lattices or nbest > 1
                 models_of_pass = self.settings.language_models
                 again = SecondPass(self.bundle.graph, self.final_options, models_of_pass, keeps_lattice)
                 decoded = again.rescored(decoded, models.model, models.second.model)
@@ -616,11 +616,12 @@ class Recognizer(nn.Module):
         self._engines.fill(self._new_engines)
 
     @property
-    def _needs_lattices(self) -> bool:
+    def needs_lattices(self) -> bool:
+        """Whether every recording's lattice is kept: for the user, for confidences or for minimum Bayes risk."""
         return self.keep_lattices or self.calibration is not None or self.final_options.mbr_scale is not None
 
     def _prepared_decoder(self, keep_lattices: bool = False) -> Decoder:
-        keep_lattices |= self._needs_lattices or self.settings.language_models.second_pass != "none"
+        keep_lattices |= self.needs_lattices or self.settings.language_models.second_pass != "none"
         with self._engines.lock:
             if keep_lattices not in self._decoders:
                 graph = self.graph.decoding_graph()

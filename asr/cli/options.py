@@ -289,7 +289,8 @@ def _recognizer_from(args: argparse.Namespace, mode: str | None) -> Recognizer:
         recognizer.calibration = None
     recognizer = recognizer.to(device_from(args.device))
     if not getattr(args, "stream", False):
-        keeps_lattice = getattr(args, "nbest", 1) > 1 or getattr(args, "lattices", None) is not None
+        is_asked = getattr(args, "nbest", 1) > 1 or getattr(args, "lattices", None) is not None
+        keeps_lattice = is_asked or recognizer.needs_lattices
         models, cache = recognizer.settings.models
         recognizer.refuse_unused(Pass(recognizer.mode, recognizer.lm_fusion, models, cache, keeps_lattice))
     return recognizer

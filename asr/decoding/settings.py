@@ -249,7 +249,7 @@ class Pass:
         lm_fusion: where the first pass's large language model acts.
         language_models: includes the choice of a second pass.
         cache: approximations, some of which require others.
-        keeps_lattice: whether the user may get lattices or n-best lists.
+        keeps_lattice: whether lattices are kept: the user may get them or n-best lists, or they are needed otherwise.
     """
 
     mode: str
@@ -304,7 +304,7 @@ NEEDS: dict[str, tuple[str, Callable[[Pass], bool]]] = {
         lambda run: run.mode != "ngram" and run.lm_fusion == "chunks",
     ),
     "lattice": (
-        "a lattice (lm_fusion lattice or chunks, a second pass, lattices or n-best lists)",
+        "a lattice (lm_fusion lattice or chunks, a second pass, mbr_scale, lattices or n-best lists)",
         lambda run: run.rescores or run.has_second or run.keeps_lattice,
     ),
     "rescored lattice": (

@@ -160,6 +160,9 @@ def test_the_command_line_has_every_option(tiny_bundle_folder, capsys):
     assert (recognizer.options.skip_beam, recognizer.resources.cache_bytes) == (4.0, 3_000_000)
     with pytest.raises(AsrError, match=r"--output-beam has no effect here: it needs a lattice \(--lm-fusion"):
         recognizer_from(parsed("--bundle", tiny_bundle_folder, "--ngram-only", "--output-beam", 4))
+    # Minimum Bayes risk reads the lattice.
+    args = parsed("--bundle", tiny_bundle_folder, "--ngram-only", "--output-beam", 4, "--mbr-scale", 1)
+    assert recognizer_from(args).options.output_beam == 4.0
 
 
 @pytest.mark.parametrize(
