@@ -155,6 +155,20 @@ def test_a_language_model_with_other_answers_is_refused(
         asr.Recognizer(bundle, language_model=network)
 
 
+@pytest.mark.parametrize("lm_fusion", ["lattice", "search"])
+def test_a_language_model_that_is_wrong_later_is_refused_then(tiny_bundle_folder: Path, lm_fusion: str) -> None:
+    model, bundle = PreferredWord("TO"), asr.Bundle.load(tiny_bundle_folder)
+    recognizer = asr.Recognizer(bundle, language_model=model, lm_fusion=lm_fusion)
+    assert recognizer(tones(PAT_TO_KIT), RATE)[0].words
+    scores = model.score
+    model.score = lambda context_idx, word_id: (  # type: ignore[method-assign]
+        scores(context_idx, word_id)[0] * math.nan,
+        context_idx,
+    )
+    with pytest.raises(asr.AsrError, match=r"PreferredWord.score: log P\(\w+ \| context 0\) is nan; give a number"):
+        recognizer(tones(PAT_TO_KIT), RATE)
+
+
 def test_old_names_of_modes_still_work(tiny_bundle_folder: Path) -> None:
     bundle = asr.Bundle.load(tiny_bundle_folder)
     assert asr.Recognizer(bundle, "on_the_fly").mode == "rnn"

@@ -24,9 +24,9 @@ from asr.bundle import FILE_NAME, Bundle, read_rnn_lm
 from asr.ctc.word_models import is_kenlm_binary, read_ngram
 from asr.decoding.build import recognition_settings
 from asr.errors import AsrError
-from asr.kernels.lookup import LookupTables
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
+from asr.lm.combine import CheckedLM
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.io import MAGIC
 from asr.lm.ngram.model import NgramLM
@@ -139,40 +139,14 @@ class KenLanguageModel(StatefulModel):
         return float(self._model.BaseScore(state, "</s>", self._kenlm.State())) * _LN_10
 
 
-class SharedModel(LanguageModel):
-    """The user's own model, which several searches query. It forgets nothing, since no search knows what others hold.
+class SharedModel(CheckedLM):
+    """The user's own model, which several searches query.
 
-    Args:
-        lm: the model.
+    It forgets nothing, since no search knows what others hold.
     """
 
-    def __init__(self, lm: LanguageModel) -> None:
-        self._lm = lm
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """The words of `word_id`."""
-        return self._lm.vocabulary
-
-    def start(self, num_streams: int) -> Tensor:
-        """The context of `<s>`, (num_streams,)."""
-        return self._lm.start(num_streams)
-
-    def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
-        """log P(word | history) and the next context, (Q,) each."""
-        return self._lm.score(context_idx, word_id)
-
-    def final(self, context_idx: Tensor) -> Tensor:
-        """log P(</s> | history), (Q,)."""
-        return self._lm.final(context_idx)
-
-    def lookup_tables(self) -> LookupTables | None:
-        """See `LanguageModel.lookup_tables`."""
-        return self._lm.lookup_tables()
-
-    def expand(self, context_idx: Tensor, live: Tensor) -> None:
-        """See `LanguageModel.expand`."""
-        self._lm.expand(context_idx, live)
+    def retain(self, live: Tensor) -> None:
+        """Does nothing."""
 
 
 class LentModels:

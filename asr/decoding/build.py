@@ -25,7 +25,7 @@ from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels.jit import has_loops
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
-from asr.lm.combine import LISTED_SHARE, Difference, Interpolated, mapped_to
+from asr.lm.combine import LISTED_SHARE, CheckedLM, Difference, Interpolated, mapped_to
 from asr.lm.interface import LanguageModel, device_of
 from asr.lm.ngram.model import NgramLM
 from asr.lm.offload import HostNgramLM, table_bytes, with_host_tables
@@ -206,7 +206,7 @@ def language_models(
     if mode == EXTERNAL_MODE:
         assert external is not None
         small = bundle.small_ngram.to(device_of(external))
-        return LanguageModels(Difference(_mapped(external, small, warn=True), small), None)
+        return LanguageModels(Difference(_mapped(CheckedLM(external), small, warn=True), small), None)
     small = bundle.small_ngram.to(device)
     network = bundle.rnn_lm.network if bundle.rnn_lm is not None and mode != "large_ngram" else None
     large_ngram = bundle.large_ngram if mode != "rnn" else None

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from asr.errors import AsrError
 from asr.kernels.jit import kernel
-from asr.kernels.lookup import compiled_lookup, look_up
+from asr.kernels.lookup import LookupTables, compiled_lookup, look_up
 from asr.lm.contexts import DenseContexts, has_room, pack_contexts, unpack_contexts
 from asr.lm.interface import LanguageModel, device_of
 from asr.text.symbols import SPECIAL_WORDS, UNK_ID, Vocabulary
@@ -314,7 +314,101 @@ In the books of the LibriSpeech recipe, a quarter of the words that the bundle's
 """
 
 
-class RemappedLM(LanguageModel):
+class WrappedLM(LanguageModel):
+    """A language model that passes every call on to another one; subclasses change some of them.
+
+    Args:
+        lm: the other one.
+    """
+
+    def __init__(self, lm: LanguageModel) -> None:
+        self._lm = lm
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The words that `word_id` numbers."""
+        return self._lm.vocabulary
+
+    def start(self, num_streams: int) -> Tensor:
+        """The history `<s>`, (num_streams,)."""
+        return self._lm.start(num_streams)
+
+    def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
+        """log P(word | history) and the next context, (Q,) each."""
+        return self._lm.score(context_idx, word_id)
+
+    def final(self, context_idx: Tensor) -> Tensor:
+        """log P(</s> | history), (Q,)."""
+        return self._lm.final(context_idx)
+
+    def first_state(self, num_streams: int) -> Tensor:
+        """That of the model, (num_streams, D)."""
+        return self._lm.first_state(num_streams)
+
+    def start_from(self, state: Tensor) -> Tensor:
+        """The contexts of `<s>` after the carried states (N, D)."""
+        return self._lm.start_from(state)
+
+    def state_after(self, state: Tensor, sentences: Sequence[Sequence[int]]) -> Tensor:
+        """The carried states (N, D) after one more sentence each."""
+        return self._lm.state_after(state, sentences)
+
+    def lookup_tables(self) -> LookupTables | None:
+        """The model's own."""
+        return self._lm.lookup_tables()
+
+    def expand(self, context_idx: Tensor, live: Tensor) -> None:
+        """Tells the model which contexts (K,) a loop will query, and which (L,) the search holds."""
+        self._lm.expand(context_idx, live)
+
+    def retain(self, live: Tensor) -> None:
+        """Tells the model which contexts (L,) the search still holds."""
+        self._lm.retain(live)
+
+
+class CheckedLM(WrappedLM):
+    """A user's own model, whose answers must be numbers: a search would silently drop the words of a NaN.
+
+    Answers on a GPU are not checked, because that would wait for it at every call.
+    """
+
+    def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
+        """log P(word | history) and the next context, (Q,) each.
+
+        Raises:
+            AsrError: a score is NaN or +inf.
+        """
+        log_prob, next_idx = super().score(context_idx, word_id)
+        bad = self._first_bad(log_prob)
+        if bad is not None:
+            self._refuse("score", log_prob[bad], self.vocabulary.words[int(word_id[bad])], context_idx[bad])
+        return log_prob, next_idx
+
+    def final(self, context_idx: Tensor) -> Tensor:
+        """log P(</s> | history), (Q,).
+
+        Raises:
+            AsrError: a score is NaN or +inf.
+        """
+        log_prob = super().final(context_idx)
+        bad = self._first_bad(log_prob)
+        if bad is not None:
+            self._refuse("final", log_prob[bad], "</s>", context_idx[bad])
+        return log_prob
+
+    @staticmethod
+    def _first_bad(log_prob: Tensor) -> int | None:
+        is_number = log_prob < torch.inf
+        return None if log_prob.is_cuda or bool(is_number.all()) else int(is_number.int().argmin())
+
+    def _refuse(self, method: str, log_prob: Tensor, word: str, context: Tensor) -> None:
+        raise AsrError(
+            f"{type(self._lm).__name__}.{method}: log P({word} | context {int(context)}) is {float(log_prob)}; "
+            "give a number, or -inf for a word that is impossible."
+        )
+
+
+class RemappedLM(WrappedLM):
     """A model queried with the word ids of another vocabulary; words that it does not have share its `<unk>` evenly.
 
     Each of them gets P(<unk> | history) times `unknown_share`, divided by their number. In a history each is `<unk>`.
@@ -335,7 +429,7 @@ class RemappedLM(LanguageModel):
     def __init__(
         self, lm: LanguageModel, vocabulary: Vocabulary, unknown_share: float = 1.0, warn: bool = True
     ) -> None:
-        self._lm = lm
+        super().__init__(lm)
         self._vocabulary = vocabulary
         word_map = vocabulary.map_to(lm.vocabulary)
         self._word_map = word_map.to(device_of(lm))
@@ -351,26 +445,10 @@ class RemappedLM(LanguageModel):
         """The words that `word_id` numbers."""
         return self._vocabulary
 
-    def start(self, num_streams: int) -> Tensor:
-        """The history `<s>`, (num_streams,)."""
-        return self._lm.start(num_streams)
-
     def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
         """log P(word | history) and the next context, (Q,) each."""
         log_prob, next_idx = self._lm.score(context_idx, self._word_map[word_id])
         return log_prob if self._share is None else log_prob + self._share[word_id], next_idx
-
-    def final(self, context_idx: Tensor) -> Tensor:
-        """log P(</s> | history), (Q,)."""
-        return self._lm.final(context_idx)
-
-    def first_state(self, num_streams: int) -> Tensor:
-        """That of the model, (num_streams, D)."""
-        return self._lm.first_state(num_streams)
-
-    def start_from(self, state: Tensor) -> Tensor:
-        """The contexts of `<s>` after the carried states (N, D)."""
-        return self._lm.start_from(state)
 
     def state_after(self, state: Tensor, sentences: Sequence[Sequence[int]]) -> Tensor:
         """The carried states (N, D) after one more sentence each."""
@@ -380,14 +458,6 @@ class RemappedLM(LanguageModel):
         """The model's own, with the word map and the shares of its `<unk>`."""
         tables = self._lm.lookup_tables()
         return None if tables is None else RemappedTables(self._word_map.numpy(), self._share_array, tables)
-
-    def expand(self, context_idx: Tensor, live: Tensor) -> None:
-        """Tells the model which contexts (K,) a loop will query, and which (L,) the search holds."""
-        self._lm.expand(context_idx, live)
-
-    def retain(self, live: Tensor) -> None:
-        """Tells the model which contexts (L,) the search still holds."""
-        self._lm.retain(live)
 
 
 def mapped_to(

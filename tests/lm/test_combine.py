@@ -15,13 +15,23 @@ from torch import Tensor
 
 from asr.errors import AsrError
 from asr.kernels.jit import jit_required
-from asr.lm.combine import CombinedLM, Difference, Interpolated, RemappedLM, WordMapper, look_up_combined, mapped_to
+from asr.lm.combine import (
+    CheckedLM,
+    CombinedLM,
+    Difference,
+    Interpolated,
+    RemappedLM,
+    WordMapper,
+    look_up_combined,
+    mapped_to,
+)
 from asr.lm.corpus import read_word_stream
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.estimate import estimate_kneser_ney
 from asr.lm.ngram.model import NgramLM
 from asr.text.symbols import SPECIAL_WORDS, UNK_ID, Vocabulary
 from tests.reference.ngram_oracle import toy_sentences
+from tests.reference.table_lm import TableLM
 
 SENTENCES = ["w1 w2 w1", "w0 w0 w3 w5", "", "rare3 w1"]
 
@@ -264,3 +274,40 @@ def test_other_models_have_nothing_for_a_loop(models: list[NgramLM]) -> None:
     uncompiled = NgramLM(large.vocabulary, large.arrays, large.order, compiled=False)
     assert Difference(Interpolated([uncompiled, small], [0.5, 0.5]), small).lookup_tables() is None
     assert RemappedLM(uncompiled, small.vocabulary).lookup_tables() is None
+
+
+class _Spoiled(TableLM):
+    """Has a value that is no probability for one word after one word, and for the end of that sentence."""
+
+    value = math.nan
+
+    def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
+        log_prob, next_idx = super().score(context_idx, word_id)
+        return log_prob.masked_fill((context_idx == 1) & (word_id == 6), self.value), next_idx
+
+    def final(self, context_idx: Tensor) -> Tensor:
+        return super().final(context_idx).masked_fill(context_idx == 1, self.value)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1.0])
+def test_scores_of_a_users_model_must_be_numbers(value: float) -> None:
+    vocabulary = Vocabulary(["A", "B", "C"])
+    plain, spoiled = TableLM(vocabulary), _Spoiled(vocabulary)
+    spoiled.value = value
+    checked = CheckedLM(spoiled)
+    word_id = vocabulary.ids_of(["A", "B", "C"])
+    assert word_id.tolist() == [4, 5, 6]
+    context_idx = checked.start(3)
+    for lm in (plain, checked):
+        assert lm.start(3).tolist() == context_idx.tolist()
+        log_prob, next_idx = lm.score(context_idx, word_id)
+    assert torch.equal(log_prob, plain.score(context_idx, word_id)[0])
+    after_first = next_idx[:1].expand(3)
+    assert after_first.tolist() == [1, 1, 1]
+    if value == 1.0 or value == -math.inf:  # unnormalized scores and impossible words are allowed
+        assert checked.score(after_first, word_id)[0][2] == checked.final(after_first)[0] == value
+        return
+    with pytest.raises(AsrError, match=rf"_Spoiled.score: log P\(C \| context 1\) is {value}; give a number, or -inf"):
+        checked.score(after_first, word_id)
+    with pytest.raises(AsrError, match=rf"_Spoiled.final: log P\(</s> \| context 1\) is {value}"):
+        checked.final(torch.stack([context_idx[0], after_first[0]]))
