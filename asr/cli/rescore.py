@@ -129,6 +129,10 @@ def run(args: argparse.Namespace) -> int:
     require_writable(*outputs, inputs=inputs)
     # Everything is read before the language model is loaded, which may take longer.
     utterances = list(_utterances(args, frame_seconds))
+    if not utterances:
+        raise AsrError(
+            f"{' '.join(args.inputs)}: there are no lattices or n-best lists; the other recognizer wrote none."
+        )
     has_frames = any(isinstance(one.alternatives, WordLattice) and not one.has_seconds for one in utterances)
     if has_frames and args.frame_seconds is None and (args.jsonl or args.output_format in _TIMED):
         print(

@@ -234,3 +234,8 @@ def test_the_command_takes_folders_and_gives_times(folder: Path, capsys: pytest.
     assert "u-x: ctm needs times, which this input does not have" in capsys.readouterr().err
     assert main(["rescore", str(empty), *model]) == 2
     assert "there are no n-best lists in this folder" in capsys.readouterr().err
+    nothing = folder / "nothing.txt"
+    nothing.touch()
+    assert main(["rescore", str(nothing), *model]) == 2
+    assert f"{nothing}: there are no lattices or n-best lists" in capsys.readouterr().err
+    assert main(["rescore", str(nothing), str(timed), *model]) == 0
