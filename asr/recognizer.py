@@ -353,10 +353,13 @@ class Recognizer(nn.Module):
 
         Raises:
             AsrError: a file cannot be read; a recording is empty, of another shape or type, or has samples that are not
-                finite; the sampling rate or `nbest` is out of range; or `sessions` do not fit.
+                finite; the sampling rate or `nbest` is out of range; the acoustic model cannot use what is known of a
+                speaker; or `sessions` do not fit.
         """
         if nbest < 1:
             raise AsrError(f"nbest is {nbest}; ask for 1 hypothesis or more.")
+        if speaker is not None:
+            self.require_normalizing()
         self.eval()  # a training loop that shares the acoustic model may have left it in training mode
         recordings = self._open(audio, sampling_rate, num_samples)
         sessions = self._sessions(sessions, len(recordings))
@@ -404,12 +407,21 @@ class Recognizer(nn.Module):
         Raises:
             AsrError: as for `forward`, or the acoustic model does not normalize its features.
         """
+        network = self.require_normalizing()
+        return _statistics(network, self._features_of(audio, sampling_rate, num_samples))
+
+    def require_normalizing(self) -> NormalizingNetwork:
+        """The acoustic model, if it can use what is known about a speaker.
+
+        Raises:
+            AsrError: it does not normalize its features.
+        """
         if not isinstance(self.acoustic_model, NormalizingNetwork):
             raise AsrError(
                 f"bundle {self.bundle.name}: its acoustic model has no use for a speaker's statistics, because it does "
                 "not normalize features by mean and variance."
             )
-        return _statistics(self.acoustic_model, self._features_of(audio, sampling_rate, num_samples))
+        return self.acoustic_model
 
     @no_autograd()
     def speaker_transform(

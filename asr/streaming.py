@@ -34,6 +34,7 @@ from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels.memory import no_autograd, release_now_and_then
 from asr.lm.interface import LanguageModel
+from asr.models.adaptation import Speaker
 from asr.models.external.network import ExternalNetwork
 from asr.models.external.streaming import StateEncoder, StateStream
 from asr.models.interface import ACOUSTIC_SECONDS
@@ -403,18 +404,26 @@ class StreamingRecognizer:
             recognizer.acoustic_model.forward_normalized(features, num_features)  # type: ignore[operator]
 
     @_one_at_a_time
-    def open(self, sampling_rate: int | None = None) -> int:
+    def open(self, sampling_rate: int | None = None, speaker: Speaker | None = None) -> int:
         """Opens a stream.
 
         Args:
             sampling_rate: of its samples, in Hz; the bundle's own if None.
+            speaker: whose voice it is, as `Recognizer.speaker_statistics` or `Recognizer.speaker_transform` returns it.
+                The first seconds are then not normalized by themselves alone.
 
         Returns:
             The stream's number.
 
         Raises:
-            AsrError: the sampling rate is out of range.
+            AsrError: the sampling rate is out of range, or the acoustic model cannot use what is known of a speaker.
         """
+        device = self._recognizer.device
+        if speaker is None:
+            windows = self._windows.open(device)
+        else:
+            self._recognizer.require_normalizing()
+            windows = self._windows.open(device, speaker)
         rate = self._rate if sampling_rate is None else checked_rate(sampling_rate)
         (search,) = self._start()
         features: Any = self._recognizer.features
@@ -423,7 +432,7 @@ class StreamingRecognizer:
         self._streams[number] = _Stream(
             ResampleStream(rate, self._rate),
             FeatureStream(features),
-            self._windows.open(self._recognizer.device),
+            windows,
             search,
             sampling_rate=rate,
         )
@@ -596,6 +605,7 @@ def recognize_stream(
     pieces: Iterable[Any],
     sampling_rate: int | None = None,
     options: StreamingOptions | None = None,
+    speaker: Speaker | None = None,
 ) -> Iterator[StreamResult]:
     """Recognizes one stream while its samples arrive.
 
@@ -604,6 +614,7 @@ def recognize_stream(
         pieces: samples (L,) of any length, as `StreamingRecognizer.push` takes them.
         sampling_rate: in Hz; the bundle's own if None.
         options: see `StreamingOptions`.
+        speaker: see `StreamingRecognizer.open`.
 
     Yields:
         Partial and final results; the last one has the reason `end`.
@@ -613,7 +624,7 @@ def recognize_stream(
         ...     print("final" if result.is_final else "partial", result.text)
     """
     streaming = StreamingRecognizer(recognizer, options)
-    stream = streaming.open(sampling_rate)
+    stream = streaming.open(sampling_rate, speaker)
     for samples in pieces:
         streaming.push(stream, samples)
         while streaming.is_ready:

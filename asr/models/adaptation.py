@@ -57,8 +57,11 @@ class SpeakerTransform(NamedTuple):
     def __call__(self, features: Tensor, num_frames: Tensor) -> Tensor:
         """Normalized features (N, T, F) of num_frames (N,) frames -> (N, T, F); padding stays 0."""
         inside = valid_frames(num_frames.to(features.device), features.shape[1])
-        moved = features * self.scale.to(features.device) + self.shift.to(features.device)
-        return moved.masked_fill(~inside[:, :, None], 0.0)
+        return self.transformed(features).masked_fill(~inside[:, :, None], 0.0)
+
+    def transformed(self, features: Tensor) -> Tensor:
+        """Normalized features (..., F) -> (..., F)."""
+        return features * self.scale.to(features.device) + self.shift.to(features.device)
 
 
 class RecognizedSpeech(NamedTuple):

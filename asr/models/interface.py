@@ -69,6 +69,19 @@ class SpeakerStatistics(NamedTuple):
         """Features (N, T, F) of num_frames (N,) frames, normalized with these frames besides their own."""
         return norm(features, num_frames, self)
 
+    @property
+    def statistics(self) -> SpeakerStatistics:
+        """Themselves, as for a speaker's transform."""
+        return self
+
+    def transformed(self, features: Tensor) -> Tensor:
+        """Normalized features (..., F), unchanged: nothing else is known about the speaker."""
+        return features
+
+    def limited(self) -> SpeakerStatistics:
+        """The same, but of 10 s at most: what counts besides an utterance's own frames."""
+        return self._replace(num_frames=min(self.num_frames, _SPEAKER_FRAMES))
+
     def __add__(self, other: object) -> SpeakerStatistics:
         """The statistics of both."""
         if not isinstance(other, SpeakerStatistics):

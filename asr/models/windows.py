@@ -16,7 +16,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asr.errors import AsrError
-from asr.models.interface import LOG_PROB_IN_NOISE, STD_FLOOR, AcousticNetwork, BoundedNetwork, in_parts
+from asr.models.adaptation import Speaker
+from asr.models.interface import (
+    LOG_PROB_IN_NOISE,
+    STD_FLOOR,
+    AcousticNetwork,
+    BoundedNetwork,
+    SpeakerStatistics,
+    in_parts,
+)
 
 
 class RunningNorm:
@@ -31,15 +39,27 @@ class RunningNorm:
         max_frames: the maximum number of frames that count.
         min_feature_std: standard deviation, averaged over features, from which on the stream is taken for speech.
         device: where the features are.
+        known: statistics of the speaker's other recordings, up to 10 s of which count as the oldest frames.
     """
 
-    def __init__(self, feature_dim: int, max_frames: int, min_feature_std: float, device: torch.device) -> None:
+    def __init__(
+        self,
+        feature_dim: int,
+        max_frames: int,
+        min_feature_std: float,
+        device: torch.device,
+        known: SpeakerStatistics | None = None,
+    ) -> None:
         self._max_frames = max_frames
         self._min_feature_std = min_feature_std
         self._count = 0.0
         self._sums = torch.zeros(2, feature_dim, dtype=torch.float64, device=device)
         self._has_begun = False
         self._in_pause = False
+        if known is not None:
+            self._count = float(min(known.limited().num_frames, max_frames))
+            mean, variance = (part.to(device).double() for part in (known.mean, known.variance))
+            self._sums = self._count * torch.stack([mean, variance + mean.square()])
 
     def statistics(self, features: Tensor) -> tuple[Tensor, Tensor] | None:
         """Mean and standard deviation, (F,) float32 each, of the frames so far and these (T, F), which are not added.
@@ -111,9 +131,17 @@ class WindowStream:
         factor: frames of features for each frame of output.
         sizes: sizes of the windows.
         device: where the network is.
+        speaker: what is known about the speaker, if anything.
     """
 
-    def __init__(self, feature_dim: int, factor: int, sizes: WindowSizes, device: torch.device) -> None:
+    def __init__(
+        self,
+        feature_dim: int,
+        factor: int,
+        sizes: WindowSizes,
+        device: torch.device,
+        speaker: Speaker | None = None,
+    ) -> None:
         self._factor = factor
         self._sizes = sizes
         self._features = torch.zeros(0, feature_dim, device=device)
@@ -124,7 +152,9 @@ class WindowStream:
         self._is_done = False
         self._is_whole = True
         self._is_noise = False
-        self._norm = RunningNorm(feature_dim, sizes.memory * factor, sizes.min_feature_std, device)
+        self._speaker = speaker
+        known = None if speaker is None else speaker.statistics
+        self._norm = RunningNorm(feature_dim, sizes.memory * factor, sizes.min_feature_std, device, known)
         self.begin_utterance()
 
     def push(self, features: Tensor) -> None:
@@ -200,7 +230,10 @@ class WindowStream:
 
     def _normalized(self, features: Tensor, statistics: tuple[Tensor, Tensor] | None) -> Tensor:
         self._is_noise = statistics is None
-        return torch.zeros_like(features) if statistics is None else (features - statistics[0]) / statistics[1]
+        if statistics is None:
+            return torch.zeros_like(features)
+        normal = (features - statistics[0]) / statistics[1]
+        return normal if self._speaker is None else self._speaker.transformed(normal)
 
     def _unless_noise(self, outputs: Tensor) -> Tensor:
         if not self._is_noise:
@@ -234,9 +267,9 @@ class ChunkedEncoder:
         bounded = network if isinstance(network, BoundedNetwork) else None
         self._bounded = bounded.draft if bounded is not None and drafts else bounded
 
-    def open(self, device: torch.device) -> WindowStream:
-        """Opens a new stream."""
-        return WindowStream(self._network.num_features, self._network.subsampling_factor, self.sizes, device)
+    def open(self, device: torch.device, speaker: Speaker | None = None) -> WindowStream:
+        """Opens a new stream, of a known speaker if one is given."""
+        return WindowStream(self._network.num_features, self._network.subsampling_factor, self.sizes, device, speaker)
 
     @torch.no_grad()
     def step(self, streams: Sequence[WindowStream]) -> list[Tensor]:

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from asr.bundle import Bundle
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
+from asr.models.adaptation import SpeakerTransform
 from asr.models.feedforward import FeedForwardNetwork
-from asr.models.interface import LOG_PROB_IN_NOISE
+from asr.models.interface import LOG_PROB_IN_NOISE, UtteranceCmvn
 from asr.models.tdnnf import Ensemble, Tdnnf
 from asr.models.windows import ChunkedEncoder, RunningNorm, WindowSizes
 from asr.recognizer import Recognizer
@@ -271,6 +272,61 @@ def test_utterances_are_heard_again_by_what_has_been_heard_since(max_frames):
         step()
     (second,) = encoder.utterance_log_probs([streams["speech"]])
     torch.testing.assert_close(second, by_hand(60, 331), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("num_known", "num_counted"), [(300, 300), (5000, 1000)])
+def test_the_frames_of_a_known_speaker_count_like_the_oldest_of_the_stream(num_known, num_counted):
+    generator = torch.Generator().manual_seed(1)
+    known, heard = (5.0 + 2.0 * torch.randn(num, 3, generator=generator) for num in (num_counted, 40))
+    statistics = UtteranceCmvn().statistics(known[None], torch.tensor([num_counted]))._replace(num_frames=num_known)
+    norm = RunningNorm(3, 1200, 0.5, torch.device("cpu"), statistics)
+    everything = torch.cat([known, heard])
+    for _ in range(2):
+        mean, std = norm.statistics(heard)
+        torch.testing.assert_close(mean, everything.mean(0))
+        torch.testing.assert_close(std, everything.std(0, unbiased=False))
+    norm.add(heard, True)
+    mean, _ = norm.statistics(heard)
+    torch.testing.assert_close(mean, torch.cat([everything, heard]).mean(0))
+    # No more frames count than in any stream.
+    short = RunningNorm(3, 100, 0.5, torch.device("cpu"), statistics)
+    mean, _ = short.statistics(heard)
+    torch.testing.assert_close(mean, (100 * known.mean(0) + heard.sum(0)) / 140)
+    # What is known is of speech, so a quiet beginning is normalized, too.
+    quiet = torch.zeros(30, 3)
+    assert norm.statistics(quiet) is not None
+    assert RunningNorm(3, 100, 0.5, torch.device("cpu")).statistics(quiet) is None
+
+
+def test_streams_of_a_known_speaker_are_normalized_and_transformed_from_the_start(recognizer):
+    waveform = tones(["PAT", "TO", "KIT"])
+    options = StreamingOptions(**QUICK, **ENDLESS)
+    speaker = recognizer.speaker_statistics([0.8 * tones(["TWO", "SICK"])], RATE)
+    width = recognizer.acoustic_model.num_features
+    identity = SpeakerTransform.identity(width)
+    shifted = identity._replace(shift=torch.full((width,), 0.5), scale=torch.full((width,), 1.5))
+    totals = {}
+    streaming = StreamingRecognizer(recognizer, options)
+    for name, known in {"none": None, "identity": identity, "speaker": speaker, "shifted": shifted}.items():
+        results = run(streaming, streaming.open(RATE, known), waveform)
+        assert results[-1].text == "PAT TO KIT" or name == "shifted"
+        totals[name] = results[-1].total
+        if known is not None:
+            (again,) = (one for one in recognize_stream(recognizer, [waveform], RATE, options, known) if one.is_final)
+            assert again.total == pytest.approx(totals[name], abs=1e-3)
+    assert totals["none"] == pytest.approx(totals["identity"])
+    assert abs(totals["speaker"] - totals["none"]) > 1e-3 and abs(totals["shifted"] - totals["none"]) > 0.1
+
+
+def test_a_network_that_does_not_normalize_knows_no_speaker(recognizer, monkeypatch):
+    speaker = recognizer.speaker_statistics([tones(["PAT"])], RATE)
+    streaming = StreamingRecognizer(recognizer, StreamingOptions(**QUICK))
+    monkeypatch.setattr("asr.recognizer.NormalizingNetwork", Ensemble)
+    with pytest.raises(AsrError, match="its acoustic model has no use for a speaker's statistics"):
+        streaming.open(RATE, speaker)
+    with pytest.raises(AsrError, match="its acoustic model has no use for a speaker's statistics"):
+        recognizer([tones(["PAT"])], RATE, speaker=speaker)
+    streaming.open(RATE)
 
 
 def test_pauses_end_utterances(recognizer):
