@@ -36,9 +36,10 @@ def network_from_checkpoint(
     registered = build_network(class_name, arguments, ACOUSTIC_MODEL_CLASSES, str(recipe))
     # Parts of the network that only training needs are left out.
     reduced = getattr(registered.network, "inference_arguments", None)
+    in_training = registered.network.state_dict().keys()
     if reduced is not None:
         registered = build_network(class_name, reduced(arguments), ACOUSTIC_MODEL_CLASSES, str(recipe))
-    wanted = registered.network.state_dict().keys()
+    left_out = in_training - registered.network.state_dict().keys()
     checkpoints = [checkpoint] if isinstance(checkpoint, (str, Path)) else checkpoint
     mean: dict[str, Tensor] = {}
     tables: list[TokenTable] = []
@@ -46,8 +47,7 @@ def network_from_checkpoint(
         content = read_checkpoint(path)
         try:
             weights = _averaged_weights(content, path)
-            kept = weights if reduced is None else {name: weights[name] for name in wanted & weights.keys()}
-            registered.network.load_state_dict(kept)
+            registered.network.load_state_dict({name: weights[name] for name in weights.keys() - left_out})
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[-1].strip().rstrip(".")
             raise AsrError(

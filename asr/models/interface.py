@@ -122,7 +122,7 @@ class UtteranceCmvn(nn.Module):
         counted = self._counted(features, inside)[:, :, None]
         count = counted.sum(dim=1, keepdim=True)
         total = features.masked_fill(~counted, 0.0).sum(dim=1, keepdim=True)
-        num_others = 0 if speaker is None else min(speaker.num_frames, _SPEAKER_FRAMES)
+        num_others = 0 if speaker is None else speaker.limited().num_frames
         if speaker is not None:
             total = total + num_others * speaker.mean.to(features)
         count = (count + num_others).clamp(min=1)

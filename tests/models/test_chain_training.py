@@ -368,6 +368,14 @@ def test_a_checkpoint_becomes_a_network_without_the_auxiliary_branch(
     average = trainer.lightning_module.average.network  # type: ignore[attr-defined]
     features, num_frames = torch.randn(1, 50, 20), torch.tensor([50])
     torch.testing.assert_close(registered.network(features, num_frames)[0], average(features, num_frames)[0])
+    # Layers that the recipe does not have are not left out, nor are others made up.
+    recipe = (tmp_path / "recipe.yaml").read_text()
+    for num_layers in (NETWORK["num_layers"] - 1, NETWORK["num_layers"] + 1):
+        (tmp_path / "other.yaml").write_text(
+            recipe.replace(f"num_layers: {NETWORK['num_layers']}", f"num_layers: {num_layers}")
+        )
+        with pytest.raises(AsrError, match=r"last\.ckpt: the weights do not fit the network of .*other\.yaml"):
+            network_from_checkpoint(tmp_path / "last.ckpt", tmp_path / "other.yaml")
 
 
 def test_a_training_starts_from_the_averaged_weights_of_another(
