@@ -48,6 +48,7 @@ class ChainDataModule(pl.LightningDataModule):
         max_warp: the largest warp of vocal tract length perturbation.
         max_smoothing: the largest share that a filter takes of each neighbor (`FilterSmoothing`).
         spec_augment: masks, or None.
+        speaker_share: the share of pieces that are normalized together with other utterances of their speaker.
         seed: of the order.
         fbank: the features that the corpus was prepared with, and that a bundle will have. None is the default.
 
@@ -70,6 +71,7 @@ class ChainDataModule(pl.LightningDataModule):
         spec_augment: SpecAugment | None = None,
         seed: int = 1,
         fbank: Fbank | None = None,
+        speaker_share: float = 0.0,
     ) -> None:
         super().__init__()
         self.corpus = PreparedCorpus(corpus)
@@ -91,6 +93,7 @@ class ChainDataModule(pl.LightningDataModule):
             "max_warp": max_warp,
             "max_smoothing": max_smoothing,
             "spec_augment": spec_augment,
+            "speaker_share": speaker_share,
         }
         self.train_chunks: ChunkLoader | None = None
         self.valid_chunks: ChunkLoader | None = None

@@ -5,7 +5,9 @@ Shapes: N pieces of a batch, T frames of features with their context, F features
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
+from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
@@ -18,8 +20,11 @@ from asr.datasets.augment import SpecAugment, VocalTractPerturbation
 from asr.distributed import WHOLE, Share, batch_rows, draw_from, draw_rows
 from asr.errors import AsrError
 from asr.models.chain_corpus import FRAME_SECONDS, PreparedCorpus
-from asr.models.interface import UtteranceCmvn
+from asr.models.interface import STD_FLOOR, SpeakerStatistics, UtteranceCmvn
 from asr.models.tdnnf import smoothed
+
+# A piece is normalized with so many other utterances of its speaker at most.
+_MOST_OTHERS = 8
 
 
 class Chunk(NamedTuple):
@@ -65,9 +70,11 @@ class ChunkLoader:
         max_warp: the largest warp of vocal tract length perturbation; 0 for none.
         max_smoothing: the largest share that a filter takes of each neighbor, drawn for every piece; 0 for none.
         spec_augment: masks of bands of frames and features, or None.
+        speaker_share: the share of pieces whose utterance is normalized together with others of its speaker, which are
+            drawn for every piece (`SpeakerStatistics`).
 
     Raises:
-        AsrError: there is no length, or one below 1.
+        AsrError: there is no length, or one below 1, or `speaker_share` is not from 0 to 1.
     """
 
     def __init__(
@@ -83,11 +90,14 @@ class ChunkLoader:
         max_warp: float = 0.0,
         max_smoothing: float = 0.0,
         spec_augment: SpecAugment | None = None,
+        speaker_share: float = 0.0,
     ) -> None:
         if min(lengths, default=0) < 1:
             raise AsrError(
                 f"lengths: {list(lengths)}: give the output frames of a piece, such as [30, 50, 75, 100, 130]."
             )
+        if not 0.0 <= speaker_share <= 1.0:
+            raise AsrError(f"speaker_share is {speaker_share}; give a share of the pieces, from 0 to 1.")
         self.corpus = corpus
         self.utterances = list(utterances)
         self.conditions = tuple(conditions)
@@ -99,8 +109,12 @@ class ChunkLoader:
         self.spec_augment = spec_augment
         self._warp = VocalTractPerturbation(max_warp, Fbank(**corpus.fbank_arguments)) if max_warp else None
         self._max_smoothing = max_smoothing
+        self._speaker_share = speaker_share
+        self._of_speaker: dict[str, list[int]] = {}
+        for utterance in self.utterances:
+            self._of_speaker.setdefault(corpus.utterances[utterance].speaker, []).append(utterance)
         self._cmvn = UtteranceCmvn()
-        self._statistics: dict[tuple[int, int], tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]] = {}
+        self._statistics: dict[tuple[int, int], SpeakerStatistics] = {}
 
     def plan(self, seed: int) -> list[tuple[int, list[Chunk]]]:
         """The batches of an epoch in random order: (L, pieces); the same for the same seed."""
@@ -146,9 +160,10 @@ class ChunkLoader:
         num_frames = self.left_context + length * self.factor + self.right_context
         features = np.zeros((len(chunks), num_frames, self.corpus.num_features), dtype=np.float32)
         inside = np.zeros((len(chunks), num_frames), dtype=bool)
+        others = self._drawn_speakers(rows, num_all)
         for row, chunk in enumerate(chunks):
             utterance = self.corpus.features(chunk.utterance, chunk.condition)
-            mean, inverse_std = self._normal(chunk.utterance, chunk.condition)
+            mean, inverse_std = self._normal(chunk, others[row])
             first = chunk.first_output * self.factor - self.left_context
             begin, end = max(0, first), min(len(utterance), first + num_frames)
             features[row, begin - first : end - first] = (utterance[begin:end] - mean) * inverse_std
@@ -180,17 +195,37 @@ class ChunkLoader:
         seconds: npt.NDArray[np.float64] = frame * (FRAME_SECONDS * self.corpus.conditions[chunk.condition].speed)
         return seconds
 
-    def _normal(self, utterance: int, condition: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        """What `UtteranceCmvn` subtracts from the whole utterance and then multiplies it by, (F,) each."""
+    def _drawn_speakers(self, rows: Sequence[int], num_all: int) -> list[list[float]]:
+        """For each of a batch's rows the numbers that draw other utterances of its speaker."""
+        if not self._speaker_share:
+            return [[]] * len(rows)
+        numbers = torch.rand(num_all, 1 + _MOST_OTHERS).tolist()
+        # What is left of the first number, once it has decided, is their number.
+        shares = [numbers[row][0] / self._speaker_share for row in rows]
+        return [
+            numbers[row][1 : 2 + int(_MOST_OTHERS * share)] if share < 1.0 else []
+            for row, share in zip(rows, shares, strict=True)
+        ]
+
+    def _normal(self, chunk: Chunk, drawn: Sequence[float]) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        """What `UtteranceCmvn` subtracts from the whole utterance and then multiplies it by, (F,) each.
+
+        Args:
+            chunk: a piece of the utterance.
+            drawn: numbers from 0 to 1 for the speaker's other utterances; none for the utterance on its own.
+        """
+        speaker = self._of_speaker[self.corpus.utterances[chunk.utterance].speaker]
+        others = {speaker[int(number * len(speaker))] for number in drawn} - {chunk.utterance}
+        nothing = SpeakerStatistics.of_nothing(self.corpus.num_features)
+        others_statistics = reduce(
+            operator.add, (self._statistics_of(each, chunk.condition) for each in others), nothing
+        )
+        mean, variance, _ = self._statistics_of(chunk.utterance, chunk.condition) + others_statistics.limited()
+        return mean.numpy(), variance.sqrt().clamp(min=STD_FLOOR).reciprocal().numpy()
+
+    def _statistics_of(self, utterance: int, condition: int) -> SpeakerStatistics:
         key = (utterance, condition)
         if key not in self._statistics:
             features = torch.from_numpy(self.corpus.features(utterance, condition).astype(np.float32))
-            num_frames = torch.tensor([len(features)])
-            # The normalization is affine in each feature, so two frames determine it: the lowest and highest values.
-            normal = self._cmvn(features[None], num_frames)[0]
-            low, high = features.min(0), features.max(0)
-            span = (high.values - low.values).clamp(min=1e-5)
-            inverse_std = (normal.gather(0, high.indices[None]) - normal.gather(0, low.indices[None]))[0] / span
-            mean = low.values - normal.gather(0, low.indices[None])[0] / inverse_std.clamp(min=1e-5)
-            self._statistics[key] = (mean.numpy(), inverse_std.numpy())
+            self._statistics[key] = self._cmvn.statistics(features[None], torch.tensor([len(features)]))
         return self._statistics[key]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,7 @@ from asr.errors import AsrError
 from asr.models.chain_corpus import Alignment, PreparedCorpus, write_corpus
 from asr.models.chain_preparation import require_names
 from asr.models.chunks import Chunk, ChunkLoader
-from asr.models.interface import UtteranceCmvn
+from asr.models.interface import SpeakerStatistics, UtteranceCmvn
 from asr.models.tdnnf import smoothed
 from asr.text.lexicon import Lexicon
 
@@ -144,6 +146,51 @@ def test_each_piece_is_smoothed_by_a_share_of_its_own(corpus: PreparedCorpus) ->
     assert all(0.0 < share < 0.4 for share in shares) and len({round(share, 4) for share in shares}) == 3
     # Processes that share a batch draw the same.
     assert torch.equal(load(Share(1, 2)), mixed[1::2])
+
+
+def test_pieces_are_normalized_with_other_utterances_of_their_speaker(corpus: PreparedCorpus) -> None:
+    corpus = PreparedCorpus(corpus.folder)
+    speakers = ["ann", "ann", "ann", "bob"]
+    utterances = [*corpus.utterances, corpus.utterances[2]]
+    corpus.utterances = [replace(one, speaker=name) for one, name in zip(utterances, speakers, strict=True)]
+    features = [torch.from_numpy(corpus.features(number, 0).astype(np.float32)) for number in range(3)]
+    norm = UtteranceCmvn()
+    nothing = SpeakerStatistics.of_nothing(20)
+    first, second = (
+        norm.statistics(features[number][None], torch.tensor([len(features[number])])) for number in (1, 2)
+    )
+    num_frames = torch.tensor([len(features[0])])
+    expected = {
+        name: norm(features[0][None], num_frames, known)[0, :60]
+        for name, known in {"alone": nothing, "1": first, "2": second, "1 and 2": first + second}.items()
+    }
+    chunks = [Chunk(0, 0, 0)] * 300
+
+    def drawn(share: float, processes: Share = WHOLE) -> list[str]:
+        torch.manual_seed(2)
+        loader = ChunkLoader(corpus, [0, 1, 2], lengths=(20,), speaker_share=share)
+        pieces = loader.load(20, chunks, processes).features
+        return [
+            name
+            for piece in pieces
+            for name, value in expected.items()
+            if torch.allclose(piece, value, atol=1e-4, rtol=1e-3)
+        ]
+
+    found = Counter(drawn(1.0))
+    assert found.total() == 300 and set(found) == set(expected) and found["1 and 2"] > 150
+    assert drawn(0.0) == ["alone"] * 300
+    assert 120 < drawn(0.5).count("alone") < 200
+    assert drawn(0.5, Share(1, 2)) == drawn(0.5)[1::2]
+    # Others' voices are left out, and so are utterances that are not in training.
+    bobs = ChunkLoader(corpus, [2, 3], lengths=(10,), speaker_share=1.0).load(10, [Chunk(2, 0, 0)]).features
+    assert torch.allclose(bobs[0], norm(features[2][None], torch.tensor([len(features[2])]))[0, :30], atol=1e-3)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
+def test_a_share_of_pieces_is_from_0_to_1(corpus: PreparedCorpus, share: float) -> None:
+    with pytest.raises(AsrError, match=r"speaker_share is .*; give a share of the pieces, from 0 to 1"):
+        ChunkLoader(corpus, range(3), speaker_share=share)
 
 
 def test_seconds_are_those_of_the_recording_whatever_the_speed(corpus: PreparedCorpus) -> None:
