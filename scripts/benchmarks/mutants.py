@@ -7,9 +7,10 @@ A mutant has another comparison, operation, number or truth value, `max` instead
 all tests run without a mutant, and the functions that each calls are recorded; recordings are kept until the code
 changes. A mutant's tests are those that call its function, the most specific ones first, up to 15 CPU seconds. Loops
 compiled by numba are skipped, because their tests compare them with the same code uncompiled and each mutant would have
-to be compiled. The share of mutants killed by tests is stored for `scripts/bench onepass --quick`. Survivors are
-listed; each is a missing test or a change without effect. The latter are explained in
-`scripts.benchmarks.mutants_explained`; they are not run, and the share is of the others.
+to be compiled. What became of each mutant is kept, too, so that the same command continues a run that was ended. The
+share of mutants killed by tests is stored for `scripts/bench onepass --quick`. Survivors are listed; each is a missing
+test or a change without effect. The latter are explained in `scripts.benchmarks.mutants_explained`; they are not run,
+and the share is of the others.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ import dataclasses
 import itertools
 import json
 import random
+import signal
+import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +32,7 @@ from typing import Any, TypeVar
 from asr.errors import AsrError
 from scripts.benchmarks.inputs import ROOT, argument_parser, cache_folder, with_progress
 from scripts.benchmarks.mutants_explained import EXPLAINED, WITH_A_GPU
-from scripts.benchmarks.mutants_tests import Function, Reach, Worker, record, state_of_code, test_files
+from scripts.benchmarks.mutants_tests import Function, Outcomes, Reach, Worker, record, state_of_code, test_files
 from scripts.benchmarks.report import provenance, table
 
 _T = TypeVar("_T")
@@ -216,6 +220,7 @@ class Runner:
         self._pool = ThreadPoolExecutor(num_jobs)
         self._marked = "not slow and not gpu" if fast else "not gpu"
         self._reach = Reach({})
+        self._outcomes: Outcomes | None = None
 
     def record(self, paths: Sequence[str]) -> None:
         """Runs the tests in files and folders without any mutant, unless their recordings are up to date.
@@ -232,22 +237,39 @@ class Runner:
         for some in with_progress(done, "tests without mutants", len(files)):
             tests |= some
         self._reach = Reach(tests)
+        self._outcomes = Outcomes(state, files, self._marked)
 
     def close(self) -> None:
-        self._pool.shutdown()
+        self._pool.shutdown(cancel_futures=True)
         for process in self._processes:
             process.close()
 
     def killed(self, mutants: Sequence[Mutant]) -> Iterator[bool]:
-        """Whether tests fail with each mutant."""
+        """Whether tests fail with each mutant, after `record`.
+
+        Raises:
+            AsrError: the tests were ended from outside.
+        """
         return self._pool.map(self._is_killed, mutants)
 
     def _is_killed(self, mutant: Mutant) -> bool:
+        assert self._outcomes is not None
+        place = mutant.module, mutant.place, mutant.kind
+        known = self._outcomes.of(place)
+        if known is None:
+            known = self._run(mutant)
+            self._outcomes.add(place, known)
+        return known
+
+    def _run(self, mutant: Mutant) -> bool:
         tests, seconds = self._reach.tests_of(mutant.module, mutant.function)
         if not tests:
             return False
         made = {"mutant": dataclasses.asdict(mutant), "cpu_s": 30 + 5 * int(seconds)}
-        return self._with_process(lambda one: one.run(tests, self._marked, **made)) != 0
+        status = self._with_process(lambda one: one.run(tests, self._marked, **made))
+        if status in (-signal.SIGINT, -signal.SIGTERM):
+            raise AsrError("the tests were ended from outside; the same command continues.")
+        return status != 0
 
     def _with_process(self, task: Callable[[Worker], _T]) -> _T:
         process = self._free.pop()
@@ -264,6 +286,11 @@ def recorded() -> dict[str, Any]:
         return {"mutants_killed_share": None}
     known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return known
+
+
+def _show(progress: str) -> None:
+    """Replaces the line of progress on stderr."""
+    print(f"\r{progress:<78}\r", end="", file=sys.stderr, flush=True)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -291,10 +318,15 @@ def main(argv: Sequence[str]) -> int:
     runner = Runner(args.jobs, args.fast)
     try:
         runner.record(args.tests)
-        for mutant, is_killed in zip(chosen, runner.killed(chosen), strict=True):
+        begin = time.monotonic()
+        for number, (mutant, is_killed) in enumerate(zip(chosen, runner.killed(chosen), strict=True), start=1):
             killed[mutant.module] += is_killed
             if not is_killed:
+                _show("")
                 print(f"survived: {mutant.module}:{mutant.line}: {mutant.text}: {mutant.change}", flush=True)
+            minutes = (time.monotonic() - begin) / 60 / number * (len(chosen) - number)
+            _show(f"{number} of {len(chosen)} mutants, {killed.total()} killed, about {minutes:.0f} min left")
+        _show("")
     finally:
         runner.close()
     all_drawn, tried = (Counter(mutant.module for mutant in some) for some in (drawn, chosen))

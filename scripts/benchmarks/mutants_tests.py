@@ -1,10 +1,12 @@
-"""The tests of mutants: which test calls which functions, recorded once, and processes that run tests."""
+"""The tests of mutants: which test calls which functions, and which mutants they killed, both recorded until code or
+tests change; and processes that run tests."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,6 +24,8 @@ _MOST_SECONDS = 15.0
 
 Function = tuple[str, int]
 """A function: path of its module, and its first line, which may be a decorator's."""
+Place = tuple[str, int, int]
+"""A change: path of the module, which node of its syntax tree, and the kind of change."""
 
 
 class Reach:
@@ -78,7 +82,42 @@ class Worker:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(json.dumps({"tests": tests, "marked": marked, **options}), file=self._process.stdin, flush=True)
-        return int(self._process.stdout.readline())
+        status = self._process.stdout.readline()
+        return int(status) if status else -signal.SIGTERM  # the process itself was ended
+
+
+class Outcomes:
+    """Which mutants were killed, in a file that is written mutant by mutant, so that a run that was ended can go on.
+
+    Outcomes for other code or other tests are dropped.
+
+    Args:
+        state: of the code, from `state_of_code`.
+        files: with tests.
+        marked: selection by marks.
+    """
+
+    def __init__(self, state: str, files: Sequence[str], marked: str) -> None:
+        tests = [(path, (ROOT / path).read_text(encoding="utf-8")) for path in files]
+        key = json.dumps(hashlib.sha256(repr((state, tests, marked)).encode()).hexdigest())
+        self._path = cache_folder() / "mutants" / "outcomes.jsonl"
+        known = self._path.read_text(encoding="utf-8").split("\n") if self._path.is_file() else []
+        if known[:1] != [key]:
+            known = [key, ""]
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+        # What follows the last line break was not written to its end.
+        self._path.write_text("\n".join([*known[:-1], ""]), encoding="utf-8")
+        self._killed = {tuple(place): is_killed for *place, is_killed in map(json.loads, known[1:-1])}
+
+    def of(self, place: Place) -> bool | None:
+        """Whether the mutant was killed; None if that is unknown."""
+        return self._killed.get(place)
+
+    def add(self, place: Place, is_killed: bool) -> None:
+        """Writes down what became of a mutant."""
+        self._killed[place] = is_killed
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps([*place, is_killed]) + "\n")
 
 
 def test_files(paths: Sequence[str]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from asr.errors import AsrError
 from scripts.benchmarks import mutants
 from scripts.benchmarks.mutants import Runner, explanation, modules_of, mutants_of
 from scripts.benchmarks.mutants_explained import EXPLAINED, WITH_A_GPU
-from scripts.benchmarks.mutants_tests import Reach, Worker
+from scripts.benchmarks.mutants_tests import Outcomes, Reach, Worker
 
 SOURCE = """
 SIZE = 4
@@ -109,6 +110,36 @@ def test_the_most_specific_tests_come_first_and_their_time_is_limited() -> None:
     assert reach.tests_of("asr/a.py", 5) == ([], 0.0)
 
 
+def test_outcomes_outlive_a_run_that_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASR_BENCH_CACHE", str(tmp_path))
+    files = ["tests/benchmarks/test_mutants.py"]
+    first = Outcomes("code", files, "not slow")
+    first.add(("asr/a.py", 7, 0), True)
+    first.add(("asr/a.py", 7, 1), False)
+    (kept,) = tmp_path.rglob("*.jsonl")
+    with kept.open("a") as file:
+        file.write('["asr/a.py", 8, 0, tr')  # ended while it was written
+    again = Outcomes("code", files, "not slow")
+    assert [again.of(("asr/a.py", *change)) for change in ((7, 0), (7, 1), (8, 0))] == [True, False, None]
+    again.add(("asr/a.py", 8, 0), True)
+    assert Outcomes("code", files, "not slow").of(("asr/a.py", 8, 0)) is True
+    for others in (("code", files, "slow"), ("code", [], "not slow"), ("other code", files, "not slow")):
+        assert Outcomes(*others).of(("asr/a.py", 7, 0)) is None
+
+
+def test_tests_that_are_ended_from_outside_kill_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASR_BENCH_CACHE", str(tmp_path))
+    runner = Runner(1, fast=True)
+    monkeypatch.setattr(Reach, "tests_of", lambda *_: (["tests/metrics"], 1.0))
+    monkeypatch.setattr(Worker, "run", lambda *_, **__: -signal.SIGTERM)
+    try:
+        runner.record([])
+        with pytest.raises(AsrError, match="ended from outside; the same command continues"):
+            list(runner.killed(mutants_of("asr/metrics.py")[:1]))
+    finally:
+        runner.close()
+
+
 @pytest.mark.slow
 def test_mutants_are_killed_by_the_tests_that_call_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASR_BENCH_CACHE", str(tmp_path))
@@ -117,12 +148,13 @@ def test_mutants_are_killed_by_the_tests_that_call_them(tmp_path: Path, monkeypa
         runner.record(["tests/metrics"])
         made = [one for one in mutants_of("asr/metrics.py") if one.name == "num_errors"]
         unreached = dataclasses.replace(made[0], function=-1)
-        assert list(runner.killed([*made, unreached])) == [True, True, False]
+        assert list(runner.killed([*made, dataclasses.replace(unreached, place=-1)])) == [True, True, False]
     finally:
         runner.close()
     runner = Runner(1, fast=True)
     monkeypatch.setattr(Worker, "run", lambda *_, **__: pytest.fail("recorded already"))
     try:
         runner.record(["tests/metrics"])
+        assert list(runner.killed(made)) == [True, True]
     finally:
         runner.close()
