@@ -20,6 +20,7 @@ import dataclasses
 import itertools
 import json
 import random
+import re
 import signal
 import sys
 import time
@@ -31,7 +32,7 @@ from typing import Any, TypeVar
 
 from asr.errors import AsrError
 from scripts.benchmarks.inputs import ROOT, argument_parser, cache_folder, with_progress
-from scripts.benchmarks.mutants_explained import EXPLAINED, WITH_A_GPU
+from scripts.benchmarks.mutants_explained import EXPLAINED, SIZES, WITH_A_GPU
 from scripts.benchmarks.mutants_tests import Function, Outcomes, Reach, Worker, record, state_of_code, test_files
 from scripts.benchmarks.report import provenance, table
 
@@ -48,6 +49,7 @@ _CALCULATED: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
     ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.LShift: ast.RShift, ast.RShift: ast.LShift,
 }  # fmt: skip
+_NUMBERS = re.compile(r"[\d.]+ -> [\d.]+")
 _NAMES = {"min": "max", "max": "min", "amin": "amax", "amax": "amin", "argmin": "argmax", "argmax": "argmin"}
 
 
@@ -110,6 +112,9 @@ def explanation(mutant: Mutant) -> str | None:
     """Why the mutant is not expected to fail a test; None if it is."""
     if mutant.name in WITH_A_GPU.get(mutant.module, ()):
         return "only GPUs use the function"
+    is_number = mutant.function is None and _NUMBERS.fullmatch(mutant.change)
+    if is_number and mutant.text.partition(" = ")[0] in SIZES.get(mutant.module, ()):
+        return "how much is done at once"
     return EXPLAINED.get(mutant.module, {}).get((mutant.text, mutant.change))
 
 

@@ -143,6 +143,20 @@ def test_what_the_language_model_likes_survives_the_next_chunk(
 
 
 @pytest.mark.parametrize("backend", ["torch", "auto"])
+@pytest.mark.parametrize(("context_beam", "word"), [(5.0, "one"), (7.0, "zero")])
+def test_what_the_graph_puts_outside_the_context_beam_is_gone(backend: str, context_beam: float, word: str) -> None:
+    """The language model would have preferred word 0, whose path is 6 worse by the graph."""
+    graph, lm = two_ways()
+    graph = replace(graph, score=torch.tensor([-6.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]))
+    lm.log_prob_of = lambda history, word: -9.0 if word == len(SPECIAL_WORDS) + 1 else 0.0  # type: ignore[method-assign]
+    options = DecodingOptions(output_beam=8.0, context_beam=context_beam, min_active_states=0, chunk_frames=1)
+    decoder = TokenPassingDecoder(graph, options, lm_fusion="chunks", backend=backend, inputs="scores")
+    best = decoder.decode(torch.zeros(1, 4, 2), lm=lm)[0].best
+    assert best is not None and best.words == (word,)
+    assert best.total == pytest.approx(-9.0 if word == "one" else -6.0)
+
+
+@pytest.mark.parametrize("backend", ["torch", "auto"])
 def test_final_scores_count_only_at_the_end(backend: str) -> None:
     """Word 1 is in a state without an end after the first chunk, and has the better end after the second."""
     graph, lm = two_ways()

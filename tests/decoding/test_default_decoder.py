@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from asr.decoding import k2
-from asr.decoding.build import default_decoder
+from asr.decoding.build import OLD_FIRST_PASSES, chosen_decoder, default_decoder, old_first_pass
+from asr.errors import AsrError
+from tests.decoding.random_graphs import random_graph
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -33,3 +35,59 @@ def test_a_k2_that_imports_but_cannot_intersect_does_not_work(monkeypatch: pytes
 def test_a_k2_that_intersects_works() -> None:
     pytest.importorskip("k2")
     assert k2.k2_works(CPU)
+
+
+@pytest.mark.parametrize(
+    ("asked", "has_epsilons", "chosen"),
+    [
+        (("auto", "auto"), False, ("token-passing", "chunks")),
+        (("auto", "lattice"), False, ("token-passing", "lattice")),
+        (("auto", "search"), False, ("token-passing", "search")),
+        (("token-passing", "auto"), False, ("token-passing", "chunks")),
+        (("token-passing", "chunks"), False, ("token-passing", "chunks")),
+        (("k2", "auto"), False, ("k2", "lattice")),
+        (("k2", "lattice"), False, ("k2", "lattice")),
+        (("auto", "auto"), True, ("token-passing", "search")),
+        (("token-passing", "lattice"), True, ("token-passing", "search")),
+        (("k2", "auto"), True, ("k2", "lattice")),
+    ],
+)
+def test_decoder_and_fusion_are_chosen_for_the_graph(
+    asked: tuple[str, str], has_epsilons: bool, chosen: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "numba", ModuleType("numba"))
+    assert chosen_decoder(*asked, random_graph(1, epsilons=has_epsilons), CPU) == chosen
+
+
+def test_without_compiled_loops_lattices_are_rescored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)
+    monkeypatch.setattr(k2, "k2_works", lambda device: True)
+    graph = random_graph(1)
+    assert chosen_decoder("token-passing", "auto", graph, CPU) == ("token-passing", "lattice")
+    # k2 has no fusion within the search, and does not read epsilons.
+    assert chosen_decoder("auto", "lattice", graph, CPU) == ("k2", "lattice")
+    assert chosen_decoder("auto", "search", graph, CPU) == ("token-passing", "search")
+    assert chosen_decoder("auto", "auto", random_graph(1, epsilons=True), CPU) == ("token-passing", "search")
+
+
+@pytest.mark.parametrize(
+    ("decoder", "lm_fusion", "device", "message"),
+    [
+        ("kaldi", "auto", CPU, "there is no decoder 'kaldi'; choose one of auto, token-passing, k2"),
+        ("auto", "frames", CPU, "there is no fusion 'frames' of the language model; choose auto or one of"),
+        ("k2", "chunks", CPU, "k2 does not support lm_fusion chunks; choose lattice"),
+        ("k2", "search", CPU, "k2 does not support lm_fusion search; choose lattice"),
+        ("token-passing", "chunks", GPU, "lm_fusion chunks needs a CPU, but the recognizer is on cuda"),
+    ],
+)
+def test_what_no_decoder_can_do_is_one_sentence(
+    decoder: str, lm_fusion: str, device: torch.device, message: str
+) -> None:
+    with pytest.raises(AsrError, match=message):
+        chosen_decoder(decoder, lm_fusion, random_graph(1), device)
+
+
+def test_old_names_of_first_passes() -> None:
+    names = {old_first_pass(*new): old for old, new in OLD_FIRST_PASSES.items()}
+    assert names == {old: old for old in OLD_FIRST_PASSES}
+    assert old_first_pass("token-passing", "chunks") == "torch-chunks"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from asr.decoding.interface import DecodingOptions
 from asr.decoding.settings import (
     EXTERNAL_MODE,
     NEEDS,
+    WHOLE_RECORDINGS,
     LanguageModelOptions,
     Pass,
     ResourceOptions,
@@ -67,6 +68,37 @@ def test_wrong_weights_and_numbers_of_sentences_are_one_sentence(options: dict[s
         LanguageModelOptions(**options)
 
 
+def test_what_a_bundle_leaves_out_has_the_value_it_was_tuned_with() -> None:
+    """A bundle stores the options that were tuned; with another default for the others it would find other words."""
+    assert asdict(Settings()) == {
+        "decoding": {
+            "search_beam": 20.0, "output_beam": 8.0, "min_active_states": 30, "max_active_states": 7000,
+            "am_scale": 1.0, "graph_scale": 1.0, "lm_scale": 1.0, "word_insertion_penalty": 0.0,
+            "skip_beam": None, "max_contexts_per_state": None, "context_beam": 10.0, "blank_skip_threshold": None,
+            "chunk_frames": 100, "lookahead_frames": 12, "max_token_seconds": None, "mbr_scale": None,
+        },
+        "language_models": {
+            "rnn_weight": 0.5, "carry_history": False, "second_pass": "none", "second_pass_mode": "rnn",
+            "second_pass_weight": 1.0, "second_pass_sentences": 1000,
+        },
+        "cache": {
+            "hidden_dtype": "float32", "cache_scores": True, "cache_hidden": True, "cache_history_normalizers": True,
+            "cache_group_normalizers": True, "cache_tree_paths": True, "recombination_length": None,
+            "recombination": "first", "recombination_window": 50, "history_precision": None,
+            "hidden_products": "float32", "capacity_bytes": None, "rows_ahead": 0, "batching": "frame",
+            "compiled": True, "loop_room": 1024,
+        },
+        "given": frozenset(),
+    }  # fmt: skip
+
+
+def test_by_default_one_batch_is_decoded_after_the_other_within_a_gigabyte() -> None:
+    assert asdict(ResourceOptions()) == {
+        "max_segment_seconds": 25.0, "batch_seconds": None, "num_workers": 0, "cache_bytes": 2**30,
+        "lm_device_bytes": None, "acoustic_precision": "auto", "lm_hidden_device": None, "lm_output_device": None,
+    }  # fmt: skip
+
+
 def test_a_flat_mapping_is_divided_among_the_parts() -> None:
     settings = Settings.of({"search_beam": 7.0, "rnn_weight": 0.25, "recombination_length": 4}, given=["word_beam"])
     assert settings.decoding == DecodingOptions(search_beam=7.0)
@@ -100,6 +132,7 @@ def test_a_flat_mapping_is_divided_among_the_parts() -> None:
         ("lattice", Pass("rnn", "search", NBEST, CacheOptions()), ("rnn", "search", NO_SECOND)),
         ("second pass", Pass("rnn", "search", LATTICE, CacheOptions()), ("rnn", "lattice", NO_SECOND)),
         ("second pass nbest", Pass("rnn", "search", NBEST, CacheOptions()), ("rnn", "search", LATTICE)),
+        ("rescored lattice", Pass("rnn", "search", LATTICE, CacheOptions()), ("rnn", "search", NBEST)),
     ],
 )
 def test_an_option_without_effect_is_refused(
@@ -116,3 +149,10 @@ def test_an_option_without_effect_is_refused(
 def test_recombination_by_the_first_history_has_no_best_one() -> None:
     _, has_best = NEEDS["recombination best"]
     assert not has_best(Pass("rnn", "search", NO_SECOND, CacheOptions(recombination_length=3)))
+
+
+def test_every_option_may_be_given_for_whole_recordings() -> None:
+    _, has_recordings = NEEDS[WHOLE_RECORDINGS]
+    assert has_recordings(Pass("ngram", "search", NO_SECOND, CacheOptions()))
+    _, has_lattice = NEEDS["lattice"]
+    assert not has_lattice(Pass("ngram", "search", NO_SECOND, CacheOptions()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -10,20 +11,26 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asr.lm import evaluate
+from asr.lm.corpus import read_word_stream
 from asr.lm.evaluate import (
     each_in_threads,
     log_linear_log_prob,
+    measure_perplexity,
     network_distributions,
     network_word_scores,
     perplexity,
     tune_linear_weights,
     tune_log_linear_weights,
 )
+from asr.lm.ngram.arpa import LN_10
+from asr.lm.ngram.model import NgramLM
 from asr.lm.rnn.data import pack_sentences
 from asr.lm.rnn.maxent import HashedMaxEnt
 from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.text.symbols import BOS_ID, EOS_ID, EPSILON_ID, Vocabulary
 from scripts.benchmarks.maxent_collisions import OrderCollisions, measure_collisions
+from tests.reference.tiny_arpa import TINY
 
 
 def _network() -> RNNLanguageModel:
@@ -172,6 +179,24 @@ def test_distributions_hold_the_normalised_scores() -> None:
     torch.testing.assert_close(distributions.exp().sum(dim=1), torch.ones(9))
     found = distributions.gather(1, torch.from_numpy(token_id.astype(np.int64))[:, None])[:, 0]
     torch.testing.assert_close(found, network_word_scores(NETWORK, token_id, normalized=True)[0])
+
+
+@pytest.mark.parametrize("sentences_at_once", [1, 2, 9])
+def test_perplexity_with_and_without_words_that_are_not_listed(
+    sentences_at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the hand-worked trigram: "a b" is known, and "a z b" has a word that is not."""
+    (tmp_path / "lm.arpa").write_text(TINY)
+    (tmp_path / "text.txt").write_text("a z b\n\na b\n")
+    lm = NgramLM.from_arpa(tmp_path / "lm.arpa")
+    monkeypatch.setattr(evaluate, "_SENTENCES_AT_ONCE", sentences_at_once)
+    found = measure_perplexity(lm, read_word_stream([tmp_path / "text.txt"], lm.vocabulary))
+    assert (found.num_sentences, found.num_words, found.num_unlisted) == (2, 5, 1)
+    listed, unlisted = (-0.2 - 0.05 - 0.3) + (-0.2 - 0.7 - 0.3), -0.1 - 0.3 - 1.0
+    assert found.log_prob_listed == pytest.approx(listed * LN_10, rel=1e-5)
+    assert found.log_prob == pytest.approx((listed + unlisted) * LN_10, rel=1e-5)
+    assert found.perplexity == pytest.approx(10 ** (-(listed + unlisted) / 7), rel=1e-5)
+    assert found.perplexity_listed == pytest.approx(10 ** (-listed / 6), rel=1e-5)
 
 
 def test_collisions_are_counted() -> None:

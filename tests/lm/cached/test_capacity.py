@@ -174,6 +174,8 @@ def test_limits_fit_into_the_capacity():
         for num_edges in (0, capacity // 200, capacity // 120):
             limits = Limits.within(capacity, costs, num_edges, num_edges)
             assert limits.max_edges >= num_edges
+            # Each edge may lead to a node of its own; two more have no edge.
+            assert limits.max_nodes == limits.max_edges + START + 1
             total = 16 * limits.num_slots + 20 * limits.max_nodes + 1032 * limits.max_rows
             assert capacity - 1032 - 512 < total <= capacity
 

@@ -60,6 +60,17 @@ def test_block_boundaries_do_not_show(tmp_path: Path, monkeypatch: pytest.Monkey
     whole = read_arpa(path)
     monkeypatch.setattr(arpa, "BLOCK_LINES", 2)
     np.testing.assert_array_equal(read_arpa(path).score, whole.score)
+    write_arpa(whole, tmp_path / "whole.arpa")
+    monkeypatch.setattr(arpa, "_BLOCK", 2)
+    write_arpa(whole, tmp_path / "blocks.arpa")
+    assert (tmp_path / "blocks.arpa").read_bytes() == (tmp_path / "whole.arpa").read_bytes()
+
+
+def test_orders_without_ngrams_are_read(tmp_path: Path) -> None:
+    unigrams, _ = TINY.replace("ngram 2=4", "ngram 2=0").replace("ngram 3=1", "ngram 3=0").split("\\2-grams:")
+    trie = read_arpa(_file(tmp_path, unigrams + "\\2-grams:\n\n\\3-grams:\n\n\\end\\\n"))
+    assert trie.counts == (5, 0, 0) and trie.order_begin == (0, 6, 6, 6)
+    assert len(trie.score) == len(trie.backoff) == 6
 
 
 def test_vocabulary_given_from_outside(tmp_path: Path) -> None:

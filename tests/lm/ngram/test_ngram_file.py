@@ -66,6 +66,7 @@ def test_index_finds_what_binary_search_finds(lm: NgramLM, monkeypatch: pytest.M
             assert torch.equal(ours, theirs)
         with monkeypatch.context() as patch:
             patch.setattr("asr.lm.ngram.lookup._BUILD_HOMES", 100)
+            patch.setattr("asr.lm.ngram.lookup._BUILD_BLOCK", 70)
             in_many_parts = lm.with_index(load).arrays.index
         assert indexed.arrays.index is not None and in_many_parts is not None
         assert torch.equal(in_many_parts.slot, indexed.arrays.index.slot)
@@ -159,6 +160,14 @@ def test_wrong_sizes_of_compressed_arrays(
     path.write_bytes(start.ljust(_aligned(len(start)), b"\0") + whole[_aligned(_PREFIX.size + length) :])
     with pytest.raises(AsrError, match=sentence):
         load_ngram_lm(path, verify=False)
+
+
+def test_checksums_of_blocks_are_those_of_the_whole(
+    lm: NgramLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_ngram_lm(lm, tmp_path / "lm.ngram")
+    monkeypatch.setattr("asr.lm.ngram.io._CRC_BLOCK", 1000)
+    load_ngram_lm(tmp_path / "lm.ngram")
 
 
 def test_full_disk_leaves_no_file(lm: NgramLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,15 @@ def test_texts_and_transcripts(tmp_path: Path) -> None:
     assert TokenFile.build(*paths, Vocabulary(["B"]), tmp_path / "t.tokens").token_id[0] == UNK_ID
 
 
+@pytest.mark.parametrize("words_at_once", [1, 4, 9, 100])
+def test_words_are_counted(words_at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asr.lm.rnn.data._WORDS_AT_ONCE", words_at_once)
+    (tmp_path / "a.txt").write_text("A B A\nX A\n")
+    vocabulary = Vocabulary(["A", "B", "C"])
+    tokens = TokenFile.build([tmp_path / "a.txt"], [], vocabulary, tmp_path / "t.tokens")
+    assert tokens.unigram_counts(len(vocabulary)).tolist() == [0, 0, 2, 1, 3, 1, 0]
+
+
 def test_a_changed_text_is_read_again(tmp_path: Path) -> None:
     text = tmp_path / "a.txt"
     text.write_text("A B\n")

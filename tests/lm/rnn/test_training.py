@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -104,6 +106,23 @@ def test_validation_text_is_read_where_there_is_one(corpus: Path) -> None:
         found = data.validation_tokens
         assert (None if found is None else len(found.token_id)) == num_words
         assert (len(data.val_dataloader()) > 0) == bool(paths)
+
+
+def test_several_processes_average_all_but_the_tables_and_use_every_parameter(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, options = _model(corpus), dict[str, Any]()
+    trainer = SimpleNamespace(world_size=2, strategy=SimpleNamespace(_ddp_kwargs=options))
+    monkeypatch.setattr(LitRNNLM, "trainer", trainer)
+    model.setup("validate")
+    ignored = set(model._ddp_params_and_buffers_to_ignore)
+    assert {"network.embedding.weight", "network.output.maxent.weight"} <= ignored
+    assert not any("layers" in name for name in ignored)
+    # Otherwise each step would look for parameters without a gradient.
+    assert "find_unused_parameters" not in options
+    trainer.strategy = SimpleNamespace()
+    with pytest.raises(AsrError, match="training in several processes needs `ddp`"):
+        model.setup("fit")
 
 
 def test_times_start_at_zero_where_a_checkpoint_has_none(corpus: Path) -> None:
@@ -255,6 +274,23 @@ def test_an_export_without_checksums_is_read(corpus: Path) -> None:
     (corpus / "lm" / "words.txt").write_text("THE\nA\nTHE\n")
     with pytest.raises(AsrError, match="occurs twice"):
         load_network(corpus / "lm")
+
+
+def test_what_an_export_leaves_out_has_the_value_it_was_trained_with() -> None:
+    """Exports made before a field existed do not have it."""
+    assert asdict(RNNLMConfig()) == {
+        "embedding_size": 256, "hidden_size": 256, "num_layers": 1, "cell": "gru", "output": "nce", "num_classes": 0,
+        "tie_embeddings": True, "maxent_order": 0, "maxent_size": 2**22, "num_noise_words": 512, "noise_power": 0.75,
+        "log_z": 0.0, "learn_log_z": False, "normalized": False, "normalizer_precision": "float32", "dropout": 0.0,
+        "carry_state": False,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["embedding_size", "hidden_size", "num_layers"])
+def test_sizes_are_at_least_one(name: str) -> None:
+    RNNLMConfig(**{name: 1})
+    with pytest.raises(ValueError, match=f"{name} is 0; it must be 1 or more"):
+        RNNLMConfig(**{name: 0})
 
 
 def test_weights_that_are_no_numbers_are_refused(corpus: Path) -> None:
