@@ -11,7 +11,7 @@ import pytest
 
 from asr.errors import AsrError
 from asr.lm.ngram import arpa
-from asr.lm.ngram.arpa import LN_10, read_arpa, write_arpa
+from asr.lm.ngram.arpa import LN_10, read_arpa, read_arpa_words, write_arpa
 from asr.text.symbols import Vocabulary
 from tests.reference.tiny_arpa import TINY
 
@@ -101,14 +101,54 @@ def test_vocabulary_given_from_outside(tmp_path: Path) -> None:
         ("-0.5\ta\t-0.3", "-0.5\tb\t-0.3", r"line 11: the word 'b' occurs twice"),
         ("-0.6\t</s>", "-0.6\tc", r"</s> has no unigram"),
         ("\\data\\", "hello", r"no .*data.* line; this is not an ARPA file"),
+        ("ngram 1=5\nngram 2=4\nngram 3=1", "ngram 1=0", r"line \d+: the header declares no n-grams; rebuild the file"),
+        ("-0.9\tb a", "nan\tb a", r"line 17: the probability 'nan' is not a number"),
+        ("-0.05\t<s> a b", "-0.05\t<s> a b\t0.0", r"line 20: 5 fields where a log10 probability, 3 words are due"),
+        ("-0.05\t<s> a b", "-0.05\t<s> a", r"line 20: 3 fields where a log10 probability, 3 words are due"),
+        ("-0.3\tb </s>\n", "\n", r"line 16: the header declares 4 2-grams, the section contains 2"),
+        (
+            "-0.05\t<s> a b",
+            "-0.05\t<s> b a",
+            r"line 20: the 3-gram begins with '<s> b', which is not among the 2-grams",
+        ),
     ],
 )
-def test_malformed_file_is_one_clear_sentence(tmp_path: Path, old: str, new: str, sentence: str) -> None:
+@pytest.mark.parametrize("block_lines", [1, arpa.BLOCK_LINES])
+def test_malformed_file_is_one_clear_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, sentence: str, block_lines: int
+) -> None:
     assert old in TINY
+    monkeypatch.setattr(arpa, "BLOCK_LINES", block_lines)
     with pytest.raises(AsrError, match=sentence) as caught:
         read_arpa(_file(tmp_path, TINY.replace(old, new)))
     assert "lm.arpa" in str(caught.value)
     assert str(caught.value).endswith(".")
+
+
+def test_extreme_scores_are_read(tmp_path: Path) -> None:
+    """Certain and impossible n-grams, and a backoff weight above 1; <UNK> is <unk>."""
+    text = TINY.replace("-0.4\ta b\t0.0", "0\ta b\t0.7").replace("-0.9\tb a", "-inf\tb a").replace("<unk>", "<UNK>")
+    trie = read_arpa(_file(tmp_path, text))
+    assert trie.score[7] == 0.0 and trie.score[9] == -np.inf and trie.score[3] == pytest.approx(-LN_10)
+    assert trie.backoff[7] == pytest.approx(0.7 * LN_10)
+    write_arpa(trie, tmp_path / "again.arpa")
+    assert b"-99\tb a\t0\n" in (tmp_path / "again.arpa").read_bytes()
+
+
+def test_words_alone(tmp_path: Path) -> None:
+    """Longer n-grams are not read, not even for mistakes."""
+    assert read_arpa_words(_file(tmp_path, TINY)) == ["a", "b"]
+    assert read_arpa_words(_file(tmp_path, TINY.replace("-0.05\t<s> a b", "?").replace("<unk>", "<UNK>"))) == ["a", "b"]
+
+
+def test_blank_lines_and_spaces_change_nothing(tmp_path: Path) -> None:
+    text = TINY.replace("\\2-grams:", "\n \n\\2-grams:").replace("\\data", "a comment\n\n\\data")
+    text = text.replace("-0.05\t<s> a b", " -0.05   <s>  a\tb ").replace("ngram 2=4", "ngram  2 = 4")
+    with pytest.raises(AsrError, match=r"no \\data\\ line"):
+        read_arpa(_file(tmp_path, "\n" * 10_001 + text))
+    ours, plain = read_arpa(_file(tmp_path, text)), read_arpa(_file(tmp_path, TINY))
+    np.testing.assert_array_equal(ours.score, plain.score)
+    np.testing.assert_array_equal(ours.backoff, plain.backoff)
 
 
 def test_bytes_that_are_not_utf8(tmp_path: Path) -> None:

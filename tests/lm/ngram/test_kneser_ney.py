@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import lzma
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +80,43 @@ def test_counts_belong_to_the_ngrams_kept(tmp_path: Path) -> None:
         estimate_kneser_ney(read_word_stream([_text(tmp_path, ["a b a b"])]), 2, fallback=None)
 
 
+def test_discounts_follow_from_counts_of_counts(tmp_path: Path) -> None:
+    """Chen and Goodman's equation 26 for the longest n-grams, whose counts are those of the text."""
+    stream = read_word_stream([_text(tmp_path, toy_sentences(3, 300))])
+    model = estimate_kneser_ney(stream, 3)
+    words = [["<s>", *line.split(), "</s>"] for line in toy_sentences(3, 300)]
+    ngrams = [
+        Counter(gram for one in words for gram in zip(*(one[i:] for i in range(n)), strict=False)) for n in (1, 2, 3)
+    ]
+    assert model.num_distinct == (len(ngrams[0]) + 1, len(ngrams[1]), len(ngrams[2]))  # <unk> is listed as well
+    n1, n2, n3, n4 = (list(ngrams[2].values()).count(times) for times in (1, 2, 3, 4))
+    y = n1 / (n1 + 2 * n2)
+    assert model.discounts[2] == pytest.approx((1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3))
+
+
+def test_discounts_for_texts_that_do_not_determine_them(tmp_path: Path) -> None:
+    """ "a" follows "<s>" twice; half a count of each time is left for the lower order."""
+    stream = read_word_stream([_text(tmp_path, ["a", "a"])])
+    model = estimate_kneser_ney(stream, 2, fallback=(0.25, 0.5, 0.75))
+    assert model.discounts == ((0.25, 0.5, 0.75),) * 2 and model.fallback_orders == (1, 2)
+    assert estimate_kneser_ney(stream, 2).discounts == ((0.5, 1.0, 1.5),) * 2
+    # Of 2 words, "a" and "</s>", each is preceded by one other; the rest is shared with <unk>.
+    unigram = 0.75 / 2 + 0.25 / 3
+    score = BackoffModel(model.trie).score
+    assert np.exp(score["a",]) == pytest.approx(unigram) and np.exp(score["<unk>",]) == pytest.approx(0.25 / 3)
+    assert np.exp(score["<s>", "a"]) == pytest.approx(1.5 / 2 + 0.5 / 2 * unigram)
+
+
+def test_the_last_threshold_holds_for_all_further_orders(tmp_path: Path) -> None:
+    stream = read_word_stream([_text(tmp_path, toy_sentences(4, 200))])
+    short, full = (estimate_kneser_ney(stream, 3, prune).trie for prune in ((0, 1), (0, 1, 1)))
+    np.testing.assert_array_equal(short.score, full.score)
+    assert short.counts == full.counts < estimate_kneser_ney(stream, 3).trie.counts
+    for prune in ((-1,), (0, -1), (1, 0)):
+        with pytest.raises(AsrError, match="has a negative or decreasing threshold"):
+            estimate_kneser_ney(stream, 3, prune)
+
+
 def test_pruning_keeps_what_matters(tmp_path: Path) -> None:
     stream = read_word_stream([_text(tmp_path, toy_sentences(3, 300))])
     model = estimate_kneser_ney(stream, 3)
@@ -98,8 +136,23 @@ def test_pruning_keeps_what_matters(tmp_path: Path) -> None:
         torch.testing.assert_close(sums, torch.ones(lm.num_states))
     assert prune_to_threshold(model.trie, 0.0).counts[0] == model.trie.counts[0]
     assert prune_to_threshold(model.trie, 1e9).counts == (model.trie.counts[0], 0, 0)
-    with pytest.raises(AsrError, match="fewer than the"):
-        prune_to_size(model.trie, 3)
+    num_words = model.trie.counts[0]
+    assert prune_to_size(model.trie, num_words).counts == (num_words, 0, 0)
+    assert prune_to_size(model.trie, sum(model.trie.counts)) is model.trie
+    assert sum(prune_to_size(model.trie, sum(model.trie.counts) - 1).counts) < sum(model.trie.counts)
+    with pytest.raises(AsrError, match=f"prune: {num_words - 1} n-grams are fewer than the {num_words} words"):
+        prune_to_size(model.trie, num_words - 1)
+
+
+def test_without_counts_histories_weigh_what_the_model_gives_them(tmp_path: Path) -> None:
+    """As in SRILM, which has no counts: the entropies that both lose differ, and both keep the shorter n-grams."""
+    model = estimate_kneser_ney(read_word_stream([_text(tmp_path, toy_sentences(3, 300))]), 3)
+    by_count, by_model = (prune_to_size(model.trie, 300, count) for count in (model.count, None))
+    for trie in (by_count, by_model):
+        assert sum(trie.counts) <= 300 and trie.counts[0] == model.trie.counts[0]
+        scores = BackoffModel(trie).score
+        assert all(ngram[:-1] in scores for ngram in scores if len(ngram) > 1)
+    assert set(BackoffModel(by_count).score) != set(BackoffModel(by_model).score)
 
 
 def test_bad_text_and_options(tmp_path: Path) -> None:
