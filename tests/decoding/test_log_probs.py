@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from asr.decoding.interface import DecodingOptions, check_log_prob
+from asr.decoding.interface import DecodingOptions, check_chunks, check_log_prob, check_numbers
 from asr.decoding.online import StreamingDecoder
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
@@ -112,6 +113,60 @@ def test_frames_that_are_not_used_do_not_count() -> None:
         check_log_prob(torch.full((1, 2, 4), -1e4), torch.tensor([2]), 4, checks_values=True)
     with pytest.warns(UserWarning, match=r"sum to e\^301, not to 1"):
         check_log_prob(torch.full((1, 2, 4), 300.0), torch.tensor([2]), 4, checks_values=True)
+
+
+@pytest.mark.parametrize(("shift", "is_told"), [(0.09, False), (-0.09, False), (0.11, True), (-0.11, True)])
+def test_sums_of_about_one_are_rounding(shift: float, is_told: bool) -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        check_log_prob(random_log_prob(1, 2, 6) + shift, torch.tensor([6, 6]), 4, checks_values=True)
+    assert [f"sum to {math.exp(shift):.3g}, not to 1" in str(one.message) for one in told] == [True] * is_told
+
+
+@pytest.mark.parametrize(("total", "are_probabilities"), [(0.92, True), (1.08, True), (0.88, False), (1.12, False)])
+def test_probabilities_sum_to_about_one_and_none_is_negative(total: float, are_probabilities: bool) -> None:
+    values = torch.tensor([0.1, 0.2, 0.3, 0.4]).mul(total).expand(1, 2, 4)
+    for lowest, is_refused in ((0.0, are_probabilities), (-1e-3, False)):
+        shifted = values + torch.tensor([lowest, 0.0, 0.0, -lowest]) - torch.tensor([0.1, 0.0, 0.0, -0.1]) * total
+        if is_refused:
+            with pytest.raises(AsrError, match="the values are probabilities"):
+                check_log_prob(shifted, torch.tensor([2]), 4, checks_values=True)
+        else:
+            with pytest.warns(UserWarning, match="are not log-probabilities"):
+                check_log_prob(shifted, torch.tensor([2]), 4, checks_values=True)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_frames_that_no_network_may_give_are_named(bad: float) -> None:
+    log_prob = random_log_prob(1, 3, 6)
+    log_prob[1, 4, 3] = log_prob[2, 0, 0] = bad
+    check_numbers(log_prob, torch.tensor([6, 4, 0]))
+    with pytest.raises(AsrError, match="utterance 1, frame 4: the acoustic model gave NaN or infinity"):
+        check_numbers(log_prob, torch.tensor([6, 5, 0]))
+    with pytest.raises(AsrError, match="utterance 2, frame 0"):
+        check_log_prob(log_prob, torch.tensor([6, 4, 1]), 4)
+    check_numbers(torch.full((1, 9, 4), -torch.inf), torch.tensor([9]))
+
+
+@pytest.mark.parametrize("num_frames", [[7, 6], [6, -1]])
+def test_more_frames_than_there_are(num_frames: list[int]) -> None:
+    check_log_prob(random_log_prob(1, 2, 6), torch.tensor([0, 6]), 4)
+    told = f"frame counts range from {min(num_frames)} to {max(num_frames)}, but the log-probabilities have 6 frames"
+    with pytest.raises(AsrError, match=told):
+        check_log_prob(random_log_prob(1, 2, 6), torch.tensor(num_frames), 4)
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (2, 6, 4, 1), (3, 6, 4)])
+def test_shapes_that_do_not_fit(shape: tuple[int, ...]) -> None:
+    with pytest.raises(AsrError, match="give \\(utterances, frames, tokens\\) and \\(utterances,\\)"):
+        check_log_prob(torch.zeros(shape), torch.tensor([6, 6]), 4)
+
+
+def test_each_stream_gets_one_chunk() -> None:
+    check_chunks([3, 1], torch.tensor([5, 0]))
+    for streams, num_chunks in (([3, 3], 2), ([3, 1], 1), ([3], 2)):
+        with pytest.raises(AsrError, match=f"with {num_chunks} chunks: give each stream one chunk"):
+            check_chunks(streams, torch.zeros(num_chunks))
 
 
 def test_a_first_batch_without_frames_leaves_the_look_to_the_next() -> None:

@@ -61,6 +61,57 @@ def test_what_lies_at_the_limits_is_accepted() -> None:
 
 @pytest.mark.parametrize(
     "options",
+    [
+        {"search_beam": 1e-3, "output_beam": 1e-3, "skip_beam": 1e-3, "context_beam": 1e-3, "mbr_scale": 1e-3},
+        {"am_scale": 1e6, "graph_scale": -1e6, "lm_scale": 0.0, "word_insertion_penalty": -1e6},
+        {"min_active_states": 0, "max_active_states": 1},
+        {"min_active_states": 5, "max_active_states": 5},
+        {"min_active_states": 2**63 - 1, "max_active_states": 2**63 - 1},
+        {"chunk_frames": 1, "lookahead_frames": 0},
+        {"chunk_frames": 2**31 - 3, "lookahead_frames": 2},
+        {"max_contexts_per_state": 1, "blank_skip_threshold": 1e-3, "max_token_seconds": 1e-3},
+        {"blank_skip_threshold": 0.999},
+    ],
+)
+def test_beams_and_scales_at_the_limits_are_accepted_and_kept(options: dict[str, Any]) -> None:
+    found = asdict(DecodingOptions(**options))
+    assert {name: found[name] for name in options} == options
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        *(({name: 0.0}, f"{name} is 0.0; it must be above 0") for name in ("search_beam", "output_beam", "am_scale")),
+        *(({name: math.nan}, f"{name} is nan; it must be above 0") for name in ("skip_beam", "context_beam")),
+        *(({name: 0.0}, f"{name} is 0.0; it must be above 0") for name in ("max_token_seconds", "mbr_scale")),
+        ({"am_scale": 1.1e6}, "am_scale is 1100000.0; it must be a finite number, at most 1e\\+06"),
+        ({"graph_scale": -1.1e6}, "graph_scale is -1100000.0; it must be a finite number"),
+        ({"lm_scale": math.nan}, "lm_scale is nan; it must be a finite number"),
+        ({"word_insertion_penalty": math.inf}, "word_insertion_penalty is inf; it must be a finite number"),
+        ({"min_active_states": -1}, "min_active_states is -1 and max_active_states 7000"),
+        ({"min_active_states": 0, "max_active_states": 0}, "min_active_states is 0 and max_active_states 0"),
+        ({"min_active_states": 6, "max_active_states": 5}, "choose 0 <= min_active_states <= max_active_states"),
+        ({"max_active_states": 2**63}, "at most 2\\^63 - 1"),
+        ({"chunk_frames": 2**31 - 3, "lookahead_frames": 3}, "give at least 1 and 0, below 2\\^31 together"),
+        ({"max_contexts_per_state": 0}, "max_contexts_per_state is 0; give at least 1 or none"),
+        ({"blank_skip_threshold": 0.0}, "blank_skip_threshold is 0.0; it must be a probability between 0 and 1"),
+        ({"blank_skip_threshold": 1.0}, "blank_skip_threshold is 1.0; it must be a probability between 0 and 1"),
+    ],
+)
+def test_beams_and_scales_beyond_the_limits_are_one_sentence(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(AsrError, match=f"decoding options: .*{message}"):
+        DecodingOptions(**options)
+
+
+def test_what_is_wider_than_any_score_is_without_a_limit() -> None:
+    names = ("search_beam", "output_beam", "skip_beam", "context_beam")
+    assert {getattr(DecodingOptions(**{name: 1.1e30}), name) for name in names} == {math.inf}
+    assert DecodingOptions(search_beam=1e30).search_beam == 1e30
+    assert DecodingOptions(mbr_scale=math.inf).mbr_scale is None and DecodingOptions(mbr_scale=2.0).mbr_scale == 2.0
+
+
+@pytest.mark.parametrize(
+    "options",
     [{"rnn_weight": -0.1}, {"second_pass_weight": 1.1}, {"rnn_weight": math.nan}, {"second_pass_sentences": 0}],
 )
 def test_wrong_weights_and_numbers_of_sentences_are_one_sentence(options: dict[str, Any]) -> None:
