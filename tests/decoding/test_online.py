@@ -144,6 +144,16 @@ def test_endpoint_after_blanks() -> None:
     assert rules.apply(True, 5, 20) and not rules.apply(False, 5, 20) and rules.apply(False, 0, 50)
 
 
+def test_where_no_path_is_left_all_frames_are_silence() -> None:
+    decoder = StreamingDecoder(random_graph(3), endpoint_rules=EndpointRules(5, 2, 50), inputs="scores")
+    (stream,) = decoder.start()
+    for num_frames, is_end in ((4, False), (1, True)):
+        decoder.advance([stream], torch.full((1, num_frames, 4), -torch.inf), torch.tensor([num_frames]))
+        assert decoder.partial(stream) is None and decoder.is_endpoint(stream) == is_end
+    result = decoder.finalize(stream)
+    assert result.best is None and not result.reached_final and result.num_frames == 5
+
+
 @settings(max_examples=4)
 @given(seed=st.integers(0, 10**6), with_lm=st.booleans())
 @example(seed=241, with_lm=True)  # no path reads more than 20 frames

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asr.distributed import Share
 from asr.errors import AsrError
 from asr.lm.corpus import read_word_stream
 from asr.lm.rnn.data import TokenFile, TokenStreams
@@ -90,6 +91,37 @@ def test_a_line_of_100000_words(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("A " * 100_000 + "\n")
     tokens = TokenFile.build([tmp_path / "a.txt"], [], Vocabulary(["A"]), tmp_path / "t.tokens")
     assert len(tokens.token_id) == 100_001
+
+
+def test_words_that_fill_no_window_are_left_out() -> None:
+    token_id = np.arange(4, 27, dtype=np.int32)  # 23 words: 2 streams of 11, with 3 windows of 3
+    streams = TokenStreams(token_id, 2, 3, 0)
+    assert (len(streams), streams.num_streams, streams.stream_length) == (3, 2, 11)
+    assert [batch.is_first for batch in (streams[0], streams[1])] == [True, False]
+    assert streams[2].target_id.tolist() == [[10, 11, 12], [21, 22, 23]]
+    assert (streams[0].num_all_words, streams[0]._replace(num_all_streams=0).num_all_words) == (6, 6)
+    for beyond in (-1, 3):
+        with pytest.raises(IndexError):
+            streams[beyond]
+
+
+def test_a_short_text_makes_fewer_streams() -> None:
+    token_id = np.arange(4, 10, dtype=np.int32)
+    assert [TokenStreams(token_id, num, 3, 0).num_streams for num in (1, 2, 3)] == [1, 2, 2]
+    whole = TokenStreams(token_id, 5, 7, 0)
+    assert (whole.num_streams, whole.num_steps, len(whole)) == (1, 6, 1)
+
+
+def test_each_process_reads_its_share_of_the_streams() -> None:
+    token_id = np.arange(4, 16, dtype=np.int32)
+    whole = TokenStreams(token_id, 3, 2, 1)[1]
+    shares = [TokenStreams(token_id, 3, 2, 1, Share(rank, 3))[1] for rank in range(3)]
+    assert torch.equal(torch.cat([one.target_id for one in shares]), whole.target_id)
+    assert [(one.first_stream, one.num_all_streams, one.num_all_words) for one in shares] == [
+        (i, 3, 6) for i in range(3)
+    ]
+    with pytest.raises(AsrError, match="the text of 12 words makes 3 streams for 4 processes; raise num_streams"):
+        TokenStreams(token_id, 3, 2, 1, Share(0, 4))
 
 
 sentences = st.lists(st.lists(st.integers(4, 9), min_size=1, max_size=6), min_size=1, max_size=20)
