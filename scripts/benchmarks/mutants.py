@@ -28,11 +28,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from asr.errors import AsrError
 from scripts.benchmarks.inputs import ROOT, argument_parser, cache_folder, with_progress
-from scripts.benchmarks.mutants_explained import EXPLAINED, SIZES, WITH_A_GPU
+from scripts.benchmarks.mutants_explained import EXPLAINED, SIZES, WITH_A_GPU, WITH_K2
 from scripts.benchmarks.mutants_tests import Function, Outcomes, Reach, Worker, record, state_of_code, test_files
 from scripts.benchmarks.report import provenance, table
 
@@ -112,6 +113,8 @@ def explanation(mutant: Mutant) -> str | None:
     """Why the mutant is not expected to fail a test; None if it is."""
     if mutant.name in WITH_A_GPU.get(mutant.module, ()):
         return "only GPUs use the function"
+    if mutant.name in WITH_K2.get(mutant.module, ()) and find_spec("k2") is None:
+        return "k2 is not installed"
     is_number = mutant.function is None and _NUMBERS.fullmatch(mutant.change)
     if is_number and mutant.text.partition(" = ")[0] in SIZES.get(mutant.module, ()):
         return "how much is done at once"

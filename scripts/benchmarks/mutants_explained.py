@@ -19,6 +19,18 @@ WITH_A_GPU = {
 }
 """Module -> functions that only GPUs use: fast tests call none; slow ones do, on a simulated device."""
 
+WITH_K2 = {
+    "asr/decoding/k2.py": (
+        "", "to_k2", "_rows", "__init__", "decode", "_search", "_intersect", "_best_paths",
+    ),
+    "asr/decoding/k2_online.py": (
+        "", "__init__", "extend", "best", "_pruned", "_searchable", "_follow", "start", "advance", "partial",
+        "num_settled_words", "is_endpoint", "finalize", "_take", "_intersect", "_final_lattice", "_best",
+    ),
+    "asr/decoding/lattice_io.py": ("lattice_to_k2", "save_k2_lattice"),
+}  # fmt: skip
+"""Module -> functions that only run with k2; "" stands for what is outside functions. Left out where k2 is missing."""
+
 SIZES = {
     "asr/decoding/backtrace.py": ("_FIRST_COLLECTION",),
     "asr/decoding/build.py": ("_ROWS_AHEAD",),

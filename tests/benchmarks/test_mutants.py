@@ -12,7 +12,7 @@ import pytest
 from asr.errors import AsrError
 from scripts.benchmarks import mutants
 from scripts.benchmarks.mutants import Runner, explanation, modules_of, mutants_of
-from scripts.benchmarks.mutants_explained import EXPLAINED, SIZES, WITH_A_GPU
+from scripts.benchmarks.mutants_explained import EXPLAINED, SIZES, WITH_A_GPU, WITH_K2
 from scripts.benchmarks.mutants_tests import Outcomes, Reach, Worker
 
 SOURCE = """
@@ -78,14 +78,15 @@ def test_each_place_is_changed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_all_that_are_left_out_still_exist() -> None:
-    for module in {*EXPLAINED, *WITH_A_GPU, *SIZES}:
-        left_out, functions = [one for one in mutants_of(module) if explanation(one)], WITH_A_GPU.get(module, ())
-        assert {one.name for one in left_out} >= set(functions), module
+    for module in {*EXPLAINED, *WITH_A_GPU, *WITH_K2, *SIZES}:
+        made, functions = mutants_of(module), {*WITH_A_GPU.get(module, ()), *WITH_K2.get(module, ())}
+        assert {one.name for one in made} >= functions, module
+        left_out = [one for one in made if explanation(one)]
         others = [one for one in left_out if one.name not in functions]
         sizes = {one.text.partition(" = ")[0] for one in others if explanation(one) == "how much is done at once"}
         assert sizes == set(SIZES.get(module, ())), module
-        made = {(one.text, one.change) for one in others if explanation(one) != "how much is done at once"}
-        assert made == set(EXPLAINED.get(module, {})), module
+        singly = {(one.text, one.change) for one in others if explanation(one) != "how much is done at once"}
+        assert singly == set(EXPLAINED.get(module, {})), module
 
 
 def test_folders_stand_for_their_modules() -> None:

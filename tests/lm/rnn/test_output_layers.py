@@ -11,7 +11,7 @@ from torch import nn
 
 from asr.kernels.jit import jit_for
 from asr.lm.rnn.data import TokenBatch
-from asr.lm.rnn.maxent import HashedMaxEnt, add_score_range
+from asr.lm.rnn.maxent import HashedMaxEnt, add_score_range, hashed_places
 from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.lm.rnn.output_numba import add_word_scores
 from asr.lm.rnn.outputs.nce import NceOutput
@@ -264,6 +264,15 @@ def test_pruned_maxent_keeps_the_largest() -> None:
     assert dense[kept].abs().min() >= dense[~kept].abs().max()
     torch.testing.assert_close(again.weight.detach()[kept], dense[kept])
     assert again.state_dict().keys() == state.keys()
+
+
+def test_features_are_where_trained_networks_have_them() -> None:
+    """Other hashes would take all weights of networks trained before to other histories."""
+    history = torch.tensor([[4, 5, 6, 7, 8, 9], [1, 0, 0, 0, 0, 0]])
+    assert hashed_places(history, 7, 1_000_003).tolist() == [
+        [688987, 287145, 626283, 246412, 616439, 723842],
+        [657467, 524234, 616211, 664992, 62587, 146455],
+    ]
 
 
 def test_features_need_an_order_of_two_and_a_table() -> None:

@@ -37,6 +37,12 @@ def test_gradient_goes_through_the_same_mask() -> None:
     torch.testing.assert_close(gradient * inputs, outputs)
 
 
+def test_masks_are_those_of_earlier_runs() -> None:
+    """A run that is resumed draws what it would have drawn."""
+    kept = "".join(map(str, _kept(12345, 0.5, 64).int().tolist()))
+    assert kept == "0011110001100110101011010010011011011111101111010011111100011111"
+
+
 def test_loop_equals_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs, seeds = torch.randn(50, 60), (0, 3, (1 << 40) + 12345)
     looped = [seeded_dropout(inputs.t(), 0.2, seed) for seed in seeds]
