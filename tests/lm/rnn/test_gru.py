@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from asr.lm.rnn.recurrent import GruLayer, SimpleRnnLayer
+from asr.lm.rnn.recurrent import GruLayer, SimpleRnnLayer, compiled_cell
 from asr.lm.rnn.recurrent_numba import MIN_ROWS_FOR_TILES
 
 
@@ -21,11 +21,15 @@ def _pair() -> tuple[GruLayer, torch.nn.GRU]:
     return layer, reference
 
 
-@pytest.mark.parametrize("looped", [True, False])
-def test_values_and_gradients_equal_torch(looped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not looped:
-        monkeypatch.setattr("asr.lm.rnn.recurrent_numba.jit_for", lambda function, tensor: None)
+@pytest.mark.parametrize("form", ["looped", "tensors", "written for the compiler"])
+def test_values_and_gradients_equal_torch(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     layer, reference = _pair()
+    if form == "tensors":
+        monkeypatch.setattr("asr.lm.rnn.recurrent_numba.jit_for", lambda function, tensor: None)
+    elif form == "written for the compiler":
+        monkeypatch.setattr(torch, "compile", lambda function, dynamic: function, raising=False)
+        monkeypatch.setattr("asr.lm.rnn.recurrent.compiled_cell", compiled_cell.__wrapped__)
+        layer.compile_cell = True
     inputs = torch.randn(6, 3, 5, requires_grad=True)
     state = torch.randn(3, 7, requires_grad=True)
     outputs, last = layer(inputs, state, torch.ones(6, 3, 1))

@@ -14,7 +14,7 @@ from asr.lm.rnn.data import TokenBatch
 from asr.lm.rnn.maxent import HashedMaxEnt, add_score_range, hashed_places
 from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.lm.rnn.output_numba import add_word_scores
-from asr.lm.rnn.outputs.nce import NceOutput
+from asr.lm.rnn.outputs.nce import NceOutput, compiled_terms
 from asr.lm.rnn.outputs.softmax import ClassSoftmaxOutput, frequency_classes
 from asr.text.symbols import Vocabulary
 
@@ -97,16 +97,20 @@ def test_loss_is_negative_log_likelihood(output: str, maxent_order: int) -> None
 
 @pytest.mark.parametrize("maxent_order", [0, 3])
 @pytest.mark.parametrize("log_z", [0.0, 2.0])
-@pytest.mark.parametrize("looped", [True, False])
+@pytest.mark.parametrize("form", ["looped", "tensors", "written for the compiler"])
 def test_nce_loss_and_gradients_equal_explicit_loop(
-    maxent_order: int, log_z: float, looped: bool, monkeypatch: pytest.MonkeyPatch
+    maxent_order: int, log_z: float, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not looped:
+    if form != "looped":
         monkeypatch.setattr("asr.lm.rnn.outputs.nce.jit_for", lambda function, tensor: None)
+    if form == "written for the compiler":
+        monkeypatch.setattr(torch, "compile", lambda function, dynamic: function, raising=False)
+        monkeypatch.setattr("asr.lm.rnn.outputs.nce.compiled_terms", compiled_terms.__wrapped__)
     network = _network("nce", maxent_order, log_z=log_z, learn_log_z=True)
     output = network.output
     assert isinstance(output, NceOutput)
     output.num_grad_words = output.num_noise_words
+    output.compile_loss = form == "written for the compiler"
     hidden, history, word_id = _queries(network, 8)
     hidden.requires_grad_()
     parameters = [hidden, *output.parameters()]
