@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,9 +15,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asr.decoding import lattice_io
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import Lattice
-from asr.decoding.lattice_io import load_k2_lattice, read_kaldi_lattices, read_slf, write_kaldi_lattice, write_slf
+from asr.decoding.lattice_io import (
+    load_k2_lattice,
+    read_kaldi_lattices,
+    read_slf,
+    slf_fields,
+    write_kaldi_lattice,
+    write_slf,
+)
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from asr.text.symbols import Vocabulary
@@ -336,3 +345,155 @@ def test_the_totals_header_of_slf() -> None:
     for line in ("acscale=0.7", "prscale=1.3", "lmscale=0.6", "wdpenalty=-0.4"):
         assert line in text.getvalue().splitlines()
     assert not math.isnan(OPTIONS.am_scale)
+
+
+def test_fields_are_quoted_and_escaped_as_in_htk() -> None:
+    found = slf_fields(r"""J=0 WORD="two words" v='a\'b' l=\303\244x d= a="\"" n="x"y""")
+    assert found == {"J": "0", "W": "two words", "v": "a'b", "l": "äx", "d": "", "a": '"', "n": '"x"y'}
+    assert slf_fields("W='") == {"W": "'"} and slf_fields("no field") == {}
+    assert slf_fields(r"W=\\303 V=\'a") == {"W": "\\303", "V": "'a"}
+
+
+@pytest.fixture
+def slf(tmp_path: Path) -> Callable[..., Lattice]:
+    """Reads a text as an SLF file, with the words w0 .. w4 and the tokens <blk>, t1, t2, t3."""
+    graph = random_graph(0)
+
+    def read(text: str, **options: float) -> Lattice:
+        (tmp_path / "a.slf").write_text(text)
+        return read_slf(tmp_path / "a.slf", graph.vocabulary, graph.tokens, **options)
+
+    return read
+
+
+def test_bases_of_logarithms(slf: Callable[..., Lattice]) -> None:
+    text = "base={} N=2 L=1\nI=0\nI=1 t=0.01\nJ=0 S=0 E=1 a=-1 r=-2 l=-3 n=-4\n"
+    for base in (10, 1.0001, 0.5):
+        lattice = slf(text.format(base))
+        found = [float(score) for score in (lattice.am_score, lattice.graph_score, lattice.lm_score)]
+        assert found == pytest.approx([-math.log(base), -2 * math.log(base), -7 * math.log(base)])
+    for base in (0, 1, -2):
+        with pytest.raises(AsrError, match=f"the base of logarithms in the header is {base}; it must be above 0"):
+            slf(text.format(base))
+
+
+def test_frames_last_as_long_as_the_file_or_the_caller_says(slf: Callable[..., Lattice]) -> None:
+    text = "N=2 L=1\nI=0 t=0.5\nI=1 t=0.98\nJ=0 S=0 E=1 W=w1\n"
+    assert slf(text).num_frames == 48
+    assert slf("# frame_seconds=0.04\n" + text).num_frames == 12
+    assert slf("# frame_seconds=0.04\n" + text, frame_seconds=0.06).num_frames == 8
+    # Rounded, and at least one frame for each token.
+    assert slf(text.replace("E=1", "E=1 d=:t1,0.014:t2,0.016:t3,0:")).token_id.tolist() == [1, 2, 2, 3]
+
+
+def test_scores_and_the_word_of_a_link_go_to_its_first_frame(slf: Callable[..., Lattice]) -> None:
+    lattice = slf("N=2 L=1\nI=0\nI=1 W=w2\nJ=0 S=0 E=1 W=w1 a=-1 r=-2 l=-3 v=7 d=:t1,0.02:<blk>,0.01:\n")
+    assert lattice.token_id.tolist() == [1, 1, 0] and lattice.graph_arc.tolist() == [7, -1, -1]
+    assert lattice.am_score.tolist() == [-1, 0, 0] and lattice.lm_score.tolist() == [-3, 0, 0]
+    assert lattice.word_id.tolist() == [5] and lattice.word_begin.tolist() == [0, 1, 1, 1]
+    of_node = slf("N=2 L=1\nI=0 W=w4\nI=1 W=w2\nJ=0 S=0 E=1 v=7 t=1 d=:t1,0.01:\n")
+    assert of_node.word_id.tolist() == [6] and of_node.graph_arc.tolist() == [7]
+    without_arc = slf("N=2 L=1\nI=0\nI=1 t=0.01\nJ=0 S=0 E=1 v=7\n")
+    assert without_arc.graph_arc.tolist() == [-1] and len(without_arc.word_id) == 0
+
+
+@pytest.mark.parametrize(
+    ("link", "message"),
+    [
+        ("v=-2 d=:t1,0.01:", "a.slf:4: -2 .v=. is not an arc of a decoding graph"),
+        (f"v={2**62} d=:t1,0.01:", "is not an arc of a decoding graph"),
+        ("d=:t1:", "'t1' is not a token of the acoustic model with its seconds"),
+        ("d=:t1,0.06:", "a.slf:4: the link is 0.06 s long; the file is damaged"),
+        ("d=:t1,0.03:t2,0.03:", "a.slf:4: the link is longer than 5 frames; the file is damaged"),
+    ],
+)
+def test_links_that_no_lattice_has(
+    slf: Callable[..., Lattice], link: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lattice_io, "_MAX_LINKS", 5)
+    text = "N=2 L=1\nI=0\nI=1\nJ=0 S=0 E=1 "
+    assert slf(text + "d=:t1,0.05:\n").num_frames == 5
+    with pytest.raises(AsrError, match=message):
+        slf(f"{text}{link}\n")
+
+
+def test_no_more_links_and_paths_than_memory_allows(
+    slf: Callable[..., Lattice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two links of 3 frames each; and three links that read nothing, each before two that do."""
+    frames = "N=3 L=2\nI=0\nI=1\nI=2\nJ=0 S=0 E=1 d=:t1,0.03:\nJ=1 S=1 E=2 d=:t1,0.03:\n"
+    empty = "".join(f"J={number} S=0 E=1\n" for number in range(3))
+    ways = f"N=3 L=5\nI=0\nI=1\nI=2 t=0.01\n{empty}J=3 S=1 E=2\nJ=4 S=1 E=2\n"
+    for text, message in (
+        (frames, "the lattice has more than 5 frames on its links; prune it"),
+        (ways, "links that read no frame form more than 5 paths; prune the lattice"),
+    ):
+        monkeypatch.setattr(lattice_io, "_MAX_LINKS", 6)
+        assert slf(text).num_arcs == 6
+        monkeypatch.setattr(lattice_io, "_MAX_LINKS", 5)
+        with pytest.raises(AsrError, match=message):
+            slf(text)
+
+
+def test_sub_lattices_in_the_header(slf: Callable[..., Lattice]) -> None:
+    with pytest.raises(AsrError, match="SUBLAT=digits: sub-lattices are not supported"):
+        slf("SUBLAT=digits N=2 L=1\nI=0\nI=1 t=0.01\nJ=0 S=0 E=1\n")
+
+
+def kaldi(folder: Path, text: str) -> list[tuple[str, Lattice]]:
+    (folder / "lat.txt").write_text(text)
+    return list(read_kaldi_lattices(folder / "lat.txt", 9))
+
+
+def test_kaldis_missing_weights_are_zero(tmp_path: Path) -> None:
+    """Final states without a weight, and an arc without one that reads nothing."""
+    ((name, lattice),) = kaldi(tmp_path, "utt\n0 1 5 1,2,3\n1 2 0\n2\n")
+    assert name == "utt" and lattice.token_id.tolist() == [2]
+    assert all_sentences(lattice, DecodingOptions()) == pytest.approx({(5,): -3.0})
+
+
+def test_the_better_of_two_ends_counts(tmp_path: Path) -> None:
+    """State 1 ends with a cost of 4, or over arcs without frames with 1 + 2 or 3 + 0.5."""
+    text = "utt\n0 1 5 0,0,1\n1 2 0 0.5,0.5,\n1 3 0 3,0,\n1 {},0,\n2 2,0,\n3 0.5,0,\n"
+    for cost, best in ((4, -3.0), (2, -2.0)):
+        ((_, lattice),) = kaldi(tmp_path, text.format(cost))
+        assert all_sentences(lattice, DecodingOptions()) == pytest.approx({(5,): best})
+
+
+@pytest.mark.parametrize(
+    ("arc", "message"),
+    [
+        ("0 1 -1 1,1,1", "lat.txt:6: there is no word -1 in a vocabulary of 9"),
+        ("0 1 9 1,1,1", "lat.txt:6: there is no word 9 in a vocabulary of 9"),
+        ("0 1 5 1,1,0", "lat.txt:6: '0 1 5 1,1,0' is neither an arc"),
+        (f"0 1 5 1,1,{2**31 + 1}", "lat.txt:6: .* is neither an arc"),
+        ("0 1 5 1,1,1 2", "lat.txt:6: '0 1 5 1,1,1 2' is neither an arc"),
+        ("0 x 5 1,1,1", "lat.txt:6: '0 x 5 1,1,1' is neither an arc"),
+        ("0 1 5 nan,1,1", "lat.txt:6: '0 1 5 nan,1,1' is neither an arc"),
+        ("0 1 5 -6e30,-6e30,1", "lat.txt:6: '0 1 5 -6e30,-6e30,1' is neither an arc"),
+        ("0 1 5 1,1,1,1", "lat.txt:6: '0 1 5 1,1,1,1' is neither an arc"),
+    ],
+)
+def test_bad_arcs_of_a_second_utterance(tmp_path: Path, arc: str, message: str) -> None:
+    first = "one\n0 1 8 1,1,2147483648\n1 0,0,\n\n"
+    assert kaldi(tmp_path, first)[0][1].token_id.tolist() == [2**31 - 1]
+    with pytest.raises(AsrError, match=message):
+        kaldi(tmp_path, f"{first}two \n{arc}\n1 0,0,\n")
+
+
+def test_words_and_states_that_no_k2_lattice_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = k2_content(monkeypatch)
+    words = content["aux_labels"].__getstate__()
+    for place, value in ((0, 1), (3, 4), (5, 2)):
+        splits = words[0].clone()
+        splits[place] = value
+        monkeypatch.setattr(type(content["aux_labels"]), "__getstate__", lambda _, it=splits: (it, *words[1:]))
+        torch.save(content, tmp_path / "a.pt")
+        with pytest.raises(AsrError, match="must be one list for each arc"):
+            load_k2_lattice(tmp_path / "a.pt")
+    negative = words[2].clone()
+    negative[1] = -1
+    monkeypatch.setattr(type(content["aux_labels"]), "__getstate__", lambda _: (*words[:2], negative))
+    torch.save(content, tmp_path / "a.pt")
+    with pytest.raises(AsrError, match="the arcs are not those of a lattice"):
+        load_k2_lattice(tmp_path / "a.pt")
