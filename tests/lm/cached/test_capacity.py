@@ -5,14 +5,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asr.kernels.hash_table import HashTable
+from asr.kernels.hash_table import MAX_LOAD, HashTable
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.cached.eviction import ByteCosts, Limits, drop_rows, least_used, remove_nodes
 from asr.lm.cached.outputs import OutputCache
 from asr.lm.cached.states import HiddenStore
 from asr.lm.cached.trie import BEFORE_START, START, HistoryTrie, RowAllocator
+from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.testing.plain_lm import PlainLM
+from asr.text.symbols import Vocabulary
 from tests.reference.toy_network import ToyClassNetwork, ToyNetwork, ToyNormalizedNetwork
 
 
@@ -178,6 +180,56 @@ def test_limits_fit_into_the_capacity():
             assert limits.max_nodes == limits.max_edges + START + 1
             total = 16 * limits.num_slots + 20 * limits.max_nodes + 1032 * limits.max_rows
             assert capacity - 1032 - 512 < total <= capacity
+
+
+def test_tables_double_where_half_of_the_bytes_allow_it_or_all_edges_need_it():
+    costs = ByteCosts(per_slot=16, per_node=20, per_row=100)
+    exact = 2 * 512 * (16 + int(MAX_LOAD * 20)) + 512  # half of it is a table of 512 slots with its nodes
+    assert [Limits.within(bytes_, costs).num_slots for bytes_ in (exact - 1, exact, 2 * exact)] == [256, 512, 1024]
+    full = int(MAX_LOAD * 256)
+    assert [Limits.within(1, costs, num).num_slots for num in (0, full, full + 1, 2 * full)] == [256, 256, 512, 512]
+    limits = Limits.within(1, costs, full, full + 100)
+    assert (limits.max_edges, limits.max_nodes, limits.max_rows) == (full, full + 100, 16)
+    assert Limits.within(1, costs, full, full + START + 1).max_nodes == full + START + 1
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_rows_that_were_asked_for_last_are_not_computed_again(compiled):
+    """Of the histories that fit, the first is asked for last, before rows have to be dropped for one more."""
+    torch.manual_seed(0)
+    network = RNNLanguageModel(Vocabulary(f"w{i}" for i in range(60)), RNNLMConfig(32, 256)).eval()
+    engine = CachedRNNLM(network, CacheOptions(capacity_bytes=50_000, compiled=compiled))
+    most = engine.capacity.limits.max_rows
+    start, word_id = engine.start(1), torch.arange(4, 4 + most)
+
+    def ask(context_idx, word):
+        return engine.score(context_idx, torch.tensor([word]))[1]
+
+    contexts = [ask(start, word) for word in word_id.tolist()]
+    for context_idx in contexts[: most - 2]:  # the rows of the two first nodes are held as well
+        ask(context_idx, 4)
+    ask(contexts[0], 5)
+    assert engine.statistics().num_dropped_rows == 0
+    ask(contexts[most - 2], 4)
+    assert engine.statistics().num_dropped_rows > 0
+    num_rows = engine.statistics().num_hidden_rows
+    ask(contexts[0], 6)
+    assert engine.statistics().num_hidden_rows == num_rows
+    ask(contexts[1], 6)
+    assert engine.statistics().num_hidden_rows > num_rows
+
+
+def test_rows_are_dropped_until_all_that_are_needed_fit():
+    engine = CachedRNNLM(ToyNetwork(), CacheOptions(capacity_bytes=1))
+    _, context_idx = engine.score(engine.start(14), torch.arange(3, 17))
+    engine.score(context_idx, torch.full((14,), 3))
+    rows, most = engine.hidden.rows, engine.capacity.limits.max_rows
+    assert rows.num_used == most == 16
+    nothing = context_idx[:0]
+    assert engine.capacity.make_row_room(13, nothing) and rows.num_used == 3
+    assert engine.statistics().num_dropped_rows == 13
+    assert engine.capacity.make_row_room(13, nothing) and rows.num_used == 3
+    assert not engine.capacity.make_row_room(16, nothing)
 
 
 def test_contexts_beyond_half_of_the_bytes_are_paid_with_hidden_rows_and_give_them_back():
