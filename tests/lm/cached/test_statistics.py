@@ -10,6 +10,8 @@ import torch
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.cached.states import QueryStatistics
+from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
+from asr.text.symbols import EOS_ID, Vocabulary
 from tests.reference.toy_network import ToyClassNetwork
 
 
@@ -58,3 +60,47 @@ def test_stages_take_time_and_no_more_than_the_whole(compiled: bool) -> None:
     assert counts.num_evictions > 0 and min(stages) > 0.0
     assert sum(stages) < 1.5 * counts.seconds_total and max(stages) < counts.seconds_total
     assert counts.queries_per_s == pytest.approx(counts.num_queries / counts.seconds_total)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("output", ["toy", "nce", "hierarchical"])
+def test_every_query_is_counted_once(output: str, compiled: bool) -> None:
+    """Two words after `<s>`; one word after each of them, after one twice; a sentence's end; and the second call again.
+
+    So three histories are asked, in two runs, for five words in all.
+    """
+    torch.manual_seed(0)
+    config = RNNLMConfig(8, 8, output="nce" if output == "toy" else output)
+    network = RNNLanguageModel(Vocabulary([f"w{i}" for i in range(20)]), config).eval()
+    engine = CachedRNNLM(ToyClassNetwork() if output == "toy" else network, CacheOptions(compiled=compiled))
+    _, context_idx = engine.score(engine.start(2), torch.tensor([5, 6]))
+    again = context_idx[[0, 1, 0]], torch.tensor([7, 7, 7])
+    engine.score(*again)
+    engine.final(context_idx[:1])
+    engine.score(*again)
+    counts = engine.statistics()
+    assert (counts.num_calls, counts.num_queries, counts.num_edge_hits, counts.num_edges) == (4, 9, 3, 5)
+    assert (counts.num_hidden_rows, counts.num_hidden_calls, counts.largest_hidden_batch) == (3, 2, 2)
+    assert counts.num_outputs == 5 and counts.num_contexts == 2 + 5 and counts.num_hidden_held == 1 + 3
+    assert counts.bytes_held == counts.peak_bytes > 0
+    assert (counts.num_transfers, counts.num_shared_rows, counts.num_evictions, counts.num_dropped_rows) == (0,) * 4
+    groups = {(place, int(engine.network.group_of(torch.tensor([word])))) for place, word in (
+        (0, 5), (0, 6), (1, 7), (1, EOS_ID), (2, 7)
+    )} if output == "toy" else set()  # fmt: skip
+    assert (counts.num_history_normalizers, counts.num_group_normalizers) == (3 if output == "toy" else 0, len(groups))
+    assert (counts.num_tree_decisions > 0) == (output == "hierarchical")
+
+
+def test_what_is_forgotten_between_utterances_counts() -> None:
+    pytest.importorskip("numba")
+    network = RNNLanguageModel(Vocabulary([f"w{i}" for i in range(20)]), RNNLMConfig(8, 8)).eval()
+    engine = CachedRNNLM(network, CacheOptions(capacity_bytes=30_000))
+    assert engine.capacity is not None
+    context_idx = engine.start(20)
+    while not engine.capacity.is_half_used():
+        _, context_idx = engine.score(context_idx, torch.arange(4, 24))
+    num_contexts = engine.statistics().num_contexts
+    engine.retain(context_idx[:0])
+    counts = engine.statistics()
+    assert (counts.num_evictions, counts.num_evicted_contexts) == (1, num_contexts)
+    assert counts.num_contexts == 2
