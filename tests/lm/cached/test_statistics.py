@@ -34,6 +34,13 @@ def test_ratios_are_of_queries_runs_contexts_and_seconds() -> None:
     assert {name: found[name] for name in expected} == pytest.approx(expected)
 
 
+def test_ratios_of_one() -> None:
+    names = "num_queries", "num_edge_hits", "num_edges", "num_hidden_rows", "num_hidden_calls", "num_contexts"
+    found = QueryStatistics(**dict.fromkeys(names, 1), bytes_held=7)
+    assert (found.edge_hit_ratio, found.mean_hidden_batch, found.bytes_per_context) == (1.0, 1.0, 7.0)
+    assert (found.hit_ratio, found.answered_without_hidden) == (0.0, 0.0)
+
+
 def test_counts_of_two_engines_add_up_and_the_largest_batch_is_the_larger() -> None:
     names = [field.name for field in fields(QueryStatistics)]
     one = QueryStatistics(**{name: position for position, name in enumerate(names)})
