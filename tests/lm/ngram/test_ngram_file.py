@@ -72,6 +72,12 @@ def test_index_finds_what_binary_search_finds(lm: NgramLM, monkeypatch: pytest.M
         assert torch.equal(in_many_parts.slot, indexed.arrays.index.slot)
 
 
+def test_more_arcs_than_an_index_can_tell_apart(lm: NgramLM) -> None:
+    """With two keys for each place, some are so far from their own that the 31 bits stored could be another key's."""
+    with pytest.raises(AsrError, match=r"arcs cannot be distinguished by hashing; use no index"):
+        lm.with_index(2.0)
+
+
 @pytest.mark.parametrize("kind", ["plain", "indexed", "quantized"])
 def test_loops_equal_tensor_operations(lm: NgramLM, kind: str) -> None:
     lm = {"plain": lm, "indexed": lm.with_index(), "quantized": lm.quantized().with_index(0.9)}[kind]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from asr.lm.rnn.data import TokenStreams
+from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.lm.rnn.recurrent import seeded_dropout
+from asr.text.symbols import Vocabulary
 
 
 def _kept(seed: int, probability: float = 0.3, size: int = 40_000) -> Tensor:
@@ -28,6 +32,24 @@ def test_masks_of_neighbouring_seeds_and_places_are_independent() -> None:
     masks = torch.cat((masks, masks[:5].roll(1, dims=1), masks[:5].roll(4, dims=1)))
     correlation = torch.corrcoef(masks) - torch.eye(len(masks))
     assert float(correlation.abs().max()) < 5 * masks.shape[1] ** -0.5
+
+
+def test_each_layer_of_each_batch_has_a_seed_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Word vectors and two layers: three seeds a batch, of which a run that is resumed takes the same."""
+    config = RNNLMConfig(embedding_size=4, hidden_size=4, num_layers=2, dropout=0.1)
+    network, seeds = RNNLanguageModel(Vocabulary(["A", "B"]), config), list[int]()
+
+    def noted(values: Tensor, probability: float, seed: int, whole: object) -> Tensor:
+        seeds.append(seed)
+        return values
+
+    monkeypatch.setattr("asr.lm.rnn.model.seeded_dropout", noted)
+    batch = TokenStreams(np.arange(2, 6, dtype=np.int32), 2, 2, 0)[0]
+    for number in (0, 1, 2):
+        network.hidden_sequence(batch, None, number)
+    network.eval()
+    network.hidden_sequence(batch, None, 3)
+    assert seeds == list(range(9))
 
 
 def test_gradient_goes_through_the_same_mask() -> None:
