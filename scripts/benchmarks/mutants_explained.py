@@ -11,6 +11,7 @@ _ONE_ROW_AHEAD = "the first row ahead is the one asked for"
 _SETTLED = "how often settled words are looked for; they stay the same"
 _SHORTER_STEPS = "shorter steps to the same optimum"
 _SHORTCUT = "takes the long way where the short one would do, with the same result"
+_TENSORS = "tensor operations, with the same result as the loop"
 _TIE = "what lies exactly at a beam may stay or go"
 
 WITH_A_GPU = {
@@ -137,7 +138,18 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
     "asr/decoding/interface.py": {
         ("_LARGEST_EXP = 20.0", "20.0 -> 21.0"): "how numbers of about a billion are written in a message",
     },
+    "asr/decoding/k2.py": {
+        (
+            "lattice = k2.intersect_dense_pruned(k2.create_fsa_vec([k2.Fsa(arcs)]), frames, 10.0, 10.0, 1, 10)",
+            change,
+        ): "wide enough for a graph of two states"
+        for change in ("10.0 -> 11.0", "1 -> 2", "10 -> 11")
+    },
     "asr/decoding/lattice.py": {
+        (
+            'loop = jit(sum_over_paths) if arc_total.device.type == "cpu" else None',
+            "arc_total.device.type == 'cpu' -> arc_total.device.type != 'cpu'",
+        ): _TENSORS,
         (
             "lost = [ending.final_total.max() - ending.final_total for ending in endings if len(ending.final)]",
             "ending.final_total.max -> ending.final_total.min",
@@ -167,6 +179,7 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
         ): "all keys collide, and one is told apart in each round: time, no result",
         ("slot *= multiplier", "slot *= multiplier -> slot += multiplier"): _HASH,
         ("slot ^= slot >> 32", "32 -> 33"): _HASH,
+        ("slot ^= slot >> 32", "slot ^= slot >> 32 -> pass"): _HASH,
     },
     "asr/decoding/rescoring.py": {
         ("min_active_states=0,", "0 -> 1"): "the best partial path survives any beam",
@@ -275,6 +288,7 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
         ): "no class above does anything",
     },
     "asr/lm/ngram/estimate.py": {
+        ("ngram_at = np.full(len(word_id), -1, dtype=np.int32)", "1 -> 2"): _ANY_NEGATIVE,
         (
             "if (num_with[1:4] == 0).any():",
             "1 -> 2",
@@ -300,7 +314,7 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
         (
             "if self.compute_dtype == torch.float32 and not self.compile_cell:",
             "not self.compile_cell -> not not self.compile_cell",
-        ): "tensor operations, with the same result as the loop",
+        ): _TENSORS,
     },
     "asr/lm/rnn/outputs/log_partition.py": {
         (

@@ -208,6 +208,23 @@ def test_a_k2_lattice_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     )
 
 
+def test_a_k2_lattice_ends_somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one state it may; without the last arc as well, no state is final."""
+    content = k2_content(monkeypatch)
+    splits, kind, words = content["aux_labels"].__getstate__()
+    for num_arcs, fits in ((4, True), (3, False)):
+        kept = {name: part[:num_arcs] for name, part in content.items() if name != "aux_labels"}
+        state = splits[: num_arcs + 1], kind, words
+        monkeypatch.setattr(type(content["aux_labels"]), "__getstate__", lambda _, state=state: state)
+        torch.save({**kept, "aux_labels": content["aux_labels"]}, tmp_path / "a.pt")
+        if fits:
+            # The way to state 2 leads nowhere now.
+            assert set(all_sentences(load_k2_lattice(tmp_path / "a.pt"), DecodingOptions())) == {(7,), ()}
+        else:
+            with pytest.raises(AsrError, match="the arcs are not those of a lattice"):
+                load_k2_lattice(tmp_path / "a.pt")
+
+
 @pytest.mark.parametrize(
     ("name", "place", "value"),
     [

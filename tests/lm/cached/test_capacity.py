@@ -418,6 +418,17 @@ def test_groups_of_a_bounded_cache_are_kept_as_long_as_they_fit():
     assert cache.num_history_normalizers == network.num_normalizers == 8
 
 
+def test_without_room_for_a_table_no_group_is_kept():
+    network = ToyClassNetwork()
+    cache = OutputCache(network, CacheOptions(), torch.device("cpu"))
+    cache.limit_groups(0)
+    cache.reserve(1)
+    query = torch.tensor([0]), torch.randn(1, network.hidden_size), torch.full((1, 2), 4), torch.tensor([5])
+    for num_computed in (1, 2):
+        cache.score(*query)
+        assert (cache.num_group_normalizers, cache.num_history_normalizers) == (num_computed, 1)
+
+
 def test_room_is_made_for_a_single_history():
     network = ToyNormalizedNetwork()
     cache = OutputCache(network, CacheOptions(), torch.device("cpu"))
