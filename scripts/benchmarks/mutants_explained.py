@@ -11,7 +11,6 @@ _ONE_ROW_AHEAD = "the first row ahead is the one asked for"
 _SETTLED = "how often settled words are looked for; they stay the same"
 _SHORTER_STEPS = "shorter steps to the same optimum"
 _SHORTCUT = "takes the long way where the short one would do, with the same result"
-_TENSORS = "tensor operations, with the same result as the loop"
 _TIE = "what lies exactly at a beam may stay or go"
 
 WITH_A_GPU = {
@@ -146,10 +145,6 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
         for change in ("10.0 -> 11.0", "1 -> 2", "10 -> 11")
     },
     "asr/decoding/lattice.py": {
-        (
-            'loop = jit(sum_over_paths) if arc_total.device.type == "cpu" else None',
-            "arc_total.device.type == 'cpu' -> arc_total.device.type != 'cpu'",
-        ): _TENSORS,
         (
             "lost = [ending.final_total.max() - ending.final_total for ending in endings if len(ending.final)]",
             "ending.final_total.max -> ending.final_total.min",
@@ -314,7 +309,7 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
         (
             "if self.compute_dtype == torch.float32 and not self.compile_cell:",
             "not self.compile_cell -> not not self.compile_cell",
-        ): _TENSORS,
+        ): "tensor operations, with the same result as the loop",
     },
     "asr/lm/rnn/outputs/log_partition.py": {
         (
