@@ -132,10 +132,17 @@ def test_outcomes_outlive_a_run_that_is_ended(tmp_path: Path, monkeypatch: pytes
 
 
 def test_tests_that_are_ended_from_outside_kill_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ended:
+        def run(self, *_: object, **__: object) -> int:
+            return -signal.SIGTERM
+
+        def close(self) -> None:
+            pass
+
     monkeypatch.setenv("ASR_BENCH_CACHE", str(tmp_path))
-    runner = Runner(1, fast=True)
+    monkeypatch.setattr(mutants, "Worker", Ended)
     monkeypatch.setattr(Reach, "tests_of", lambda *_: (["tests/metrics"], 1.0))
-    monkeypatch.setattr(Worker, "run", lambda *_, **__: -signal.SIGTERM)
+    runner = Runner(1, fast=True)
     try:
         runner.record([])
         with pytest.raises(AsrError, match="ended from outside; the same command continues"):
