@@ -127,6 +127,13 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
             "1.0 -> 2.0",
         ): _SHORTER_STEPS,
     },
+    "asr/decoding/cpu/chunk_lm.py": {
+        (
+            "if sink.backtrace.is_due or (not looks_up and turn % _TURNS_BETWEEN_COLLECTIONS == 0):",
+            "not looks_up and turn % _TURNS_BETWEEN_COLLECTIONS == 0 -> "
+            "not looks_up or turn % _TURNS_BETWEEN_COLLECTIONS == 0",
+        ): "how often unreachable backpointers are collected; paths stay",
+    },
     "asr/decoding/frame.py": {
         (
             "def expand(self, tokens: ActiveTokens, frame: Frame, *, prune: bool = True) -> Expansion:",
@@ -145,6 +152,14 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
         for change in ("10.0 -> 11.0", "1 -> 2", "10 -> 11")
     },
     "asr/decoding/lattice.py": {
+        (
+            "row_of = torch.full((int(utt_idx.max()) + 1,), num_utts, dtype=torch.int64, device=utt_idx.device)",
+            "1 -> 2",
+        ): "one more entry than is read",
+        (
+            "number = torch.full((len(arc) + 1,), -1, device=arc.device)",
+            "-1 -> +1",
+        ): "all entries but the last are set, and the last, for backpointer -1, is not used",
         (
             "lost = [ending.final_total.max() - ending.final_total for ending in endings if len(ending.final)]",
             "ending.final_total.max -> ending.final_total.min",
@@ -182,6 +197,9 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
             "torch.zeros(num_utts, lattice.num_frames, 1, dtype=torch.float32, device=device),",
             "1 -> 2",
         ): _NO_OTHER_TOKEN,
+    },
+    "asr/decoding/warmup.py": {
+        ("generator = torch.Generator().manual_seed(0)", "0 -> 1"): "other paths of the same kind; nobody sees results",
     },
     "asr/lm/combine.py": {
         ("device = torch.empty(0, device=device).device  # with its number", "0 -> 1"): "only its device is read",
@@ -298,6 +316,9 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
             "num_arcs = self._arc_begin[2:] - self._arc_begin[1:-1]",
             "self._arc_begin[2:] - self._arc_begin[1:-1] -> self._arc_begin[2:] + self._arc_begin[1:-1]",
         ): "more steps of a search that has ended",
+    },
+    "asr/lm/rnn/maxent.py": {
+        ("if num_zero > 0:", "num_zero > 0 -> num_zero >= 0"): "no weight is below the smallest one",
     },
     "asr/lm/rnn/optim.py": {
         (

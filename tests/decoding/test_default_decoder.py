@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from asr.decoding import k2
-from asr.decoding.build import OLD_FIRST_PASSES, chosen_decoder, default_decoder, old_first_pass
+from asr.decoding.build import OLD_FIRST_PASSES, calibration_of, chosen_decoder, default_decoder, old_first_pass
 from asr.errors import AsrError
 from tests.decoding.random_graphs import random_graph
 
@@ -91,3 +92,19 @@ def test_old_names_of_first_passes() -> None:
     names = {old_first_pass(*new): old for old, new in OLD_FIRST_PASSES.items()}
     assert names == {old: old for old in OLD_FIRST_PASSES}
     assert old_first_pass("token-passing", "chunks") == "torch-chunks"
+
+
+def test_confidences_are_calibrated_where_there_are_lattices() -> None:
+    """By the mode's own calibration or that of the first mode that has one; graphs with epsilons have no lattices."""
+
+    def bundle(epsilons: bool, *modes: str) -> Any:
+        graph = random_graph(1, epsilons=epsilons)
+        confidence = {mode: {"bias": float(number), "terms": {}} for number, mode in enumerate(modes)}
+        parts = {"rnn_lm": None, "small_ngram": None, "large_ngram": None, "default_mode": None}
+        return SimpleNamespace(name="small", graph=graph, confidence=confidence, **parts)
+
+    assert calibration_of(bundle(True, "ngram"), "ngram") is None
+    assert calibration_of(bundle(False), "ngram") is None and calibration_of(bundle(False, "rnn"), "ngram") is None
+    for mode, bias in (("rnn", 1.0), ("ngram", 0.0), ("external", 0.0)):
+        found = calibration_of(bundle(False, "ngram", "rnn"), mode)
+        assert found is not None and found.bias == bias

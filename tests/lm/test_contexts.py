@@ -65,9 +65,10 @@ def test_packing_is_exact(num_models: int, rows: list[list[int]]) -> None:
 def test_loops_pack_as_tensors_do(num_models: int) -> None:
     """Batch by batch, in turns: each finds what the other has numbered, and tables grow on the way."""
     contexts, generator = DenseContexts(num_models, CPU), torch.Generator().manual_seed(0)
-    num_stops = 0
+    num_stops, lower = 0, set[tuple[int, ...]]()
     for size in (3, 40, 700, 3000):
         parts = [torch.randint(1 << 12, (size,), generator=generator) for _ in range(num_models)]
+        lower |= set(zip(*(part.tolist() for part in parts[-2:]), strict=True))
         array, packed = torch.stack(parts).numpy(), np.empty(size, dtype=np.int64)
         tables = contexts.lookup_tables()
         if num_models > 2:
@@ -80,6 +81,9 @@ def test_loops_pack_as_tensors_do(num_models: int) -> None:
             unpack_contexts(packed, tables, found)
         contexts.take()
         assert (found == array).all()
+        # All but the first context are numbered; with three models, each pair of the others once.
+        if num_models < 4:
+            assert len(contexts) == (len(lower) if num_models == 3 else 0)
         assert contexts.pack(parts).tolist() == packed.tolist()
         for ours, theirs in zip(contexts.unpack(torch.from_numpy(packed)), parts, strict=True):
             assert torch.equal(ours, theirs)
