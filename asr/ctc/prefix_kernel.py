@@ -200,17 +200,19 @@ def expand(log_prob: Any, prefixes: Prefixes, rules: Rules) -> bool:
     slot_context, slot_lm_score, slot_bonus = prefixes.slot_context, prefixes.slot_lm_score, prefixes.slot_bonus
     slot_guess = prefixes.slot_guess
     char_begin, chars, has_words, has_lm = rules.char_begin, rules.char, rules.has_words, rules.has_lm
-    best_token = 0
-    for token in range(1, len(row)):
+    allowed, num_ends = prefixes.allowed, rules.num_ends
+    num_allowed, best_token = 0, 0
+    for token in range(len(row)):
         if row[token] > row[best_token]:
             best_token = token
-    allowed, num_ends = prefixes.allowed, rules.num_ends
-    num_allowed, num_chars = 0, 0
-    for token in range(len(row)):
-        if row[token] >= rules.token_min or token == best_token:
+        if row[token] >= rules.token_min:
             allowed[num_allowed] = token
             num_allowed += 1
-            num_chars += char_begin[token + 1] - char_begin[token]
+    if num_allowed == 0:
+        allowed[0], num_allowed = best_token, 1
+    num_chars = 0
+    for j in range(num_allowed):
+        num_chars += char_begin[allowed[j] + 1] - char_begin[allowed[j]]
     num_alive = count[NUM_ALIVE]
     wanted = num_alive * max(num_allowed, num_chars)
     # Half of each hash table stays free, so that probing ends.

@@ -24,7 +24,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -250,7 +250,7 @@ class BeamSearchDecoderCTC:
         (beams,) = self._decode(
             [logits], beam_width, beam_prune_logp, token_min_logp, True, hotwords, hotword_weight, lm_start_state
         )
-        return beams[0][0]
+        return next(beams)[0]
 
     def decode_beams(
         self,
@@ -284,10 +284,11 @@ class BeamSearchDecoderCTC:
         Raises:
             AsrError: the shape is wrong, or values are NaN or infinite.
         """
-        return self._decode(
+        (beams,) = self._decode(
             *([logits], beam_width, beam_prune_logp, token_min_logp, prune_history),
             *(hotwords, hotword_weight, lm_start_state),
-        )[0]
+        )
+        return list(beams)
 
     def decode_beams_batch(
         self,
@@ -321,7 +322,7 @@ class BeamSearchDecoderCTC:
         found = self._decode(
             list(logits_list), beam_width, beam_prune_logp, token_min_logp, True, hotwords, hotword_weight, None
         )
-        return [beams[0][0] for beams in found]
+        return [next(beams)[0] for beams in found]
 
     def save_to_dir(self, filepath: str | Path) -> None:
         """Writes labels, and the language model's file, unigrams and weights, for `load_from_dir`.
@@ -400,7 +401,7 @@ class BeamSearchDecoderCTC:
         hotwords: Iterable[str] | None,
         hotword_weight: float,
         lm_start_state: LMState | None,
-    ) -> list[list[OutputBeam]]:
+    ) -> list[Iterator[OutputBeam]]:
         if not isinstance(lm_start_state, (LMState, type(None))):
             raise AsrError(
                 f"lm_start_state is of type {type(lm_start_state).__name__}; give a state that decode_beams has "
@@ -435,16 +436,14 @@ class BeamSearchDecoderCTC:
             raise AsrError(
                 f"the logits have the shape {values.shape}; give (frames, {len(self._columns)}), one column per label."
             )
-        values = values.astype(np.float64)
-        highest = values.max(axis=1, keepdims=True)
-        if not (highest < np.inf).all():  # NaN is not less, either
+        values = values.astype(np.float64, order="C")
+        if not (values.max(axis=1) < np.inf).all():  # NaN is not less, either
             raise AsrError("the logits have NaN or infinity in them; check the network's input and weights.")
         if len(values) and values.min() >= 0 and np.abs(values.sum(axis=1) - 1).max() <= _TOLERANCE:
             values = np.log(np.clip(values, 1e-15, 1))
         else:
-            values -= highest
-            values -= np.log(np.exp(values).sum(axis=1, keepdims=True))
-            np.clip(values, _LEAST_LOG_PROB, 0, out=values)
+            # Faster than NumPy.
+            values = torch.from_numpy(values).log_softmax(1).clamp_(_LEAST_LOG_PROB, 0).numpy()
         ordered = values if self._blank == 0 else values[:, self._columns]
         return np.ascontiguousarray(ordered, dtype=np.float32)
 
@@ -512,40 +511,44 @@ class BeamSearchDecoderCTC:
 
     def _outputs(
         self, beam: PrefixBeam, words: _ScoredWords, before: tuple[str, ...], lm: LanguageModel | None
-    ) -> list[OutputBeam]:
-        """The texts of all surviving prefixes, with their last words scored as complete, after the words before."""
-        merged: dict[str, tuple[Alive, float, list[WordFrames]]] = {}
+    ) -> Iterator[OutputBeam]:
+        """The texts of all surviving prefixes, after the words before, best first; each is spelled when it is taken.
+
+        Their last words are scored as complete.
+        """
+        prefixes, rules = beam.prefixes, beam.rules
+        merged: dict[int, tuple[Alive, float]] = {}
         for alive in beam.alive():
-            spelled = self._spelled(beam, alive.prefix)
-            text = " ".join(word for word, _ in spelled)
-            other = merged.get(text)
-            # Equal texts are merged into the one whose last word is not scored yet: it is scored below.
-            score = alive.am_score if other is None else float(np.logaddexp(other[1], alive.am_score))
-            if other is None or (other[0].length == 0 and alive.length > 0):
-                merged[text] = (alive, score, spelled)
-            else:
-                merged[text] = (other[0], score, other[2])
-        texts, entries = list(merged), list(merged.values())
-        bonus = np.array([alive.total - alive.am_score for alive, _, _ in entries])
-        context = np.array([alive.context for alive, _, _ in entries], dtype=np.int64)
-        open_words = [position for position, (alive, _, _) in enumerate(entries) if alive.length > 0]
-        rules = beam.rules
+            # With and without a word boundary at its end, a text is the same.
+            text = alive.prefix if alive.length > 0 else int(prefixes.parent[alive.prefix])
+            first, score = merged.get(text, (alive, -math.inf))
+            merged[text] = (first, float(np.logaddexp(score, alive.am_score)))
+        entries = list(merged.values())
+        am_score = np.array([score for _, score in entries])
+        bonus = np.array([alive.total - alive.am_score for alive, _ in entries])
+        context = np.array([alive.context for alive, _ in entries], dtype=np.int64)
+        open_words = [position for position, (alive, _) in enumerate(entries) if alive.length > 0]
         if open_words:
-            place = np.array([beam.prefixes.place[entries[position][0].prefix] for position in open_words])
+            place = np.array([prefixes.place[entries[position][0].prefix] for position in open_words])
             word = np.where(place >= 0, words.word[place.clip(0)], rules.unk)
             bonus[open_words] += rules.insertion + np.where(place >= 0, words.end[place.clip(0)], rules.outside_end)
             if lm is not None:
                 log_prob, following = ask(lm, torch.from_numpy(context[open_words]), torch.from_numpy(word))
                 bonus[open_words] += rules.lm_scale * log_prob
                 context[open_words] = following
-        if lm is not None and self._settings is not None and self._settings.score_boundary and len(entries):
+        if lm is not None and self._settings is not None and self._settings.score_boundary:
             bonus += rules.lm_scale * ask_final(lm, torch.from_numpy(context))
-        outputs: list[OutputBeam] = []
-        for position, (text, (_, am_score, spelled)) in enumerate(zip(texts, entries, strict=True)):
+        total = am_score + bonus
+        best_first = np.argsort(-total, kind="stable")
+        kept = best_first[total[best_first] >= total.max() - rules.beam].tolist()
+
+        def output(position: int) -> OutputBeam:
+            spelled = self._spelled(beam, entries[position][0].prefix)
             state = None if lm is None else LMState((*before, *(word for word, _ in spelled)))
-            outputs.append((text, state, spelled, am_score, am_score + float(bonus[position])))
-        outputs.sort(key=lambda output: -output[-1])
-        return [output for output in outputs if output[-1] >= outputs[0][-1] - rules.beam][: rules.beam_size]
+            text = " ".join(word for word, _ in spelled)
+            return text, state, spelled, float(am_score[position]), float(total[position])
+
+        return map(output, kept)
 
     def _spelled(self, beam: PrefixBeam, prefix: int) -> list[WordFrames]:
         path = beam.path(prefix)

@@ -113,6 +113,7 @@ def plain_search(
         {"prune_history": True},
         {"prune_history": True, "beam_width": 7},
         {"beam_prune_logp": -4.0, "token_min_logp": -3.0},
+        {"token_min_logp": -0.3},  # in most frames, only the best label may follow
         {"hotwords": ["dab", "cab ace"], "hotword_weight": 4.0},
     ],
 )
@@ -142,6 +143,12 @@ def test_same_as_a_plain_search(
     if "prune_history" in settings:
         others = {name: value for name, value in settings.items() if name != "prune_history"}
         assert decoder.decode(logits, **others) == found[0][0]  # type: ignore[arg-type]
+
+
+def test_impossible_labels_have_the_least_score() -> None:
+    decoder = build_ctcdecoder(["", "a"])
+    beams = decoder.decode_beams(np.array([[0.0, -500.0]]), beam_prune_logp=-100.0, token_min_logp=-100.0)
+    assert {beam[0]: beam[3] for beam in beams} == pytest.approx({"": 0.0, "a": math.log(1e-15)}, abs=1e-4)
 
 
 def test_pieces_merge_however_a_word_is_split() -> None:
