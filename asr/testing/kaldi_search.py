@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -45,6 +47,14 @@ class KaldiSearch:
             )
         )
         self._options = kaldi_decoder.FasterDecoderOptions(beam=beam, max_active=max_active, min_active=min_active)
+
+    def with_beams(self, beam: float, max_active: int, min_active: int) -> KaldiSearch:
+        """The same graph with other beams."""
+        other = copy.copy(self)
+        other._options = self._kaldi_decoder.FasterDecoderOptions(
+            beam=beam, max_active=max_active, min_active=min_active
+        )
+        return other
 
     def decode(self, log_prob: Tensor) -> tuple[Tensor, float] | None:
         """log_prob (T, C) -> the arcs of the best complete path and its score; None if no path is complete."""

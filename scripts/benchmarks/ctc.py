@@ -20,6 +20,8 @@ last line is one JSON object; for each kind of tokens it has
 - `neural_time_over_pyctcdecode`: our time with the neural model, at its fastest beam with fewer errors than any peer,
   divided by the time of pyctcdecode's beam with the fewest errors.
 
+Scales are those with the fewest errors of two held-out training speakers, the same for all decoders with the n-gram
+model; `--tune` prints the errors for each choice (`tune`).
 With `--lexicon-free`, decoders without a word list are measured instead, see `scripts.benchmarks.ctc_free`.
 `--train` measures all of this with the outputs of networks that read posteriors of phones by the bundle's acoustic
 model. The first call trains them, five minutes of one core for each kind, and two to four minutes for the posteriors
@@ -31,6 +33,7 @@ With `--spelled` the key `spelled` gives the effect of spelling words outside a 
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import sys
 import time
@@ -44,19 +47,22 @@ from torch import Tensor
 
 from asr.bundle import Bundle, bundle_folder
 from asr.ctc import CTCDecoder, CTCTokens
+from asr.ctc.frames import as_frames
+from asr.ctc.graph_search import GraphSearch
 from asr.ctc.graphs import spelled_lexicon
-from asr.ctc.language_models import model_maker
+from asr.ctc.interface import CTCDecodingConfig
+from asr.ctc.language_models import LentModels, model_maker
 from asr.ctc.pyctcdecode import build_ctcdecoder
 from asr.ctc.word_models import listed_words, trie_of
 from asr.graph.decoding_graph import DecodingGraph
-from asr.lm.combine import Interpolated, mapped_to
+from asr.lm.combine import Difference, Interpolated, mapped_to
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.arpa import write_arpa
 from asr.lm.ngram.model import NgramLM
 from asr.metrics import NO_ERRORS, count_errors
 from asr.text.lexicon import Lexicon
 from scripts.benchmarks import ctc_free
-from scripts.benchmarks.ctc_networks import read_out
+from scripts.benchmarks.ctc_networks import read_out, read_out_held
 from scripts.benchmarks.ctc_workload import RECORDED, CTCWorkload, read, recorded, tokens_of, write
 from scripts.benchmarks.inputs import (
     LIBRISPEECH_BUNDLE,
@@ -70,10 +76,21 @@ from scripts.benchmarks.report import table
 from scripts.benchmarks.speech import recordings
 
 KINDS = ("letters", "pieces", "phones")
-# The language model's scale and what is added for a word, the same for all decoders: pyctcdecode's defaults, but for
-# phones, which it does not decode.
-SCALES = {"letters": (0.5, 1.5), "pieces": (0.5, 1.5), "phones": (1.25, 0.0)}
-OUR_BEAMS = ((2.0, 10), (4.0, 50), (6.0, 150), (8.0, 300), (11.0, 600), (14.0, 1500), (18.0, 3000))
+# The language model's scale and what is added for a word, the same for all decoders; with the neural model also its
+# weight in the interpolation. Chosen by `tune`.
+SCALES = {"letters": (0.75, 2.5), "pieces": (0.75, 2.5), "phones": (1.25, 0.0)}
+NEURAL_SCALES = {"letters": (0.75, 2.5, 0.7), "pieces": (0.75, 2.5, 0.7), "phones": (1.25, 0.0, 0.7)}
+TRIED_SCALES = (0.5, 0.75, 1.0, 1.25)
+TRIED_WORD_SCORES = (0.0, 1.5, 3.0)
+USUAL_WEIGHT = 0.7
+OTHER_WEIGHTS = (0.5, 0.85)
+# Of `CTCDecodingConfig`: search_beam, max_active_states, output_beam, context_beam
+TUNING_BEAMS = (11.0, 600, 6.0, 6.0)
+# Besides those of the same numbers of states as sherpa-onnx's, whose beam is 16.
+OUR_BEAMS = (
+    *((2.0, 10), (4.0, 50), (6.0, 150), (8.0, 300), (11.0, 600), (14.0, 1500), (18.0, 3000)),
+    *((16.0, 50), (16.0, 300)),
+)
 OUR_QUICK_BEAMS = ((2.0, 10), (4.0, 50), (8.0, 300))
 # search_beam, max_active_states, output_beam, context_beam with the neural model
 NEURAL_BEAMS = ((8.0, 300, 4.0, 4.0), (11.0, 600, 4.0, 4.0), (11.0, 600, 6.0, 6.0), (14.0, 1500, 8.0, 10.0))
@@ -93,7 +110,6 @@ TOO_SLOW = {("flashlight", "pieces", 200)}
 NUM_FREQUENT = 5000
 # Chosen on training speakers.
 SPELLING_PENALTY = -4.0
-LM_WEIGHT = 0.7
 NUM_PASSES = 3
 # A decoder whose passes have taken so long makes no further one.
 ENOUGH_SECONDS = 1.0
@@ -117,6 +133,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--no-neural", action="store_true", help="without the recurrent language model")
     parser.add_argument("--lexicon-free", action="store_true", help="decoders without a word list instead")
     parser.add_argument("--train", action="store_true", help="outputs of networks that are trained for this")
+    parser.add_argument("--tune", action="store_true", help="errors of training speakers for each choice of scales")
     parser.add_argument("--networks", nargs="+", default=(), metavar="BUNDLE", help="bundles with CTC networks")
     parser.add_argument(
         "--num-spellings", type=int, default=1, help="ways to write a word in pieces, at most (default: %(default)s)"
@@ -137,12 +154,17 @@ def main(arguments: list[str]) -> int:
     networks = {tokens_of(own).kind: own for own in (Bundle.load(bundle_folder(name)) for name in options.networks)}
     of_networks = {kind: recorded(own, recordings(options.corpora, num_utts)[1]) for kind, own in networks.items()}
     workloads = read(RECORDED) | of_networks
+    results: dict[str, Any] = {}
+    if options.tune:
+        for kind in options.kinds:
+            results[kind] = tune_of(bundle, read_out_held(bundle, workloads[kind], options.corpora))
+        print(json.dumps(results))
+        return 0
     if options.train:
         stored = [workloads[kind] for kind in options.kinds]
         workloads |= {each.tokens.kind: each for each in read_out(bundle, stored, options.corpora, num_utts)}
     if options.record:
         write(workloads.values(), RECORDED)
-    results: dict[str, Any] = {}
     for kind in options.kinds:
         workload = workloads[kind].first(num_utts)
         if options.lexicon_free:
@@ -170,22 +192,23 @@ def measure(
         arpa.parent.mkdir(parents=True, exist_ok=True)
         write_arpa(trie_of(ngram), arpa)
     words, scales = listed_words(ngram), SCALES[kind]
-    lexicon = bundle.lexicon if kind == "phones" else spelled_lexicon(words, workload.tokens)[0]
-    assert lexicon is not None
+    lexicon = lexicon_of(bundle, words, workload.tokens)
     systems = our_systems(workload, ngram, lexicon, scales, quick)
     if kind != "phones":
         systems += prefix_systems(workload, ngram, words, scales, quick)
-    systems += peer_systems(kind, workload, words, lexicon, arpa, scales, quick)
+    systems += peer_systems(workload, words, lexicon, arpa, scales, quick)
     graph = functools.lru_cache(1)(lambda: built(workload, ngram, lexicon, scales).word_graph.graph)  # type: ignore[union-attr]
     if not quick:
         systems += graph_systems(workload, graph, scales)
     if bundle.rnn_lm is not None and neural:
         if kind != "phones":
-            systems += neural_prefix_systems(workload, bundle, ngram, words, scales, quick)
+            systems += neural_prefix_systems(workload, bundle, ngram, words, quick)
+        *neural_scales, weight = NEURAL_SCALES[kind]
         for beam, most, output_beam, context_beam in NEURAL_QUICK_BEAMS if quick else NEURAL_BEAMS:
             beams = {"search_beam": beam, "max_active_states": most}
             beams |= {"output_beam": output_beam, "context_beam": context_beam}
-            make = functools.partial(ours, workload, ngram, lexicon, scales, lm=bundle, **beams)
+            beams |= {"lm": bundle, "lm_weight": weight}
+            make = functools.partial(ours, workload, ngram, lexicon, neural_scales, **beams)
             systems.append(("ours, neural", f"{beam:g}/{context_beam:g}", make))
     rows = []
     for name, beam, make in systems:
@@ -199,6 +222,63 @@ def measure(
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     table(f"{workload.name}: {len(workload.frames)} utterances, {workload.num_frames} frames", rows)
     return summary(rows, workload)
+
+
+def tune_of(bundle: Bundle, workload: CTCWorkload) -> list[dict[str, Any]]:
+    """`tune` with the language models of a bundle."""
+    ngram = bundle.small_ngram
+    assert ngram is not None
+    words = listed_words(ngram)
+    recurrent = mapped_to(model_maker(bundle, words)[0](), ngram.vocabulary, warn=False)
+    return tune(workload, ngram, lexicon_of(bundle, words, workload.tokens), recurrent, words)
+
+
+def tune(
+    workload: CTCWorkload, ngram: NgramLM, lexicon: Lexicon, recurrent: LanguageModel, words: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Word error rates in % for each choice of scales: of the graph search, of the summed search, and their mean.
+
+    All pairs of scales are tried with the n-gram model, and with the recurrent model at its usual weight; then other
+    weights with the best pair. The recurrent model is one for all choices, because it caches scores.
+    """
+    tokens = workload.tokens
+    graph = built(workload, ngram, lexicon, (1.0, 0.0)).word_graph
+    assert graph is not None
+    rows: list[dict[str, Any]] = []
+
+    def try_out(scales: Sequence[float], weight: float) -> None:
+        lm = interpolated(recurrent, ngram, weight) if weight > 0.0 else ngram
+        models = LentModels((lambda: Difference(lm, ngram)) if weight > 0.0 else None, False)
+        config = CTCDecodingConfig(*scales, *TUNING_BEAMS)
+        search = GraphSearch(graph, tokens, config, models, None, False)
+
+        def by_graph(log_prob: Tensor) -> list[str]:
+            ((best,),) = search.decode(as_frames(log_prob, None, tokens, "log_probs", torch.device("cpu")), 1)
+            return best.text.split()
+
+        found = {"graph": run(by_graph, workload, 1)["wer"]}
+        if tokens.kind != "phones":
+            found["summed"] = run(summed(workload, lambda: lm, words, scales, 100), workload, 1)["wer"]
+        of_choice = {"weight": weight, "lm_scale": scales[0], "word_score": scales[1]}
+        rows.append({**of_choice, **found, "mean": sum(found.values()) / len(found)})
+        print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+
+    with torch.no_grad():
+        for weight in (0.0, USUAL_WEIGHT):
+            for scales in itertools.product(TRIED_SCALES, TRIED_WORD_SCORES):
+                try_out(scales, weight)
+        best = min(rows[len(rows) // 2 :], key=lambda row: row["mean"])
+        for weight in OTHER_WEIGHTS:
+            try_out((best["lm_scale"], best["word_score"]), weight)
+    table(f"{workload.name}: {len(workload.frames)} utterances, {workload.num_frames} frames", rows)
+    return rows
+
+
+def lexicon_of(bundle: Bundle, words: Sequence[str], tokens: CTCTokens) -> Lexicon:
+    """The spellings of words: in phones the bundle's."""
+    lexicon = bundle.lexicon if tokens.kind == "phones" else spelled_lexicon(words, tokens)[0]
+    assert lexicon is not None
+    return lexicon
 
 
 def measure_free(workload: CTCWorkload, corpora: Path) -> list[dict[str, Any]]:
@@ -215,7 +295,7 @@ def measure_free(workload: CTCWorkload, corpora: Path) -> list[dict[str, Any]]:
 
 
 def built(
-    workload: CTCWorkload, ngram: NgramLM, lexicon: Lexicon | None, scales: tuple[float, float], **settings: Any
+    workload: CTCWorkload, ngram: NgramLM, lexicon: Lexicon | None, scales: Sequence[float], **settings: Any
 ) -> CTCDecoder:
     """Our decoder."""
     folder = cache_folder() / "ctc_graphs"
@@ -224,9 +304,7 @@ def built(
     return CTCDecoder(workload.tokens, lexicon=lexicon, ngram=ngram, graph_folder=folder, warm_up=False, **settings)
 
 
-def ours(
-    workload: CTCWorkload, ngram: NgramLM, lexicon: Lexicon, scales: tuple[float, float], **settings: Any
-) -> Decode:
+def ours(workload: CTCWorkload, ngram: NgramLM, lexicon: Lexicon, scales: Sequence[float], **settings: Any) -> Decode:
     """Our decoder, one utterance per call."""
     decoder = built(workload, ngram, lexicon, scales, **settings)
 
@@ -281,13 +359,13 @@ def frequent_words(ngram: NgramLM, num_words: int) -> list[str]:
 
 
 def our_systems(
-    workload: CTCWorkload, ngram: NgramLM, lexicon: Lexicon, scales: tuple[float, float], quick: bool
+    workload: CTCWorkload, ngram: NgramLM, lexicon: Lexicon, scales: Sequence[float], quick: bool
 ) -> list[System]:
     """Our decoder at each beam."""
     return [
         (
             "ours",
-            f"{beam:g}",
+            f"{beam:g}/{most}",
             functools.partial(ours, workload, ngram, lexicon, scales, search_beam=beam, max_active_states=most),
         )
         for beam, most in (OUR_QUICK_BEAMS if quick else OUR_BEAMS)
@@ -295,7 +373,7 @@ def our_systems(
 
 
 def prefix_systems(
-    workload: CTCWorkload, ngram: NgramLM, words: Sequence[str], scales: tuple[float, float], quick: bool
+    workload: CTCWorkload, ngram: NgramLM, words: Sequence[str], scales: Sequence[float], quick: bool
 ) -> list[System]:
     """Our replacement of pyctcdecode at each of its beams."""
     return [
@@ -305,18 +383,13 @@ def prefix_systems(
 
 
 def neural_prefix_systems(
-    workload: CTCWorkload,
-    bundle: Bundle,
-    ngram: NgramLM,
-    words: Sequence[str],
-    scales: tuple[float, float],
-    quick: bool,
+    workload: CTCWorkload, bundle: Bundle, ngram: NgramLM, words: Sequence[str], quick: bool
 ) -> list[System]:
-    """The same with the recurrent model, interpolated with the n-gram model as `CTCDecoder` does by default."""
+    """The same with the recurrent model, interpolated with the n-gram model as in `CTCDecoder`."""
+    *scales, weight = NEURAL_SCALES[workload.tokens.kind]
 
     def language_model() -> LanguageModel:
-        recurrent = model_maker(bundle, words)[0]()
-        return Interpolated([mapped_to(recurrent, ngram.vocabulary, warn=False), ngram], [LM_WEIGHT, 1.0 - LM_WEIGHT])
+        return interpolated(mapped_to(model_maker(bundle, words)[0](), ngram.vocabulary, warn=False), ngram, weight)
 
     return [
         ("ours, summed, neural", str(beam), functools.partial(summed, workload, language_model, words, scales, beam))
@@ -324,11 +397,16 @@ def neural_prefix_systems(
     ]
 
 
+def interpolated(recurrent: LanguageModel, ngram: NgramLM, weight: float) -> LanguageModel:
+    """The recurrent model with a weight, and the n-gram model with the rest; over one vocabulary."""
+    return Interpolated([recurrent, ngram], [weight, 1.0 - weight])
+
+
 def summed(
     workload: CTCWorkload,
     language_model: Callable[[], LanguageModel],
     words: Sequence[str],
-    scales: tuple[float, float],
+    scales: Sequence[float],
     beam: int,
 ) -> Decode:
     """Our replacement of pyctcdecode."""
@@ -338,52 +416,48 @@ def summed(
 
 
 def peer_systems(
-    kind: str,
-    workload: CTCWorkload,
-    words: Sequence[str],
-    lexicon: Lexicon,
-    arpa: Path,
-    scales: tuple[float, float],
-    quick: bool,
+    workload: CTCWorkload, words: Sequence[str], lexicon: Lexicon, arpa: Path, scales: Sequence[float], quick: bool
 ) -> list[System]:
     """Those of the others, at each beam."""
     systems: list[System] = []
+    kind = workload.tokens.kind
     ways = {word: lexicon[word] for word in words if word in lexicon}
     for name in QUICK_PEERS if quick else (*QUICK_PEERS, "torchaudio"):
+        if name == "pyctcdecode" and kind == "phones":
+            continue
+        spellings = words if name == "pyctcdecode" else ways
+        with_beam = loaded_once(getattr(peers, name), workload.tokens, spellings, arpa, *scales)
         for beam in PEER_BEAMS[name][: 1 if quick else None]:
-            if (name, kind, beam) in TOO_SLOW:
-                continue
-            if name != "pyctcdecode":
-                peer = getattr(peers, name)
-                make: Make = functools.partial(peer, workload.tokens, ways, arpa, *scales, beam)
-            elif kind != "phones":
-                make = functools.partial(peers.pyctcdecode, workload.tokens, words, arpa, *scales, beam)
-            else:
-                continue
-            systems.append((name, str(beam), make))
+            if (name, kind, beam) not in TOO_SLOW:
+                systems.append((name, str(beam), functools.partial(with_beam, beam)))
     return systems
 
 
-def graph_systems(
-    workload: CTCWorkload, graph: Callable[[], DecodingGraph], scales: tuple[float, float]
-) -> list[System]:
+def graph_systems(workload: CTCWorkload, graph: Callable[[], DecodingGraph], scales: Sequence[float]) -> list[System]:
     """Those that search our graph, at each beam."""
     systems: list[System] = []
-    for most in PEER_BEAMS["sherpa"]:
+    for name in ("sherpa", "kaldi", "k2"):
+        frames = (workload.frames,) if name == "sherpa" else ()
 
-        def make_sherpa(most: int = most) -> Decode:
-            return peers.sherpa(workload.tokens, graph(), workload.frames, *scales, most)
+        def load(name: str = name, frames: tuple[Sequence[Tensor], ...] = frames) -> Callable[..., Decode]:
+            found: Callable[..., Decode] = getattr(peers, name)(workload.tokens, graph(), *frames, *scales)
+            return found
 
-        systems.append(("sherpa", str(most), make_sherpa))
-    for name, peer in (("kaldi", peers.kaldi), ("k2", peers.k2)):
-        for beam, most in PEER_BEAMS[name]:
-
-            def make(peer: Any = peer, beam: float = beam, most: int = most) -> Decode:
-                decode: Decode = peer(workload.tokens, graph(), *scales, beam, most)
-                return decode
-
-            systems.append((name, f"{beam:g}", make))
+        with_beam = loaded_once(load)
+        for beam in PEER_BEAMS[name]:
+            beams = beam if isinstance(beam, tuple) else (beam,)
+            systems.append((name, f"{beams[0]:g}", functools.partial(with_beam, *beams)))
     return systems
+
+
+def loaded_once(load: Callable[..., Callable[..., Decode]], *arguments: Any) -> Callable[..., Decode]:
+    """A function that makes decoders of a peer with different beams, whose models are loaded when the first is made."""
+    loaded = functools.lru_cache(1)(functools.partial(load, *arguments))
+
+    def with_beam(*beams: float) -> Decode:
+        return loaded()(*beams)
+
+    return with_beam
 
 
 def run(decode: Decode, workload: CTCWorkload, num_passes: int, in_letters: bool = False) -> dict[str, float]:

@@ -101,7 +101,7 @@ def beside_flashlight(folder: Path, device: torch.device, num_utts: int) -> dict
     with tempfile.TemporaryDirectory() as name:
         arpa = Path(name) / "small.arpa"
         write_arpa(trie_of(ngram), arpa)
-        theirs = peers.flashlight(workload.tokens, spelled, arpa, _SCALE, 0.0, 60)
+        theirs = peers.flashlight(workload.tokens, spelled, arpa, _SCALE, 0.0)(60)
         decoder = CTCDecoder(
             workload.tokens, words=words, ngram=ngram, lm_scale=_SCALE, graph_folder=name, device=device, warm_up=False
         )

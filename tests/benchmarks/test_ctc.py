@@ -13,6 +13,8 @@ import torch
 
 from asr.bundle import Bundle
 from asr.ctc import CTCDecoder, CTCTokens
+from asr.ctc.graphs import spelled_lexicon
+from asr.ctc.word_models import uniform_ngram
 from asr.graph.context import TiedStates
 from asr.text.lexicon import Lexicon
 from scripts.benchmarks import ctc, ctc_free, ctc_networks, ctc_posteriors
@@ -170,12 +172,43 @@ def test_peers_find_our_best_path_in_our_graph(workload: CTCWorkload, name: str)
     assert decoder.word_graph is not None
     graph = decoder.word_graph.graph
     if name == "sherpa":
-        peer = peers.sherpa(tokens, graph, moved, 0.7, 0.5, 100000)
+        peer = peers.sherpa(tokens, graph, moved, 0.7, 0.5)(100000)
     else:
-        peer = getattr(peers, name)(tokens, graph, 0.7, 0.5, 50.0, 100000)
+        peer = getattr(peers, name)(tokens, graph, 0.7, 0.5)(50.0, 100000)
     for log_prob, words in zip(moved, workload.references, strict=True):
         (best,) = decoder(log_prob)
         assert peer(log_prob) == best.text.split() == words  # type: ignore[union-attr]
+
+
+def test_a_peer_is_loaded_once_for_all_beams() -> None:
+    loaded = []
+
+    def load(name: str) -> Any:
+        loaded.append(name)
+        return lambda *beams: (name, *beams)
+
+    with_beam = ctc.loaded_once(load, "peer")
+    assert loaded == []
+    assert [with_beam(1), with_beam(2, 3)] == [("peer", 1), ("peer", 2, 3)]
+    assert loaded == ["peer"]
+
+
+@pytest.mark.slow
+def test_scales_are_tried(workload: CTCWorkload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASR_BENCH_CACHE", str(tmp_path))
+    monkeypatch.setattr(ctc, "TRIED_SCALES", (0.5, 30.0))
+    monkeypatch.setattr(ctc, "TRIED_WORD_SCORES", (0.0,))
+    ngram, other = uniform_ngram(WORDS), uniform_ngram(WORDS)
+    lexicon = spelled_lexicon(WORDS, workload.tokens)[0]
+    rows = ctc.tune(workload, ngram, lexicon, other, WORDS)
+    tried = [(row["weight"], row["lm_scale"], row["word_score"]) for row in rows]
+    both = [(0.5, 0.0), (30.0, 0.0)]
+    assert tried[:4] == [(weight, *pair) for weight in (0.0, 0.7) for pair in both]
+    assert tried[4:] == [(weight, 0.5, 0.0) for weight in ctc.OTHER_WEIGHTS]
+    for each in rows:  # with a scale of 30, words cost too much
+        assert (
+            min(each["graph"], each["summed"], each["mean"]) > 0.0 if each["lm_scale"] == 30.0 else each["mean"] == 0.0
+        )
 
 
 @pytest.mark.slow

@@ -1,7 +1,8 @@
 """CTC decoders of others on the same frames, n-gram and lexicon.
 
 pyctcdecode, flashlight-text and torchaudio read the n-gram and the lexicon, kaldi-decoder, sherpa-onnx and k2 our
-decoding graph, which holds both. Each raises ImportError where it is not installed.
+decoding graph, which holds both. Each function loads them once and returns a function that makes a decoder with a given
+beam. Each raises ImportError where it is not installed.
 """
 
 from __future__ import annotations
@@ -28,22 +29,20 @@ from asr.testing.kaldi_search import KaldiSearch
 _LN_10 = math.log(10.0)
 _RATE, _SAMPLES_OF_A_FRAME, _FEWEST_FRAMES = 16000, 160, 10
 Decode = Callable[[Tensor], list[str]]
+WithBeam = Callable[..., Decode]
 
 
-def pyctcdecode(
-    tokens: CTCTokens, words: Sequence[str], arpa: Path, lm_scale: float, insertion: float, beam_width: int
-) -> Decode:
-    """pyctcdecode over letters or pieces."""
+def pyctcdecode(tokens: CTCTokens, words: Sequence[str], arpa: Path, lm_scale: float, insertion: float) -> WithBeam:
+    """pyctcdecode over letters or pieces; the beam is `beam_width`."""
     package = importlib.import_module("pyctcdecode")
     labels = labels_of(tokens)
     with redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
         decoder = package.build_ctcdecoder(labels, str(arpa), list(words), alpha=lm_scale, beta=insertion)
 
-    def decode(log_prob: Tensor) -> list[str]:
-        text: str = decoder.decode(log_prob.numpy(), beam_width=beam_width)
-        return text.split()
+    def with_beam(beam_width: int) -> Decode:
+        return lambda log_prob: list(decoder.decode(log_prob.numpy(), beam_width=beam_width).split())
 
-    return decode
+    return with_beam
 
 
 def labels_of(tokens: CTCTokens) -> list[str]:
@@ -57,9 +56,8 @@ def flashlight(
     arpa: Path,
     lm_scale: float,
     insertion: float,
-    beam_size: int,
-) -> Decode:
-    """flashlight-text's lexicon decoder with KenLM."""
+) -> WithBeam:
+    """flashlight-text's lexicon decoder with KenLM; the beam is `beam_size`."""
     text = importlib.import_module("flashlight.lib.text.decoder")
     ken = importlib.import_module("flashlight.lib.text.decoder.kenlm")
     dictionary = importlib.import_module("flashlight.lib.text.dictionary")
@@ -77,25 +75,29 @@ def flashlight(
         for way in ways:
             trie.insert([tokens.columns[tokens.table.id_of(symbol)] for symbol in way], index, score)
     trie.smear(text.SmearingMode.MAX)
-    options = text.LexiconDecoderOptions(
-        beam_size=beam_size,
-        beam_size_token=len(tokens),
-        beam_threshold=25.0,
-        lm_weight=lm_scale * _LN_10,
-        word_score=insertion,
-        unk_score=-math.inf,
-        sil_score=0.0,
-        log_add=False,
-        criterion_type=text.CriterionType.CTC,
-    )
-    decoder: Any = text.LexiconDecoder(options, trie, lm, silence, tokens.blank_id, unk, [], False)
 
-    def decode(log_prob: Tensor) -> list[str]:
-        log_prob = log_prob.contiguous()
-        results = decoder.decode(log_prob.data_ptr(), *log_prob.shape)
-        return [entries.get_entry(word) for word in results[0].words if word >= 0] if results else []
+    def with_beam(beam_size: int) -> Decode:
+        options = text.LexiconDecoderOptions(
+            beam_size=beam_size,
+            beam_size_token=len(tokens),
+            beam_threshold=25.0,
+            lm_weight=lm_scale * _LN_10,
+            word_score=insertion,
+            unk_score=-math.inf,
+            sil_score=0.0,
+            log_add=False,
+            criterion_type=text.CriterionType.CTC,
+        )
+        decoder: Any = text.LexiconDecoder(options, trie, lm, silence, tokens.blank_id, unk, [], False)
 
-    return decode
+        def decode(log_prob: Tensor) -> list[str]:
+            log_prob = log_prob.contiguous()
+            results = decoder.decode(log_prob.data_ptr(), *log_prob.shape)
+            return [entries.get_entry(word) for word in results[0].words if word >= 0] if results else []
+
+        return decode
+
+    return with_beam
 
 
 def torchaudio(
@@ -104,50 +106,58 @@ def torchaudio(
     arpa: Path,
     lm_scale: float,
     insertion: float,
-    beam_size: int,
-) -> Decode:
+) -> WithBeam:
     """torchaudio's lexicon decoder with KenLM: flashlight-text, as torchaudio 0.13 has it built in."""
     package = importlib.import_module("torchaudio.models.decoder")
     boundary = tokens.word_boundary or tokens.symbols[tokens.blank_id]
-    with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as lexicon:
-        for word, ways in spellings.items():
-            for way in ways:
-                lexicon.write(f"{word} {' '.join(way)}\n")
-        lexicon.flush()
-        decoder = package.ctc_decoder(
-            lexicon=lexicon.name,
-            tokens=list(tokens.symbols),
-            lm=str(arpa),
-            beam_size=beam_size,
-            beam_threshold=25.0,
-            lm_weight=lm_scale * _LN_10,
-            word_score=insertion,
-            blank_token=tokens.symbols[tokens.blank_id],
-            sil_token=boundary,
-        )
 
-    def decode(log_prob: Tensor) -> list[str]:
-        found = decoder(log_prob[None])[0]
-        return list(found[0].words) if found else []
+    def with_beam(beam_size: int) -> Decode:
+        with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as lexicon:
+            for word, ways in spellings.items():
+                for way in ways:
+                    lexicon.write(f"{word} {' '.join(way)}\n")
+            lexicon.flush()
+            decoder = package.ctc_decoder(
+                lexicon=lexicon.name,
+                tokens=list(tokens.symbols),
+                lm=str(arpa),
+                beam_size=beam_size,
+                beam_threshold=25.0,
+                lm_weight=lm_scale * _LN_10,
+                word_score=insertion,
+                blank_token=tokens.symbols[tokens.blank_id],
+                sil_token=boundary,
+            )
 
-    return decode
+        def decode(log_prob: Tensor) -> list[str]:
+            found = decoder(log_prob[None])[0]
+            return list(found[0].words) if found else []
+
+        return decode
+
+    return with_beam
 
 
-def kaldi(tokens: CTCTokens, graph: DecodingGraph, lm_scale: float, insertion: float, beam: float, most: int) -> Decode:
+def kaldi(tokens: CTCTokens, graph: DecodingGraph, lm_scale: float, insertion: float) -> WithBeam:
     """Kaldi's FasterDecoder on our graph, as sherpa-onnx uses it."""
-    search = KaldiSearch(_scaled(graph, lm_scale, insertion), beam, most, min(30, most))
+    search = KaldiSearch(_scaled(graph, lm_scale, insertion))
 
-    def decode(log_prob: Tensor) -> list[str]:
-        found = search.decode(_with_boundary(tokens, log_prob))
-        return [] if found is None else _words_of(graph, found[0])
+    def with_beam(beam: float, most: int) -> Decode:
+        own = search.with_beams(beam, most, min(30, most))
 
-    return decode
+        def decode(log_prob: Tensor) -> list[str]:
+            found = own.decode(_with_boundary(tokens, log_prob))
+            return [] if found is None else _words_of(graph, found[0])
+
+        return decode
+
+    return with_beam
 
 
 def sherpa(
-    tokens: CTCTokens, graph: DecodingGraph, frames: Sequence[Tensor], lm_scale: float, insertion: float, most: int
-) -> Decode:
-    """sherpa-onnx's offline recognizer with our graph, whose beam is fixed at 16.
+    tokens: CTCTokens, graph: DecodingGraph, frames: Sequence[Tensor], lm_scale: float, insertion: float
+) -> WithBeam:
+    """sherpa-onnx's offline recognizer with our graph; its beam is fixed at 16, the number of states is not.
 
     It reads recordings only, so it runs a network whose outputs are the frames: a recording of silence says by its
     length which utterance's.
@@ -155,31 +165,36 @@ def sherpa(
     package = importlib.import_module("sherpa_onnx.offline_recognizer")
     all_frames = [_with_boundary(tokens, log_prob) for log_prob in frames]
     number_of = {log_prob.data_ptr(): number for number, log_prob in enumerate(frames)}
-    search = KaldiSearch(_scaled(graph, lm_scale, insertion))
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        _save_network_of(all_frames, folder / "network.onnx")
-        entries = [f"{symbol} {entry}\n" for entry, symbol in enumerate(graph.tokens.tokens)]
-        (folder / "tokens.txt").write_text("".join(entries), encoding="utf-8")
-        search.fst.write(str(folder / "graph.fst"))
-        network = package.OfflineZipformerCtcModelConfig(model=str(folder / "network.onnx"))
-        recognizer: Any = package._Recognizer(
-            package.OfflineRecognizerConfig(
-                feat_config=package.FeatureExtractorConfig(),
-                model_config=package.OfflineModelConfig(
-                    zipformer_ctc=network, tokens=str(folder / "tokens.txt"), num_threads=1
-                ),
-                ctc_fst_decoder_config=package.OfflineCtcFstDecoderConfig(str(folder / "graph.fst"), most),
+    fst = KaldiSearch(_scaled(graph, lm_scale, insertion)).fst
+
+    def with_beam(most: int) -> Decode:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            _save_network_of(all_frames, folder / "network.onnx")
+            entries = [f"{symbol} {entry}\n" for entry, symbol in enumerate(graph.tokens.tokens)]
+            (folder / "tokens.txt").write_text("".join(entries), encoding="utf-8")
+            fst.write(str(folder / "graph.fst"))
+            network = package.OfflineZipformerCtcModelConfig(model=str(folder / "network.onnx"))
+            recognizer: Any = package._Recognizer(
+                package.OfflineRecognizerConfig(
+                    feat_config=package.FeatureExtractorConfig(),
+                    model_config=package.OfflineModelConfig(
+                        zipformer_ctc=network, tokens=str(folder / "tokens.txt"), num_threads=1
+                    ),
+                    ctc_fst_decoder_config=package.OfflineCtcFstDecoderConfig(str(folder / "graph.fst"), most),
+                )
             )
-        )
 
-    def decode(log_prob: Tensor) -> list[str]:
-        stream = recognizer.create_stream()
-        stream.accept_waveform(_RATE, [0.0] * (_SAMPLES_OF_A_FRAME * (number_of[log_prob.data_ptr()] + _FEWEST_FRAMES)))
-        recognizer.decode_stream(stream)
-        return _words_of(graph, torch.tensor(stream.result.words, dtype=torch.int64) - 1)
+        def decode(log_prob: Tensor) -> list[str]:
+            stream = recognizer.create_stream()
+            num_samples = _SAMPLES_OF_A_FRAME * (number_of[log_prob.data_ptr()] + _FEWEST_FRAMES)
+            stream.accept_waveform(_RATE, [0.0] * num_samples)
+            recognizer.decode_stream(stream)
+            return _words_of(graph, torch.tensor(stream.result.words, dtype=torch.int64) - 1)
 
-    return decode
+        return decode
+
+    return with_beam
 
 
 def _save_network_of(frames: Sequence[Tensor], path: Path) -> None:
@@ -221,22 +236,25 @@ def _save_network_of(frames: Sequence[Tensor], path: Path) -> None:
     onnx.save(model, str(path))
 
 
-def k2(tokens: CTCTokens, graph: DecodingGraph, lm_scale: float, insertion: float, beam: float, most: int) -> Decode:
+def k2(tokens: CTCTokens, graph: DecodingGraph, lm_scale: float, insertion: float) -> WithBeam:
     """k2's pruned intersection with our graph, and the best path of its lattice."""
     package = importlib.import_module("k2")
     to_k2: Any = importlib.import_module("asr.decoding.k2").to_k2
     fsa = package.create_fsa_vec([to_k2(_scaled(graph, lm_scale, insertion))])
 
-    def decode(log_prob: Tensor) -> list[str]:
-        log_prob = _with_boundary(tokens, log_prob)
-        segments = torch.tensor([[0, 0, len(log_prob)]], dtype=torch.int32)
-        frames = package.DenseFsaVec(log_prob[None], segments)
-        lattice = package.intersect_dense_pruned(fsa, frames, beam, beam, min(30, most), most)
-        best = package.shortest_path(lattice, use_double_scores=True)
-        arcs = best.arc_idx
-        return _words_of(graph, arcs[arcs >= 0].long())
+    def with_beam(beam: float, most: int) -> Decode:
+        def decode(log_prob: Tensor) -> list[str]:
+            log_prob = _with_boundary(tokens, log_prob)
+            segments = torch.tensor([[0, 0, len(log_prob)]], dtype=torch.int32)
+            frames = package.DenseFsaVec(log_prob[None], segments)
+            lattice = package.intersect_dense_pruned(fsa, frames, beam, beam, min(30, most), most)
+            best = package.shortest_path(lattice, use_double_scores=True)
+            arcs = best.arc_idx
+            return _words_of(graph, arcs[arcs >= 0].long())
 
-    return decode
+        return decode
+
+    return with_beam
 
 
 def _scaled(graph: DecodingGraph, lm_scale: float, insertion: float) -> DecodingGraph:
