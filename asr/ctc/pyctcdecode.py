@@ -9,6 +9,8 @@ words outside the unigrams cost `unk_score_offset`. The differences:
 - Word times are those at which letters were most probable, not those of the first merged path.
 - With models that are not n-gram models and forget nothing, pruning by history (`prune_history=True`, `decode`,
   `decode_batch`) compares the last three words.
+- If `language_model` combines another model with an n-gram model, unfinished words are pruned by the best unigram of
+  the words that they may become. pyctcdecode scores a word only at its end, where the beam may lose it.
 - Words that cannot be written with the labels are left out; in pyctcdecode, their beginnings count as those of known
   words.
 - A multiprocessing pool is neither needed nor used: the utterances of a batch are decoded together.
@@ -41,6 +43,7 @@ from asr.ctc.word_models import is_kenlm_binary, listed_words, read_ngram
 from asr.ctc.word_trie import WordTrie
 from asr.errors import AsrError
 from asr.kernels.memory import no_autograd
+from asr.lm.combine import CombinedLM
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.model import NgramLM
 from asr.text.documents import parse_json
@@ -147,6 +150,8 @@ class BeamSearchDecoderCTC:
         unigrams: the known words; () for all words of the language model.
         settings: weights; None without a language model.
         source: the file of the language model, for `save_to_dir`.
+        ahead: an n-gram model over the language model's vocabulary, by whose unigrams unfinished words are pruned, or
+            None.
     """
 
     def __init__(
@@ -156,12 +161,14 @@ class BeamSearchDecoderCTC:
         unigrams: Collection[str] = (),
         settings: LanguageModelSettings | None = None,
         source: str | Path | None = None,
+        ahead: NgramLM | None = None,
     ) -> None:
         self._alphabet = alphabet
         self._models = models if models is not None else LentModels(None, False)
         self._settings = settings
         self._unigrams = ordinary_words(unigrams)
         self._source = source
+        self._ahead = ahead
         chars = sorted({char for label in alphabet.labels for char in label} - {" "})
         self._symbols = [" ", *chars]
         self._char_of = {char: number for number, char in enumerate(chars, 1)}
@@ -597,6 +604,11 @@ class _ScoredWords:
             end[trie.word_node[usable]] = 0.0
             inside = trie.is_prefix_of(usable)
             guess = np.where(inside, 0.0, outside_guess * np.maximum(1.0, trie.depth / _LONG_WORD))
+            if decoder._ahead is not None and usable:
+                unigram = decoder._ahead.arrays.arc_score(torch.tensor([ids[place] for place in usable])).cpu()
+                best_below = trie.highest_of(usable, unigram.double().clamp(min=_LEAST_LOG_PROB).numpy())
+                # Relative to the best of all words, any of which may follow a finished one.
+                guess = np.where(inside, settings.alpha * (best_below - best_below[0]), guess)
         hot_positions = [position[each] for each in hot if each in position]
         if hot_positions:
             shortest = trie.shortest_of(hot_positions)
@@ -627,7 +639,8 @@ def build_ctcdecoder(
         beta: natural log, added for each word.
         unk_score_offset: log10, added for each unknown word (scaled by `alpha`), and while one is being spelled.
         lm_score_boundary: whether the language model scores sentences with `<s>` and `</s>`.
-        language_model: any other language model of words, instead of an n-gram file.
+        language_model: any other language model of words, instead of an n-gram file. A combination with an n-gram model
+            (`Interpolated`) finds more than a recurrent model alone.
 
     Raises:
         AsrError: a model cannot be read, the labels are not usable, or an argument would have no effect.
@@ -648,6 +661,9 @@ def build_ctcdecoder(
             raise AsrError(f"{unused} has no effect here: there is no language model; leave it out.")
         return BeamSearchDecoderCTC(alphabet)
     settings = LanguageModelSettings(alpha, beta, unk_score_offset, lm_score_boundary)
+    ahead = None
+    if isinstance(language_model, CombinedLM):
+        ahead = next((model for model in language_model.models if isinstance(model, NgramLM)), None)
     if language_model is not None:
         models = LentModels(*model_maker(language_model, list(unigrams or ())))
     elif is_kenlm_binary(str(kenlm_model_path)):
@@ -660,7 +676,7 @@ def build_ctcdecoder(
     else:
         ngram = read_ngram(str(kenlm_model_path))
         models = LentModels(lambda: ngram, False)
-    return BeamSearchDecoderCTC(alphabet, models, unigrams or (), settings, kenlm_model_path)
+    return BeamSearchDecoderCTC(alphabet, models, unigrams or (), settings, kenlm_model_path, ahead)
 
 
 def _listed_words(lm: LanguageModel | None) -> frozenset[str]:

@@ -83,11 +83,19 @@ class WordTrie:
 
     def shortest_of(self, words: Iterable[int]) -> IntArray:
         """The length of the shortest of the words below each node, 0 if there is none; (N,)."""
-        shortest = np.full(self.num_nodes, np.iinfo(np.int64).max)
         node = self.word_node[np.fromiter(words, np.int64)]
-        np.minimum.at(shortest, node, self.depth[node])
-        # Minima propagate from the deepest level up to the parents.
+        shortest = -self._highest(node, -self.depth[node].astype(np.float64))
+        return np.where(shortest == np.inf, 0, shortest).astype(np.int64)
+
+    def highest_of(self, words: Iterable[int], value: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """The highest value (W',) of the W' words at or below each node, -inf if there is none; (N,)."""
+        return self._highest(self.word_node[np.fromiter(words, np.int64)], value)
+
+    def _highest(self, node: IntArray, value: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        highest = np.full(self.num_nodes, -np.inf)
+        np.maximum.at(highest, node, value)
+        # Maxima propagate from the deepest level up to the parents.
         for level in range(int(self.depth.max()), 0, -1):
             at_level = np.flatnonzero(self.depth == level)
-            np.minimum.at(shortest, self.parent[at_level], shortest[at_level])
-        return np.where(shortest == np.iinfo(np.int64).max, 0, shortest)
+            np.maximum.at(highest, self.parent[at_level], highest[at_level])
+        return highest

@@ -17,7 +17,7 @@ from asr.ctc.prefix_beam import PrefixBeam, read_chunks
 from asr.ctc.prefix_kernel import NUM_ALIVE, NUM_PREFIXES
 from asr.ctc.pyctcdecode import Alphabet, BeamSearchDecoderCTC, build_ctcdecoder
 from asr.errors import AsrError
-from asr.lm.combine import RemappedLM
+from asr.lm.combine import Interpolated, RemappedLM
 from asr.lm.ngram.model import NgramLM
 from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.text.symbols import Vocabulary
@@ -51,6 +51,7 @@ def plain_search(
     hot: tuple[str, ...] = (),
     weight: float = 10.0,
     history: int = 0,
+    looks_ahead: bool = False,
 ) -> dict[str, float]:
     """The rules of pyctcdecode, written anew over (words, partial word, last label): texts and their totals."""
 
@@ -64,13 +65,20 @@ def plain_search(
                 total += alpha * float(known[-1])
         return total
 
+    def unigram(word: str) -> float:
+        assert lm is not None
+        return float(lm.arrays.arc_score(torch.tensor([lm.vocabulary.id_of(word)])))
+
     def partial_score(partial: str) -> float:
         if not partial:
             return 0.0
         lengths = [len(word) for word in hot if word.startswith(partial)]
         if lengths:
             return weight * len(partial) / min(lengths)
-        if lm is None or any(word.startswith(partial) for word in WORDS):
+        begun = [word for word in WORDS if word.startswith(partial)]
+        if lm is not None and looks_ahead and begun:
+            return alpha * (max(map(unigram, begun)) - max(map(unigram, WORDS)))
+        if lm is None or begun:
             return 0.0
         return offset * max(1.0, len(partial) / 6)
 
@@ -390,6 +398,24 @@ def test_models_that_forget_nothing_are_pruned_by_three_words(seed: int, word_mo
     log_prob = torch.from_numpy(logits).log_softmax(1).numpy()
     found = {beam[0]: beam[-1] for beam in decoder.decode_beams(logits, beam_width=40, prune_history=True)}
     wanted, others = (plain_search(log_prob, word_model, beam_width=40, history=history) for history in (3, 2))
+    best = max(wanted.values())
+    assert found == pytest.approx({text: score for text, score in wanted.items() if score >= best - 10}, abs=1e-2)
+    assert set(wanted) != set(others)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_unfinished_words_are_pruned_by_the_unigrams_of_a_combination(
+    seed: int, ngram_of: Callable[..., NgramLM]
+) -> None:
+    sentences = [f"{word} dead ace" for word in WORDS]
+    lm, same = (ngram_of(sentences, WORDS, order=2) for _ in range(2))
+    decoder = build_ctcdecoder(LABELS, None, None, 3.0, language_model=Interpolated([lm, same], [0.5, 0.5]))
+    logits = random_logits(14, seed) / 2.0
+    log_prob = torch.from_numpy(logits).log_softmax(1).numpy()
+    found = {beam[0]: beam[-1] for beam in decoder.decode_beams(logits, beam_width=5)}
+    wanted, others = (
+        plain_search(log_prob, lm, alpha=3.0, beam_width=5, looks_ahead=looks_ahead) for looks_ahead in (True, False)
+    )
     best = max(wanted.values())
     assert found == pytest.approx({text: score for text, score in wanted.items() if score >= best - 10}, abs=1e-2)
     assert set(wanted) != set(others)
