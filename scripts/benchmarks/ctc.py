@@ -78,8 +78,8 @@ from scripts.benchmarks.speech import recordings
 KINDS = ("letters", "pieces", "phones")
 # The language model's scale and what is added for a word, the same for all decoders; with the neural model also its
 # weight in the interpolation. Chosen by `tune`.
-SCALES = {"letters": (0.75, 2.5), "pieces": (0.75, 2.5), "phones": (1.25, 0.0)}
-NEURAL_SCALES = {"letters": (0.75, 2.5, 0.7), "pieces": (0.75, 2.5, 0.7), "phones": (1.25, 0.0, 0.7)}
+SCALES = {"letters": (0.5, 0.0), "pieces": (0.75, 2.5), "phones": (1.25, 0.0)}
+NEURAL_SCALES = {"letters": (0.75, 0.0, 0.7), "pieces": (0.75, 2.5, 0.7), "phones": (1.25, 0.0, 0.7)}
 TRIED_SCALES = (0.5, 0.75, 1.0, 1.25)
 TRIED_WORD_SCORES = (0.0, 1.5, 3.0)
 USUAL_WEIGHT = 0.7
