@@ -21,10 +21,9 @@ last line is one JSON object; for each kind of tokens it has
   divided by the time of pyctcdecode's beam with the fewest errors.
 
 Scales are those with the fewest errors of two held-out training speakers, the same for all decoders with the n-gram
-model; `--tune` prints the errors for each choice (`tune`).
-With `--lexicon-free`, decoders without a word list are measured instead, see `scripts.benchmarks.ctc_free`.
+model; `--tune` prints the errors for each choice (`tune`). With `--lexicon-free`, decoders without a word list are measured instead, see `scripts.benchmarks.ctc_free`.
 `--train` measures all of this with the outputs of networks that read posteriors of phones by the bundle's acoustic
-model. The first call trains them, five minutes of one core for each kind, and two to four minutes for the posteriors
+model. The first call trains them, five minutes of one core for each kind, and six minutes for the posteriors
 (`scripts.benchmarks.ctc_networks`).
 
 With `--spelled` the key `spelled` gives the effect of spelling words outside a list of 5,000; see `measure_spelled`.
@@ -77,9 +76,9 @@ from scripts.benchmarks.speech import recordings
 
 KINDS = ("letters", "pieces", "phones")
 # The language model's scale and what is added for a word, the same for all decoders; with the neural model also its
-# weight in the interpolation. Chosen by `tune`.
-SCALES = {"letters": (0.5, 0.0), "pieces": (0.75, 2.5), "phones": (1.25, 0.0)}
-NEURAL_SCALES = {"letters": (0.75, 0.0, 0.7), "pieces": (0.75, 2.5, 0.7), "phones": (1.25, 0.0, 0.7)}
+# weight in the interpolation. Chosen by `tune`, but for pieces, which have pyctcdecode's defaults.
+SCALES = {"letters": (0.5, 0.0), "pieces": (0.5, 1.5), "phones": (0.75, 1.5)}
+NEURAL_SCALES = {"letters": (0.75, 0.0, 0.7), "pieces": (0.5, 1.5, 0.7), "phones": (1.0, 1.5, 0.7)}
 TRIED_SCALES = (0.5, 0.75, 1.0, 1.25)
 TRIED_WORD_SCORES = (0.0, 1.5, 3.0)
 USUAL_WEIGHT = 0.7
