@@ -76,9 +76,9 @@ from scripts.benchmarks.speech import recordings
 
 KINDS = ("letters", "pieces", "phones")
 # The language model's scale and what is added for a word, the same for all decoders; with the neural model also its
-# weight in the interpolation. Chosen by `tune`, for pieces with letters.
-SCALES = {"letters": (0.5, 0.0), "pieces": (0.5, 0.0), "phones": (0.75, 1.5)}
-NEURAL_SCALES = {"letters": (0.75, 0.0, 0.7), "pieces": (0.75, 0.0, 0.7), "phones": (1.0, 1.5, 0.7)}
+# weight in the interpolation. Chosen by `tune`.
+SCALES = {"letters": (0.5, 0.0), "pieces": (0.5, 3.0), "phones": (0.75, 1.5)}
+NEURAL_SCALES = {"letters": (0.75, 0.0, 0.7), "pieces": (0.5, 3.0, 0.7), "phones": (1.0, 1.5, 0.7)}
 TRIED_SCALES = (0.5, 0.75, 1.0, 1.25)
 TRIED_WORD_SCORES = (0.0, 1.5, 3.0)
 USUAL_WEIGHT = 0.7
@@ -104,6 +104,8 @@ PEER_BEAMS: dict[str, tuple[Any, ...]] = {
     "sherpa": (300, 50),
     "k2": ((8.0, 300), (4.0, 50), (11.0, 600)),
 }
+# Of the summed search, besides pyctcdecode's.
+MORE_BEAMS = (50, 150, 500)
 # 3 milliseconds a frame with a beam of 50 already
 TOO_SLOW = {("flashlight", "pieces", 200)}
 NUM_FREQUENT = 5000
@@ -374,10 +376,10 @@ def our_systems(
 def prefix_systems(
     workload: CTCWorkload, ngram: NgramLM, words: Sequence[str], scales: Sequence[float], quick: bool
 ) -> list[System]:
-    """Our replacement of pyctcdecode at each of its beams."""
+    """Our replacement of pyctcdecode at each of its beams, and at more."""
     return [
         (OUR_PREFIX, str(beam), functools.partial(summed, workload, lambda: ngram, words, scales, beam))
-        for beam in PEER_BEAMS["pyctcdecode"][: 1 if quick else None]
+        for beam in (*PEER_BEAMS["pyctcdecode"], *MORE_BEAMS)[: 1 if quick else None]
     ]
 
 
