@@ -21,10 +21,10 @@ last line is one JSON object; for each kind of tokens it has
   divided by the time of pyctcdecode's beam with the fewest errors.
 
 Scales are those with the fewest errors of two held-out training speakers, the same for all decoders with the n-gram
-model; `--tune` prints the errors for each choice (`tune`). With `--lexicon-free`, decoders without a word list are measured instead, see `scripts.benchmarks.ctc_free`.
-`--train` measures all of this with the outputs of networks that read posteriors of phones by the bundle's acoustic
-model. The first call trains them, five minutes of one core for each kind, and six minutes for the posteriors
-(`scripts.benchmarks.ctc_networks`).
+model; `--tune` prints the errors for each choice (`tune`). With `--lexicon-free`, decoders without a word list are
+measured instead, see `scripts.benchmarks.ctc_free`. `--train` measures all of this with the outputs of networks that
+read posteriors of phones by the bundle's acoustic model. The first call trains them, five minutes of one core for each
+kind, and six minutes for the posteriors (`scripts.benchmarks.ctc_networks`).
 
 With `--spelled` the key `spelled` gives the effect of spelling words outside a list of 5,000; see `measure_spelled`.
 """
