@@ -645,8 +645,7 @@ class Recognizer(nn.Module):
     def _warm_up(self, decoder: Decoder, keep_lattices: bool) -> None:
         """Compiles all loops that recognition needs, so that the first recording's times do not include it."""
         second = self.settings.language_models
-        has_risk = self.final_options.mbr_scale is not None
-        passes = (self.lm_fusion, keep_lattices, second.second_pass, second.second_pass_mode, has_risk)
+        passes = (self.lm_fusion, keep_lattices, second.second_pass, second.second_pass_mode)
         kind = (self.device.type, self.decoder_name, *passes)
         if self.language_model is not None or not needs_warm_up(self.bundle, self.mode, self._placement().device, kind):
             return
@@ -656,7 +655,7 @@ class Recognizer(nn.Module):
         self._score([noise, noise[: self.sampling_rate // 3]])
         log_prob, num_frames = made_up_log_prob(self.bundle.graph)
         self._decode(decoder, engines, 2, None, 0, _Scored(log_prob, num_frames, num_frames.tolist(), StageTimes()))
-        if has_risk:
+        if keep_lattices:  # for the words of least risk, or for confidences
             mbr.warm_up()
 
     def _new_pool(self) -> EnginePool:

@@ -377,7 +377,7 @@ class StreamingRecognizer:
     def _warm_up(self) -> None:
         """Compiles all loops that streams need, so that the first stream does not wait for it."""
         recognizer = self._recognizer
-        kind = ("streams", self.options.decoder, self._lm_in_search, self._has_risk)
+        kind = ("streams", self.options.decoder, self._lm_in_search, self._second_look is not None)
         is_external = recognizer.language_model is not None
         if is_external or not needs_warm_up(recognizer.bundle, recognizer.mode, self._graph.device, kind):
             return
@@ -395,8 +395,7 @@ class StreamingRecognizer:
             decoder.finalize(stream)
         if second_look is not None:
             second_look.at([log_prob[0]], [DecodeResult((), False, 0)])
-            if self._has_risk:
-                mbr.warm_up()
+            mbr.warm_up()  # for the words of least risk, or for confidences
         noise = torch.randn(1, recognizer.sampling_rate, generator=torch.Generator().manual_seed(0)) * 0.01
         num_samples = torch.tensor([noise.shape[1]], device=recognizer.device)
         features, num_features = recognizer.features(noise.to(recognizer.device), num_samples)
