@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import operator
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial, reduce
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -77,8 +76,8 @@ def _with_acoustic_model(acoustic_model: str | ExternalModel, *parts: Any) -> Bu
 
 def _statistics(network: NormalizingNetwork, heard: Iterable[tuple[Tensor, Tensor]]) -> SpeakerStatistics:
     """The statistics of batches of features (N, T, F) with their numbers of frames (N,)."""
-    nothing = SpeakerStatistics.of_nothing(network.num_features, next(network.parameters()).device)
-    return reduce(operator.add, (network.input_norm.statistics(*batch) for batch in heard), nothing)
+    parts = (network.input_norm.statistics(*batch) for batch in heard)
+    return SpeakerStatistics.of_all(parts, network.num_features, next(network.parameters()).device)
 
 
 _Self = TypeVar("_Self", bound="Recognizer")

@@ -398,8 +398,10 @@ class CheckedLM(WrappedLM):
 
     @staticmethod
     def _first_bad(log_prob: Tensor) -> int | None:
+        if log_prob.is_cuda:
+            return None
         is_number = log_prob < torch.inf
-        return None if log_prob.is_cuda or bool(is_number.all()) else int(is_number.int().argmin())
+        return None if bool(is_number.all()) else int(is_number.int().argmin())
 
     def _refuse(self, method: str, log_prob: Tensor, word: str, context: Tensor) -> None:
         raise AsrError(

@@ -5,9 +5,7 @@ Shapes: N pieces of a batch, T frames of features with their context, F features
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Sequence
-from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
@@ -216,11 +214,9 @@ class ChunkLoader:
         """
         speaker = self._of_speaker[self.corpus.utterances[chunk.utterance].speaker]
         others = {speaker[int(number * len(speaker))] for number in drawn} - {chunk.utterance}
-        nothing = SpeakerStatistics.of_nothing(self.corpus.num_features)
-        others_statistics = reduce(
-            operator.add, (self._statistics_of(each, chunk.condition) for each in others), nothing
-        )
-        mean, variance, _ = self._statistics_of(chunk.utterance, chunk.condition) + others_statistics.limited()
+        parts = (self._statistics_of(each, chunk.condition) for each in others)
+        known = SpeakerStatistics.of_all(parts, self.corpus.num_features)
+        mean, variance, _ = self._statistics_of(chunk.utterance, chunk.condition) + known.limited()
         return mean.numpy(), variance.sqrt().clamp(min=STD_FLOOR).reciprocal().numpy()
 
     def _statistics_of(self, utterance: int, condition: int) -> SpeakerStatistics:

@@ -5,7 +5,9 @@ Shapes: N utterances, T frames of features, F features, T' output frames, C toke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
 from typing import NamedTuple, Protocol
 
 import torch
@@ -64,6 +66,13 @@ class SpeakerStatistics(NamedTuple):
         """Statistics of no recording, with which each utterance is normalized on its own."""
         none = torch.zeros(num_features, device=device)
         return cls(none, none, 0)
+
+    @classmethod
+    def of_all(
+        cls, parts: Iterable[SpeakerStatistics], num_features: int, device: torch.device | None = None
+    ) -> SpeakerStatistics:
+        """The statistics of all parts together, which may be none."""
+        return reduce(operator.add, parts, cls.of_nothing(num_features, device))
 
     def normalized(self, norm: UtteranceCmvn, features: Tensor, num_frames: Tensor) -> Tensor:
         """Features (N, T, F) of num_frames (N,) frames, normalized with these frames besides their own."""

@@ -1,8 +1,9 @@
 """CTC decoders of others on the same frames, n-gram and lexicon.
 
 pyctcdecode, flashlight-text and torchaudio read the n-gram and the lexicon, kaldi-decoder, sherpa-onnx and k2 our
-decoding graph, which holds both. Each function loads them once and returns a function that makes a decoder with a given
-beam. Each raises ImportError where it is not installed.
+decoding graph, which holds both. Each function returns a function that makes a decoder with a given beam, and loads
+them once for all beams, where the decoder allows that: torchaudio's and sherpa-onnx's load them with each beam. Each
+raises ImportError where it is not installed.
 """
 
 from __future__ import annotations
