@@ -53,7 +53,8 @@ ONLY_IN = {
     "pytorch_lightning": "asr.*.datamodule asr.models.*training asr.lm.rnn.training asr.cli.train",
     "lhotse": "asr.datasets.*",
     "numba": "asr.kernels.*",
-    "triton": "asr.decoding.gpu.* asr.kernels.*_triton asr.lm.ngram.lookup_triton asr.testing.*",
+    "triton": "asr.decoding.gpu.* asr.kernels.*_triton asr.lm.ngram.lookup_triton "
+    "asr.lm.rnn.outputs.softmax_loss_triton asr.testing.*",
 }  # fmt: skip
 # Compiled loops take arrays one by one where they are not yet named tuples; a constructor may take flat options.
 KERNELS = (

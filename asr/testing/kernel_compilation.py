@@ -33,8 +33,12 @@ from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels import hash_table_triton
 from asr.lm.ngram import lookup_triton
 from asr.lm.ngram.model import NgramLM
+from asr.lm.rnn.outputs import softmax_loss_triton
 
-MODULES: tuple[ModuleType, ...] = (kernels, cut_off, losing_arcs, spread, traceback, hash_table_triton, lookup_triton)
+MODULES: tuple[ModuleType, ...] = (
+    *(kernels, cut_off, losing_arcs, spread, traceback, hash_table_triton, lookup_triton),
+    softmax_loss_triton,
+)
 """All modules with kernels."""
 
 _CPU = torch.device("cpu")
@@ -160,6 +164,7 @@ def launch_all(graph: DecodingGraph, ngram: NgramLM) -> None:
             candidates = Candidates(begin, begin, begin, log_prob.flatten()[:1], begin, begin, None, begin == 0)
             backend.survivors_counted(replace(candidates, score=torch.zeros(num_streams)))
     _launch_look_ups(ngram)
+    _launch_softmax_loss()
 
 
 def _launch_look_ups(ngram: NgramLM) -> None:
@@ -176,3 +181,12 @@ def _launch_look_ups(ngram: NgramLM) -> None:
         traceback.losses(key.float(), key, 0 * key, key - 1, (key - 1, key, key.float()), (1, num))
         for own in (ngram, ngram.with_index(), ngram.quantized()):
             lookup_triton.score_words(own.arrays, key, key)
+
+
+def _launch_softmax_loss() -> None:
+    for num_words in (999, 1024):
+        for num_lengths in (0, 1, 2):
+            scores, bias, word_id = torch.zeros(2, 1024), torch.zeros(num_words), torch.zeros(2, dtype=torch.int64)
+            places, weight = torch.zeros(2, num_lengths, dtype=torch.int64), torch.zeros(2 * num_words)
+            log_z = softmax_loss_triton.add_features(scores, bias, weight, places)
+            softmax_loss_triton.fill_gradients(scores, log_z, log_z, word_id, places, weight, num_words)

@@ -44,6 +44,8 @@ class RNNLMConfig:
         noise_power: the noise is the unigram to this power.
         log_z: NCE's constant log Z, or its initial value.
         learn_log_z: whether it is learned.
+        log_z_penalty: trains an NCE output layer by a softmax over all words instead, which suits a GPU: this is the
+            weight of the squared difference between the true log Z and the constant; None for NCE.
         normalized: whether NCE's scores are normalized by a sum over the vocabulary instead of the constant log Z.
         normalizer_precision: (NCE and full softmax) precision of sums over the vocabulary; "int8" makes them about
             three times as fast on texts if the processor multiplies 8-bit integers, with errors of a few thousandths.
@@ -64,6 +66,7 @@ class RNNLMConfig:
     noise_power: float = 0.75
     log_z: float = 0.0
     learn_log_z: bool = False
+    log_z_penalty: float | None = None
     normalized: bool = False
     normalizer_precision: Precision = "float32"
     dropout: float = 0.0
@@ -320,4 +323,5 @@ def build_output(
     return NceOutput(
         rows, maxent, config.num_noise_words, config.noise_power, config.log_z, config.learn_log_z, config.normalized,
         compute_dtype=compute_dtype, compile_loss=compile_loss, normalizer_precision=config.normalizer_precision,
+        log_z_penalty=config.log_z_penalty,
     )  # fmt: skip

@@ -43,7 +43,7 @@ COMMON = {
             "fill_probabilities",
         }),
         ("hierarchical", {"add_path_log_prob", "add_row_gradients", "fill_paths", "number_nodes"}),
-        ("full", {"add_exponentials_float32"}),
+        ("full", {"add_exponentials_float32", "add_slices"}),
     ],
 )  # fmt: skip
 def test_each_loop_is_called_compiled(output: str, own: set[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ from asr.lm.rnn.maxent import HASH_MULTIPLIERS, HashedMaxEnt, places_and_weight
 from asr.lm.rnn.output_numba import add_word_scores
 from asr.lm.rnn.outputs.base import OutputLayer
 from asr.lm.rnn.outputs.log_partition import LogZ, Precision, log_z_of
+from asr.lm.rnn.outputs.softmax_loss import LogZPenalty, softmax_loss
 from asr.text.symbols import BOS_ID, EPSILON_ID
 
 _PRODUCT_OF = 512  # factors below 2: their product does not overflow a float64
@@ -313,6 +314,8 @@ class NceOutput(OutputLayer):
         compute_dtype: what the matrix products of the loss run in.
         compile_loss: compiles the element-wise part of the loss (torch 2 and a C++ compiler).
         normalizer_precision: of the sum over the vocabulary, see `log_z_of`; a word's own score is float32.
+        log_z_penalty: if it is not None, the loss is that of a softmax over all words, plus this times the square of
+            the true log Z minus the constant.
     """
 
     def __init__(
@@ -328,6 +331,7 @@ class NceOutput(OutputLayer):
         compute_dtype: str = "float32",
         compile_loss: bool = False,
         normalizer_precision: Precision = "float32",
+        log_z_penalty: float | None = None,
     ) -> None:
         super().__init__()
         vocabulary_size = rows.num_embeddings
@@ -340,6 +344,7 @@ class NceOutput(OutputLayer):
         self.compute_dtype: torch.dtype = getattr(torch, compute_dtype)
         self.compile_loss = compile_loss
         self.normalizer_precision: Precision = normalizer_precision
+        self.log_z_penalty = log_z_penalty
         self.bias = nn.Embedding(vocabulary_size, 1, sparse=True)
         self.log_z = nn.Parameter(torch.tensor(float(log_z)), requires_grad=learn_log_z)
         self.noise_log_prob: Tensor
@@ -367,7 +372,13 @@ class NceOutput(OutputLayer):
                 self.bias.weight.copy_((log_unigram + self.log_z)[:, None])
 
     def loss(self, hidden: Tensor, history: Tensor, word_id: Tensor, generator: torch.Generator) -> Tensor:
-        """hidden (N, H), history (N, M), word_id (N,) -> the NCE objective summed over the words."""
+        """hidden (N, H), history (N, M), word_id (N,) -> the objective summed over the words, ()."""
+        if self.log_z_penalty is not None:
+            words = torch.arange(self.rows.num_embeddings, device=hidden.device)
+            return softmax_loss(
+                *(hidden, self.rows(words), self.bias(words)[:, 0], self.maxent, history, word_id),
+                *(LogZPenalty(self.log_z, self.log_z_penalty), self.compute_dtype),
+            )
         num_noise = self.num_noise_words
         uniform = torch.rand(num_noise, generator=generator, dtype=torch.float64).to(hidden.device)
         # Sorted ids make the MaxEnt slices' reads run forward through memory.

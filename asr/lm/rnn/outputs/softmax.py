@@ -19,6 +19,7 @@ from asr.lm.interface import CacheableTerms
 from asr.lm.rnn.maxent import HashedMaxEnt
 from asr.lm.rnn.outputs.base import OutputLayer
 from asr.lm.rnn.outputs.log_partition import LogZ, Precision, log_z_of
+from asr.lm.rnn.outputs.softmax_loss import softmax_loss
 from asr.text.symbols import BOS_ID, EPSILON_ID
 
 
@@ -27,7 +28,8 @@ class FullSoftmaxOutput(OutputLayer):
 
     Args:
         rows: the output word vectors (V, H), shared with the input where the two are tied.
-        maxent: n-gram features, or None; in training a word reads a weight for each vocabulary word and history length.
+        maxent: n-gram features, or None; in training a word reads and updates a weight for each vocabulary word and
+            history length.
         compute_dtype: what the matrix products of the loss run in.
         normalizer_precision: of the sum over the vocabulary, see `log_z_of`; a word's own score is float32.
     """
@@ -56,13 +58,8 @@ class FullSoftmaxOutput(OutputLayer):
 
     def loss(self, hidden: Tensor, history: Tensor, word_id: Tensor, generator: torch.Generator) -> Tensor:
         """hidden (N, H), history (N, M), word_id (N,) -> negative log-likelihood, ()."""
-        words = torch.arange(self.rows.num_embeddings, device=hidden.device)
-        rows = self.rows(words)
-        scores = F.linear(hidden.to(self.compute_dtype), rows.to(self.compute_dtype)).float() + self.bias
-        if self.maxent is not None:
-            scores = scores + self.maxent.score_each(history, words)
-        scores = scores.index_fill(1, torch.tensor([EPSILON_ID, BOS_ID], device=hidden.device), -torch.inf)
-        return F.cross_entropy(scores, word_id, reduction="sum")
+        rows = self.rows(torch.arange(self.rows.num_embeddings, device=hidden.device))
+        return softmax_loss(hidden, rows, self.bias, self.maxent, history, word_id, compute_dtype=self.compute_dtype)
 
     def word_score(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
         """hidden (Q, H), history (Q, M), word_id (Q,) -> unnormalized score (Q,)."""
