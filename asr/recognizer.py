@@ -38,10 +38,11 @@ from asr.decoding.nbest import n_best
 from asr.decoding.rescoring import SecondPass
 from asr.decoding.settings import Pass, ResourceOptions, refuse_unused, setting_options
 from asr.decoding.warmup import made_up_log_prob, needs_warm_up
-from asr.decoding.words import WordAligner, can_align
+from asr.decoding.words import WordAligner, can_align, with_final_words
 from asr.errors import AsrError
 from asr.graph.context import TIED_STATES, TiedStates
 from asr.graph.decoding_graph import GraphModule
+from asr.kernels.jit import each_in_threads
 from asr.kernels.linear import byte_products
 from asr.kernels.memory import limit_compiled_shapes, no_autograd, release_now_and_then, to_device
 from asr.lm.interface import LanguageModel, require_language_model
@@ -582,10 +583,10 @@ class Recognizer(nn.Module):
                 models_of_pass = self.settings.language_models
                 again = SecondPass(self.bundle.graph, self.final_options, models_of_pass, keeps_lattice)
                 decoded = again.rescored(decoded, models.model, models.second.model)
-            decoded = [mbr.with_least_risk(result, self.bundle.graph, self.final_options) for result in decoded]
+            lists = [self._hypotheses(result, nbest) for result in decoded]
+            decoded = each_in_threads(self._with_final_words, decoded)
             if carried is not None:
                 carried.add(sessions, decoded)
-            lists = [self._hypotheses(result, nbest) for result in decoded]
         # No batch refers to histories of an earlier one, so the caches may evict them.
         models.forget_contexts()
         cache: dict[str, int | float] = {}
@@ -601,12 +602,17 @@ class Recognizer(nn.Module):
         for result, hypotheses, length in zip(decoded, lists, lengths, strict=True):
             share = times.scaled(length / sum(lengths))
             share.audio_seconds = length
+            is_calibrated = self.calibration is not None
             recognized = as_result(
-                result, step, share, self.final_options, self.aligner, cache, hypotheses, self.calibration
+                result, step, share, self.final_options, self.aligner, cache, hypotheses, is_calibrated
             )
             results.append(recognized if self.keep_lattices else replace(recognized, lattices=()))
         release_now_and_then(sum(lengths))
         return results
+
+    def _with_final_words(self, decoded: DecodeResult) -> DecodeResult:
+        options = self.final_options
+        return with_final_words(decoded, self.bundle.graph, options, self.calibration, 1.0 / options.am_scale)
 
     def _hypotheses(self, decoded: DecodeResult, nbest: int) -> tuple[Hypothesis, ...]:
         if nbest == 1 or decoded.lattice is None:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from asr.decoding.words import calibrated, only_words, spoken, with_confidences
+from asr.decoding.words import only_words, spoken
 
 if TYPE_CHECKING:
     from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis
     from asr.decoding.lattice import Lattice
-    from asr.decoding.words import Calibration, WordAligner
+    from asr.decoding.words import WordAligner
 
 
 @dataclass
@@ -269,19 +269,19 @@ def as_result(
     aligner: WordAligner | None,
     cache: dict[str, int | float],
     hypotheses: Sequence[Hypothesis] = (),
-    calibration: Calibration | None = None,
+    is_calibrated: bool = False,
 ) -> RecognitionResult:
     """Converts a decoder's result for a segment.
 
     Args:
-        decoded: the decoder's result.
+        decoded: the decoder's result, with confidences, if any (`asr.decoding.words.with_final_words`).
         frame_seconds: time between two frames, in seconds.
         times: stage times of the segment, with its duration.
         options: the decoder's options.
         aligner: gives words the times of their phones; without it, a word's times are where the graph outputs it.
         cache: counts of the recurrent model's caches.
         hypotheses: the n best sentences of the segment.
-        calibration: of the confidences; without it, they are lattice posteriors.
+        is_calibrated: whether confidences are probabilities, or else lattice posteriors.
     """
     best = decoded.best
     if best is None:
@@ -290,17 +290,13 @@ def as_result(
     lattices: tuple[PieceLattice, ...] = ()
     frame_of = None if decoded.original_frame is None else decoded.original_frame.cpu()
     lattice = None if decoded.lattice is None else decoded.lattice.to("cpu")
-    if calibration is not None:
-        best = calibrated(best, lattice, options, calibration)
-    elif lattice is not None:
-        (best,) = with_confidences([best], lattice, options, 1.0 / options.am_scale)
     if lattice is not None:
         lattices = (PieceLattice(0.0, duration, frame_seconds, lattice, frame_of),)
 
     def words_of(one: Hypothesis) -> tuple[Word, ...]:
         one = one if aligner is None else aligner.aligned(one)
         limit = options.max_token_seconds
-        stays = spoken(one if calibration is not None else replace(one, confidences=()), frame_seconds, limit)
+        stays = spoken(one if is_calibrated else replace(one, confidences=()), frame_seconds, limit)
         return words_in_time(only_words(one, stays), frame_seconds, duration)
 
     words = words_of(best)

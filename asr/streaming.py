@@ -29,7 +29,7 @@ from asr.decoding.online import EndpointRules, StreamingDecoder
 from asr.decoding.settings import Pass
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.decoding.warmup import made_up_log_prob, needs_warm_up
-from asr.decoding.words import calibrated, only_words, spoken
+from asr.decoding.words import only_words, spoken, with_final_words
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels.memory import no_autograd, release_now_and_then
@@ -250,14 +250,11 @@ class SecondLook:
         return [self._final(again, before) for again, before in zip(results, decoded, strict=True)]
 
     def _final(self, again: DecodeResult, before: DecodeResult) -> DecodeResult:
+        options = self._options
         if again.best is None or (self.keeps_words and before.best is not None):
             again = replace(again, hypotheses=before.hypotheses, reached_final=before.reached_final)
-        else:
-            again = mbr.with_least_risk(again, self._graph, self._options)
-        if again.best is None or self._calibration is None:
-            return again
-        best = calibrated(again.best, again.lattice, self._options, self._calibration)
-        return replace(again, hypotheses=(best,))
+            options = replace(options, mbr_scale=None)
+        return with_final_words(again, self._graph, options, self._calibration)
 
 
 class StreamingRecognizer:

@@ -11,10 +11,11 @@ from asr.ctc.interface import CTCDecodingConfig, CTCHypothesis, CTCToken, CTCWor
 from asr.ctc.language_models import LentModels
 from asr.decoding.build import device_with_loops
 from asr.decoding.interface import DecodeResult, Hypothesis
+from asr.decoding.mbr import PathPosteriors
 from asr.decoding.nbest import n_best
 from asr.decoding.online import StreamingDecoder
 from asr.decoding.token_passing import TokenPassingDecoder
-from asr.decoding.words import WordAligner, with_confidences
+from asr.decoding.words import WordAligner, with_posteriors
 from asr.graph.decoding_graph import DecodingGraph
 from asr.graph.topology import with_last_boundary
 from asr.text.ctc_tokens import CTCTokens
@@ -137,7 +138,8 @@ class GraphSearch:
             if self._confidences:
                 # For posteriors, the acoustic model's log-probabilities are scaled by at most 1.
                 scale = 1.0 / max(1.0, options.lm_scale)
-                found = with_confidences(found, lattice, options, scale)
+                posteriors = PathPosteriors(lattice, options)
+                found = tuple(with_posteriors(each, posteriors, scale) for each in found)
         distinct: dict[str, CTCHypothesis] = {}
         for each in found:
             hypothesis = self.as_ctc_hypothesis(each, num_frames, result.reached_final)

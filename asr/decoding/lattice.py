@@ -722,10 +722,11 @@ def arc_posteriors(lattice: Lattice, options: DecodingOptions, scale: float = 1.
         scale: scale of the total score; values below 1 reduce the overconfidence of frame-wise scores.
     """
     arc_total, ahead = scale * lattice.arc_total(options), scale * lattice.final_total(options)
-    posterior = torch.zeros_like(arc_total)
+    posterior, through = torch.zeros_like(arc_total), torch.zeros_like(ahead)
+    through[lattice.start_state] = 1.0
     loop = jit(sum_over_paths) if arc_total.device.type == "cpu" else None
     if loop is not None:
-        parts = (lattice.arc_begin, lattice.dst_state, arc_total, lattice.start_state, ahead, posterior)
+        parts = (lattice.arc_begin, lattice.dst_state, arc_total, ahead, posterior, through)
         loop(*(part.numpy() for part in parts))
         return posterior
     src_state = lattice.src_state()
@@ -738,8 +739,6 @@ def arc_posteriors(lattice: Lattice, options: DecodingOptions, scale: float = 1.
         shift = torch.where(best > -torch.inf, best, torch.zeros_like(best))
         total = (ahead[low:high] - shift).exp().scatter_add(0, position, (added - shift[position]).exp())
         ahead[low:high] = total.log() + shift
-    through = torch.zeros_like(ahead)
-    through[lattice.start_state] = 1.0
     share = (arc_total + ahead[lattice.dst_state] - ahead[src_state]).exp()
     share = torch.where(ahead[src_state] > -torch.inf, share, torch.zeros_like(share))
     for first, last in frames:

@@ -7,7 +7,7 @@ its edges.
 
 The posterior probability of a word in the lattice ranks words well, but is not the probability that the word is right:
 acoustic scores of neighbouring frames are not independent, and pruned paths are missing. A calibration maps posteriors
-at several scales (`asr.decoding.mbr.posteriors_of_sentences`) to a probability. It is a logistic function of a sum of
+at several scales (`asr.decoding.mbr.PathPosteriors`) to a probability. It is a logistic function of a sum of
 piecewise-linear functions (after Yu, Li and Deng, 2011), fitted by `fit_calibration`.
 
 A search must explain every frame, also those of noise. A network trained on speech finds no silence in noise, so the
@@ -27,9 +27,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asr.decoding.interface import DecodingOptions, Hypothesis
-from asr.decoding.lattice import Lattice
-from asr.decoding.mbr import posteriors_of_sentences
+from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis
+from asr.decoding.mbr import PathPosteriors
 from asr.errors import AsrError
 from asr.graph.context import BIPHONE_TOPOLOGY, TIED_STATES, TiedStates
 from asr.graph.decoding_graph import DecodingGraph
@@ -197,37 +196,54 @@ class Calibration:
         return cls(float(record["bias"]), knots, values)
 
 
-def calibrated(
-    hypothesis: Hypothesis, lattice: Lattice | None, options: DecodingOptions, calibration: Calibration
-) -> Hypothesis:
+def with_final_words(
+    decoded: DecodeResult,
+    graph: DecodingGraph,
+    options: DecodingOptions,
+    calibration: Calibration | None,
+    scale: float | None = None,
+) -> DecodeResult:
+    """The result with the path of least expected errors as its best, if `mbr_scale` is set, and with confidences.
+
+    Args:
+        decoded: of an utterance; without a lattice its path stays.
+        graph: the graph that was searched.
+        options: scales.
+        calibration: for lattices of this mode.
+        scale: without a calibration, the confidences are posteriors by the total scores times this scale; None gives no
+            confidences then.
+    """
+    best = decoded.best
+    if best is None:
+        return decoded
+    posteriors = None if decoded.lattice is None else PathPosteriors(decoded.lattice, options)
+    if posteriors is not None and options.mbr_scale is not None:
+        best = posteriors.path_of_least_risk(graph, options.mbr_scale, best, decoded.original_frame)
+    if calibration is not None:
+        best = calibrated(best, posteriors, calibration)
+    elif posteriors is not None and scale is not None:
+        best = with_posteriors(best, posteriors, scale)
+    return replace(decoded, hypotheses=(best, *decoded.hypotheses[1:]))
+
+
+def calibrated(hypothesis: Hypothesis, posteriors: PathPosteriors | None, calibration: Calibration) -> Hypothesis:
     """The hypothesis with calibrated confidences.
 
     Args:
         hypothesis: of the utterance.
-        lattice: of the utterance; None if no path was complete, which gives all words a posterior of 0.
-        options: scales of the parts of a score.
+        posteriors: of its lattice; None if no path was complete, which gives all words a posterior of 0.
         calibration: for lattices of this mode.
     """
-    posteriors = np.zeros((len(hypothesis.words), len(SCALES)))
-    if lattice is not None:
-        by_scale = [posteriors_of_sentences(lattice, options, scale, [hypothesis.word_ids])[0] for scale in SCALES]
-        posteriors = np.stack(by_scale, axis=1)
-    probabilities = calibration.probabilities(confidence_features(posteriors))
+    by_scale = np.zeros((len(hypothesis.words), len(SCALES)))
+    if posteriors is not None:
+        by_scale = np.stack([posteriors.of_sentence(scale, hypothesis.word_ids) for scale in SCALES], axis=1)
+    probabilities = calibration.probabilities(confidence_features(by_scale))
     return replace(hypothesis, confidences=tuple(map(float, probabilities)))
 
 
-def with_confidences(
-    hypotheses: Sequence[Hypothesis], lattice: Lattice, options: DecodingOptions, scale: float = 1.0
-) -> tuple[Hypothesis, ...]:
-    """Hypotheses with confidences that are not calibrated: the posterior of each word (`posteriors_of_sentences`).
-
-    Args:
-        hypotheses: paths of the lattice.
-        lattice: of one utterance.
-        options, scale: as for `posteriors_of_sentences`.
-    """
-    found = posteriors_of_sentences(lattice, options, scale, [each.word_ids for each in hypotheses])
-    return tuple(replace(each, confidences=tuple(one.tolist())) for each, one in zip(hypotheses, found, strict=True))
+def with_posteriors(hypothesis: Hypothesis, posteriors: PathPosteriors, scale: float) -> Hypothesis:
+    """The hypothesis with confidences that are not calibrated: the posterior of each word, at a scale."""
+    return replace(hypothesis, confidences=tuple(posteriors.of_sentence(scale, hypothesis.word_ids).tolist()))
 
 
 # Quantiles of the features at which knots are placed.

@@ -12,9 +12,11 @@ import contextlib
 import functools
 import importlib
 import itertools
+import operator
 import os
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -78,6 +80,8 @@ class Intrinsic:
 
 
 _FunctionT = TypeVar("_FunctionT", bound=Callable[..., Any])
+_ItemT = TypeVar("_ItemT")
+_ResultT = TypeVar("_ResultT")
 
 
 class Setting(NamedTuple):
@@ -318,10 +322,53 @@ def torch_on_one_thread() -> Iterator[None]:
 
 def in_threads(work: Callable[[int, int], None], num_rows: int, rows_at_least: int) -> None:
     """Runs work(begin, end) on parts of num_rows rows in threads; `work` must not call this function itself."""
-    num_parts = max(1, min(_num_of_loops.get() or torch.get_num_threads(), num_rows // rows_at_least))
+    num_parts = max(1, min(_num_threads(), num_rows // rows_at_least))
     bounds = [num_rows * part // num_parts for part in range(num_parts + 1)]
-    others = [_pool(num_parts - 1).submit(work, *part) for part in itertools.pairwise(bounds[1:])]
-    work(0, bounds[1])
+    _together([functools.partial(work, *part) for part in itertools.pairwise(bounds)])
+
+
+def each_in_threads(work: Callable[[_ItemT], _ResultT], items: Iterable[_ItemT]) -> list[_ResultT]:
+    """The results of work(item) for all items, in their order, computed in threads without gradients.
+
+    A thread takes the next item when it is free; items are made only then. Within `work`, `in_threads` uses one thread.
+
+    Raises:
+        Exception: what `work` or making an item raised; work on other items ends.
+    """
+    left, lock, is_over = enumerate(items), threading.Lock(), threading.Event()
+    found: dict[int, _ResultT] = {}
+
+    def take() -> None:
+        token = _num_of_loops.set(1)
+        try:
+            with torch.no_grad():
+                while not is_over.is_set():
+                    with lock:
+                        taken = next(left, None)
+                    if taken is None:
+                        return
+                    found[taken[0]] = work(taken[1])
+        except BaseException:
+            is_over.set()
+            raise
+        finally:
+            _num_of_loops.reset(token)
+
+    try:
+        _together([take] * max(1, min(_num_threads(), operator.length_hint(items, _num_threads()))))
+    finally:
+        is_over.set()  # an interrupt may have ended the wait for other threads
+    return [found[place] for place in range(len(found))]
+
+
+def _num_threads() -> int:
+    return _num_of_loops.get() or torch.get_num_threads()
+
+
+def _together(parts: Sequence[Callable[[], None]]) -> None:
+    """Calls functions in threads, the first one in this thread."""
+    others = [_pool(len(parts) - 1).submit(part) for part in parts[1:]]
+    parts[0]()
     for other in others:
         other.result()
 

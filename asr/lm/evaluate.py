@@ -9,25 +9,21 @@ Shapes: L words of the text, Q of them at a time, N sentences, K models, H hidde
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass
-from threading import Lock
-from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from asr.kernels.jit import each_in_threads, torch_on_one_thread
 from asr.lm.corpus import WordStream
 from asr.lm.interface import LanguageModel, StatefulNetwork
 from asr.lm.rnn.data import PackedSentences, TokenStreams, pack_sentences
 from asr.lm.rnn.model import RNNLanguageModel
 from asr.lm.rnn.outputs.nce import NceOutput
 from asr.text.symbols import BOS_ID, EOS_ID, UNK_ID
-
-Item = TypeVar("Item")
 
 # hidden (Q, H), history (Q, M), the word (Q,) and its position in the text (Q,).
 Queries = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -85,7 +81,8 @@ def network_word_scores(
     is_on_cpu = network.initial_state().device.type == "cpu"
     if isinstance(network, RNNLanguageModel) and not network.config.carry_state and is_on_cpu:
         groups = pack_sentences(token_id, network.num_history_words, sentences_at_once, words_at_once)
-        each_in_threads(lambda sentences: add(sentence_queries(network, sentences)), groups)
+        with torch_on_one_thread():
+            each_in_threads(lambda sentences: add(sentence_queries(network, sentences)), groups)
     else:
         add(network_queries(network, token_id, sentences_at_once))
     return log_prob, excess if has_excess else None
@@ -326,31 +323,3 @@ def log_linear_log_prob(log_prob: Tensor, word_id: Tensor, weight: Tensor) -> Te
     mixed = torch.tensordot(weight.to(log_prob), log_prob.masked_fill(ruled_out, 0.0), dims=1)
     mixed = mixed.masked_fill(ruled_out, -torch.inf).log_softmax(dim=1)
     return mixed.gather(1, word_id[:, None])[:, 0]
-
-
-def each_in_threads(work: Callable[[Item], None], items: Iterator[Item]) -> None:
-    """Runs work(item) for each item in threads, without gradient and with one torch thread; items are made lazily."""
-    num_threads = torch.get_num_threads()
-    lock = Lock()
-    error: list[bool] = []
-
-    def take() -> None:
-        with torch.no_grad():
-            while not error:
-                with lock:
-                    item = next(items, None)
-                if item is None:
-                    return
-                try:
-                    work(item)
-                except BaseException:
-                    error.append(True)  # the other threads need not continue
-                    raise
-
-    torch.set_num_threads(1)
-    try:
-        with ThreadPoolExecutor(num_threads) as pool:
-            for taken in [pool.submit(take) for _ in range(num_threads)]:
-                taken.result()
-    finally:
-        torch.set_num_threads(num_threads)

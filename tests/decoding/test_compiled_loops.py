@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from asr.decoding.mbr import with_least_risk
+from asr.decoding.lattice import arc_posteriors
 from asr.decoding.nbest import n_best
 from asr.decoding.token_passing import TokenPassingDecoder
+from asr.decoding.words import with_final_words
 from asr.kernels.jit import jit
 from tests.decoding.random_graphs import UNPRUNED, random_graph, random_log_prob
 from tests.reference.table_lm import TableLM
@@ -24,7 +25,7 @@ LOOPS = {
         "sum_over_paths",
     },
     "nbest": {"best_sentences"},
-    "mbr": {"least_risk", "nearest_path"},
+    "mbr": {"score_lattice", "rows_of", "least_risk", "nearest_path", "sentence_posteriors"},
 }  # fmt: skip
 SEED = 4
 
@@ -54,5 +55,6 @@ def test_each_loop_is_called_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
         (result,) = decoder.decode(log_prob, torch.tensor([6]), TableLM(graph.vocabulary, SEED))
     assert result.lattice is not None
     assert len(n_best(result.lattice, graph, options, 3)) == 3
-    with_least_risk(result, graph, options)
+    arc_posteriors(result.lattice, options)
+    with_final_words(result, graph, options, None, 0.5)
     assert called == LOOPS

@@ -14,23 +14,24 @@ import pytest
 import torch
 
 from asr.decoding.cpu.mbr import (
-    WeightedLattice,
+    Rows,
     expected_errors,
     least_risk,
     nearest_path,
     position_posteriors,
-    rows_of_states,
     sentence_posteriors,
 )
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import Lattice, best_to_end
-from asr.decoding.mbr import path_of_least_risk, posteriors_of_sentences, weighted_lattice, with_least_risk
+from asr.decoding.mbr import PathPosteriors
 from asr.decoding.nbest import n_best
 from asr.decoding.token_passing import TokenPassingDecoder
+from asr.decoding.words import with_final_words
 from asr.errors import AsrError
 from asr.kernels.jit import jit
 from tests.decoding.random_graphs import random_graph, random_log_prob
 from tests.decoding.small_lattices import lattice_of_all_sorts, small_lattice
+from tests.reference import minimum_risk
 from tests.reference.edit_distance import edit_distance
 from tests.reference.table_lm import TableLM
 
@@ -76,19 +77,25 @@ def tree(seed: int) -> Lattice:
     return small_lattice(frame, arcs, [-generator.random() if generator.random() < 0.5 else -math.inf for _ in frame])
 
 
-def positions_of(sentence: Sequence[int]) -> Any:
-    positions = np.full(2 * len(sentence) + 1, -1)
-    positions[1::2] = sentence
-    return positions
-
-
 def sentences(seed: int, words: Sequence[int]) -> list[list[int]]:
     generator = random.Random(seed)
     return [[generator.choice(words) for _ in range(length)] for length in (0, 1, 2, 5) if words or not length]
 
 
-def risk_of(weighted: WeightedLattice, sentence: Sequence[int]) -> float:
-    return float(expected_errors(weighted, rows_of_states(weighted), positions_of(sentence))[1])
+def rows_at(lattice: Lattice, scale: float = 1.0, options: DecodingOptions = PLAIN) -> tuple[Rows, Any]:
+    """The rows of a lattice at a scale, and its distinct words."""
+    posteriors = PathPosteriors(lattice, options)
+    return posteriors.at(scale).rows, posteriors.scored[1]
+
+
+def risk_of(rows: Rows, sentence: Sequence[int]) -> float:
+    return float(expected_errors(rows, np.array(sentence, np.int64))[2])
+
+
+def posterior_of(rows: Rows, sentence: Sequence[int], num_words: int) -> Any:
+    """The posterior of each word at each position of a sentence."""
+    numbers = np.array(sentence, np.int64)
+    return position_posteriors(rows, numbers, *expected_errors(rows, numbers)[:2], num_words)
 
 
 def with_paths(make: Callable[[int], Lattice], num: int) -> Iterator[tuple[int, Lattice]]:
@@ -102,18 +109,18 @@ def with_paths(make: Callable[[int], Lattice], num: int) -> Iterator[tuple[int, 
 @pytest.mark.parametrize("scale", [1.0, 0.3])
 def test_expected_errors_of_a_tree_are_exact(scale: float) -> None:
     for seed, lattice in with_paths(tree, 25):
-        weighted, distinct = weighted_lattice(lattice, PLAIN, scale)
+        rows, distinct = rows_at(lattice, scale)
         for sentence in sentences(seed, range(len(distinct))):
             expected = exact_risk(lattice, distinct[sentence].tolist(), scale)
-            assert risk_of(weighted, sentence) == pytest.approx(expected, abs=1e-9)
+            assert risk_of(rows, sentence) == pytest.approx(expected, abs=1e-9)
 
 
 def test_expected_errors_of_any_lattice_are_an_upper_bound_that_is_exact_for_no_words() -> None:
     num_larger = 0
     for seed, lattice in with_paths(lattice_of_all_sorts, 60):
-        weighted, distinct = weighted_lattice(lattice, PLAIN, 1.0)
+        rows, distinct = rows_at(lattice)
         for sentence in sentences(seed, range(len(distinct))):
-            expected, found = exact_risk(lattice, distinct[sentence].tolist()), risk_of(weighted, sentence)
+            expected, found = exact_risk(lattice, distinct[sentence].tolist()), risk_of(rows, sentence)
             assert found == pytest.approx(expected, abs=1e-9) if not sentence else found > expected - 1e-9
             num_larger += found > expected + 1e-9
     assert num_larger
@@ -121,33 +128,28 @@ def test_expected_errors_of_any_lattice_are_an_upper_bound_that_is_exact_for_no_
 
 def test_posteriors_are_probabilities_and_those_of_a_chain_are_certain() -> None:
     for seed, lattice in with_paths(lattice_of_all_sorts, 60):
-        weighted, distinct = weighted_lattice(lattice, PLAIN, 1.0)
-        row = rows_of_states(weighted)
+        rows, distinct = rows_at(lattice)
         for sentence in sentences(seed, range(len(distinct))):
-            errors, _ = expected_errors(weighted, row, positions_of(sentence))
-            posterior = position_posteriors(weighted, row, positions_of(sentence), errors, len(distinct))
+            posterior = posterior_of(rows, sentence, len(distinct))
             assert (posterior >= 0.0).all() and posterior.sum(1) == pytest.approx(1.0)
     chain = small_lattice([0, 1, 2, 3], [(0, 1, [4], 0.0), (1, 2, [], 0.0), (2, 3, [5, 6], 0.0)])
-    weighted, distinct = weighted_lattice(chain, PLAIN, 1.0)
-    row = rows_of_states(weighted)
-    assert row.tolist() == [0, 1, 1, 2]  # silent frames share a row
+    rows, distinct = rows_at(chain)
+    # Silent frames share a row: states 1 and 2, of which the first has no other arc.
+    assert rows.row.tolist() == [0, 1, 2] and rows.dst_row.tolist() == [1, 2] and rows.reached.tolist() == [1.0] * 3
     # 4 is missing at the start, 6 stands where 5 should.
-    errors, risk = expected_errors(weighted, row, positions_of([2, 2]))
-    posterior = position_posteriors(weighted, row, positions_of([2, 2]), errors, 3)
-    assert risk == 2.0 and sorted(posterior.argmax(1).tolist()) == [0, 1, 2, 3, 3]
+    posterior = posterior_of(rows, [2, 2], 3)
+    assert risk_of(rows, [2, 2]) == 2.0 and sorted(posterior.argmax(1).tolist()) == [0, 1, 2, 3, 3]
 
 
 def test_words_share_a_position_by_posterior() -> None:
     lattice = small_lattice(
         [0, 1, 2], [(0, 1, [4], math.log(0.6)), (0, 1, [5], math.log(0.4)), (1, 2, [], -1.0), (1, 2, [6], -2.0)]
     )
-    weighted, distinct = weighted_lattice(lattice, PLAIN, 1.0)
+    rows, distinct = rows_at(lattice)
     assert distinct.tolist() == [4, 5, 6]
-    row = rows_of_states(weighted)
-    errors, risk = expected_errors(weighted, row, positions_of([1]))
     said_6 = math.exp(-2.0) / (math.exp(-1.0) + math.exp(-2.0))
-    assert risk == pytest.approx(0.6 + said_6)
-    posterior = position_posteriors(weighted, row, positions_of([1]), errors, 3)
+    assert risk_of(rows, [1]) == pytest.approx(0.6 + said_6)
+    posterior = posterior_of(rows, [1], 3)
     assert posterior[1].tolist() == pytest.approx([0.6, 0.4, 0.0, 0.0])
     assert posterior[2].tolist() == pytest.approx([0.0, 0.0, said_6, 1.0 - said_6])
 
@@ -177,7 +179,7 @@ def test_posteriors_of_a_sentence_are_the_shares_of_the_paths_with_its_words(sca
     for _, lattice in with_paths(tree, 40):
         paths = all_paths(lattice)
         for sentence in ([], [5], [4, 6, 4], [7, 5], max(paths, key=lambda path: path[1])[0]):
-            (found,) = posteriors_of_sentences(lattice, PLAIN, scale, [sentence])
+            found = PathPosteriors(lattice, PLAIN).of_sentence(scale, sentence)
             least, most = shares_of_words(sentence, paths, scale)
             assert (least - 1e-9 <= found).all() and (found <= most + 1e-9).all()
             num_certain += int(((most - least < 1e-9) & (found > 0.01) & (found < 0.99)).sum())
@@ -185,11 +187,13 @@ def test_posteriors_of_a_sentence_are_the_shares_of_the_paths_with_its_words(sca
 
 
 def test_posteriors_of_many_sentences_are_those_of_each() -> None:
-    lattice = words_agree()
-    both = posteriors_of_sentences(lattice, PLAIN, 1.0, [[5, 6], [4, 8]])
-    assert both[0] == pytest.approx([0.6, 0.3]) and both[1] == pytest.approx([0.4, 0.4])
-    silence = small_lattice([0, 1], [(0, 1, [], 0.0)])
-    assert [one.tolist() for one in posteriors_of_sentences(silence, PLAIN, 1.0, [[4], []])] == [[0.0], []]
+    posteriors = PathPosteriors(words_agree(), PLAIN)
+    for _ in range(2):
+        assert posteriors.of_sentence(1.0, [5, 6]) == pytest.approx([0.6, 0.3])
+        assert posteriors.of_sentence(1.0, [4, 8]) == pytest.approx([0.4, 0.4])
+        assert posteriors.of_sentence(50.0, [4, 8]) == pytest.approx([1.0, 1.0], abs=1e-5)
+    silence = PathPosteriors(small_lattice([0, 1], [(0, 1, [], 0.0)]), PLAIN)
+    assert [silence.of_sentence(1.0, one).tolist() for one in ([4], [])] == [[0.0], []]
 
 
 def words_agree() -> Lattice:
@@ -200,13 +204,14 @@ def words_agree() -> Lattice:
 
 
 def test_words_on_which_paths_agree_win_over_the_best_path() -> None:
-    weighted, distinct = weighted_lattice(words_agree(), PLAIN, 1.0)
-    found, risk = least_risk(weighted, np.array([0, 4]), len(distinct), 20)
+    rows, distinct = rows_at(words_agree())
+    found, risk, shares = least_risk(rows, np.array([0, 4]), len(distinct), 20)
+    assert shares.tolist() == sentence_posteriors(rows, found, len(distinct)).tolist()
     assert distinct[found].tolist()[0] == 5
     assert risk == pytest.approx(exact_risk(words_agree(), distinct[found].tolist()))
     assert risk < exact_risk(words_agree(), (4, 8)) - 0.1
     # At a large scale, only the best path counts.
-    sharp, _ = weighted_lattice(words_agree(), PLAIN, 50.0)
+    sharp, _ = rows_at(words_agree(), 50.0)
     assert distinct[least_risk(sharp, np.array([0, 4]), len(distinct), 20)[0]].tolist() == [4, 8]
 
 
@@ -214,11 +219,11 @@ def test_expected_errors_fall_and_are_mostly_below_those_of_any_path() -> None:
     """Each round keeps the alignments of the one before, so the least risk of all is not always found."""
     num_trees, num_changed, num_least = 0, 0, 0
     for _, lattice in with_paths(tree, 80):
-        weighted, distinct = weighted_lattice(lattice, PLAIN, 1.0)
-        risks = {words: risk_of(weighted, np.searchsorted(distinct.numpy(), words)) for words, _ in all_paths(lattice)}
+        rows, distinct = rows_at(lattice)
+        risks = {words: risk_of(rows, np.searchsorted(distinct, words)) for words, _ in all_paths(lattice)}
         best = max(all_paths(lattice), key=lambda path: path[1])[0]
-        found, risk = least_risk(weighted, np.searchsorted(distinct.numpy(), best), len(distinct), 20)
-        assert risk == pytest.approx(risk_of(weighted, found)) and risk < risks[best] + 1e-9
+        found, risk, _ = least_risk(rows, np.searchsorted(distinct, best), len(distinct), 20)
+        assert risk == pytest.approx(risk_of(rows, found)) and risk < risks[best] + 1e-9
         num_trees, num_changed = num_trees + 1, num_changed + (risk < risks[best] - 1e-9)
         num_least += risk < min(risks.values()) + 1e-9
     assert num_changed > 5 and num_least > 0.8 * num_trees
@@ -227,14 +232,15 @@ def test_expected_errors_fall_and_are_mostly_below_those_of_any_path() -> None:
 def test_nearest_path_is_the_nearest_of_all_and_of_these_the_best() -> None:
     num_tied = 0
     for seed, lattice in with_paths(lattice_of_all_sorts, 60):
-        weighted, distinct = weighted_lattice(lattice, PLAIN, 1.0)
+        posteriors = PathPosteriors(lattice, PLAIN)
+        scored, distinct = posteriors.scored
         totals = lattice.arc_total(PLAIN).numpy(), lattice.final_total(PLAIN).numpy()
         for sentence in sentences(seed, range(len(distinct))):
             by_errors = defaultdict(list)
             for words, total in all_paths(lattice):
                 by_errors[edit_distance(distinct[sentence].tolist(), words)].append(total)
             errors = min(by_errors)
-            arc, total = nearest_path(weighted, np.array(sentence, np.int64), *totals)
+            arc, total = nearest_path(scored, posteriors.at(1.0).posterior, np.array(sentence, np.int64))
             words = [word for one in arc for word in words_of(lattice, one)]
             assert edit_distance(distinct[sentence].tolist(), words) == errors
             assert total == pytest.approx(max(by_errors[errors]))
@@ -250,28 +256,75 @@ def words_of(lattice: Lattice, arc: int) -> list[int]:
     return found
 
 
-def test_compiled_loops_give_the_same() -> None:
+SCALED = DecodingOptions(am_scale=0.7, graph_scale=1.3, lm_scale=0.6, word_insertion_penalty=-0.4)
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_results_equal_the_plain_algorithm_to_the_last_digit(is_compiled: bool) -> None:
     pytest.importorskip("numba")
-    for seed, lattice in with_paths(lattice_of_all_sorts, 40):
-        weighted, distinct = weighted_lattice(lattice, PLAIN, 0.7)
-        sentence = np.array(sentences(seed, range(len(distinct) + 1))[3], np.int64)
-        loop = jit(sentence_posteriors)
-        assert loop is not None
-        found = [one(weighted, sentence, len(distinct)) for one in (sentence_posteriors, loop)]
-        assert found[0] == pytest.approx(found[1])
-    for function, arguments in ((least_risk, (20,)), (nearest_path, None)):
-        loop: Callable[..., Any] | None = jit(function)
-        assert loop is not None
-        for seed, lattice in with_paths(lattice_of_all_sorts, 40):
-            weighted, distinct = weighted_lattice(lattice, PLAIN, 0.7)
-            sentence = np.array(sentences(seed, range(max(1, len(distinct))))[3], np.int64)
-            others: tuple[Any, ...] = (len(distinct), *arguments) if arguments else ()
-            if not arguments:
-                others = lattice.arc_total(PLAIN).numpy(), lattice.final_total(PLAIN).numpy()
-            elif not len(distinct):
-                continue
-            (found, value), (again, same) = function(weighted, sentence, *others), loop(weighted, sentence, *others)
-            assert np.array_equal(found, again) and value == pytest.approx(same)
+
+    def loop(function: Callable[..., Any]) -> Callable[..., Any]:
+        return jit(function) or function if is_compiled else function
+
+    num_words = 0
+    lattices = [*with_paths(lattice_of_all_sorts, 40), *with_paths(tree, 10), *real_lattices()]
+    for seed, lattice in lattices:
+        posteriors, scale = PathPosteriors(lattice, SCALED), (1.0, 0.3)[seed % 2]
+        plain, words = minimum_risk.weighted_lattice(lattice, SCALED, scale)
+        (scored, distinct), (posterior, rows) = posteriors.scored, posteriors.at(scale)
+        assert distinct.tolist() == words.tolist() and posterior.tolist() == plain.posterior.tolist()
+        row = minimum_risk.rows_of_states(plain)
+        totals = lattice.arc_total(SCALED).numpy(), lattice.final_total(SCALED).numpy()
+        for sentence in sentences(seed, range(len(distinct) + 1)):
+            numbers, positions = np.array(sentence, np.int64), minimum_risk.with_gaps(np.array(sentence, np.int64))
+            expected, risk = minimum_risk.expected_errors(plain, row, positions)
+            errors, after, same_risk = loop(expected_errors)(rows, numbers)
+            assert np.array_equal(errors, expected[:, 0::2]) and same_risk == risk
+            shares = minimum_risk.position_posteriors(plain, row, positions, expected, len(distinct))
+            found = loop(position_posteriors)(rows, numbers, errors, after, len(distinct))
+            assert np.array_equal(found, shares)
+            own = minimum_risk.sentence_posteriors(plain, numbers, len(distinct))
+            assert loop(sentence_posteriors)(rows, numbers, len(distinct)).tolist() == own.tolist()
+            path, total = minimum_risk.nearest_path(plain, numbers, *totals)
+            again, same = loop(nearest_path)(scored, posterior, numbers)
+            assert again.tolist() == path.tolist() and same == total
+            num_words += len(numbers)
+            if len(distinct):
+                begin = numbers.clip(max=len(distinct) - 1)
+                best, least = minimum_risk.least_risk(plain, begin, len(distinct), 20)
+                one, risk, shares = loop(least_risk)(rows, begin, len(distinct), 20)
+                assert one.tolist() == best.tolist() and risk == least
+                assert shares.tolist() == minimum_risk.sentence_posteriors(plain, one, len(distinct)).tolist()
+    assert num_words > 300
+
+
+def test_uncompiled_loops_give_the_same_posteriors(monkeypatch: pytest.MonkeyPatch) -> None:
+    lattices = [lattice for _, lattice in with_paths(lattice_of_all_sorts, 20)]
+    compiled = [rows_at(lattice, 0.3, SCALED) for lattice in lattices]
+    monkeypatch.setattr("asr.decoding.mbr.jit", lambda function: None)
+    for lattice, (expected, words) in zip(lattices, compiled, strict=True):
+        rows, distinct = rows_at(lattice, 0.3, SCALED)
+        assert distinct.tolist() == words.tolist()
+        for field, same in zip(rows, expected, strict=True):
+            assert np.asarray(field) == pytest.approx(np.asarray(same), abs=1e-12)
+
+
+def real_lattices() -> Iterator[tuple[int, Lattice]]:
+    """Lattices of searches, longer than those made by hand."""
+    for seed in range(6):
+        decoder = TokenPassingDecoder(random_graph(seed, final_prob=1.0), OPTIONS, keep_lattice=True)
+        (decoded,) = decoder.decode(random_log_prob(seed, 1, 12), torch.tensor([12]))
+        if decoded.lattice is not None:
+            yield seed, decoded.lattice
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_without_a_complete_path_none_is_nearest(is_compiled: bool) -> None:
+    lattice = small_lattice([0, 1, 2], [(0, 1, [4], -0.5), (1, 2, [5], -1.0)], [-math.inf] * 3)
+    posteriors = PathPosteriors(lattice, PLAIN)
+    loop = (jit(nearest_path) or nearest_path) if is_compiled else nearest_path
+    arc, total = loop(posteriors.scored[0], np.ones(2), np.array([0, 1, 1]))
+    assert arc.tolist() == [] and total == -math.inf
 
 
 OPTIONS = DecodingOptions(
@@ -294,22 +347,21 @@ def test_result_is_a_path_of_the_lattice_with_its_scores_and_times() -> None:
         (decoded,) = decoder.decode(random_log_prob(seed, 1, 6), torch.tensor([6]), lm)
         if decoded.lattice is None or decoded.best is None:
             continue
-        found = with_least_risk(decoded, graph, OPTIONS)
+        found = with_final_words(decoded, graph, OPTIONS, None)
         assert found.best is not None and found.lattice is decoded.lattice
-        assert with_least_risk(decoded, graph, replace(OPTIONS, mbr_scale=None)) is decoded
+        same = with_final_words(decoded, graph, replace(OPTIONS, mbr_scale=None), None)
+        assert same.best is decoded.best
         if found.best.word_ids == decoded.best.word_ids:
             assert found.best is decoded.best
             continue
         num_changed += 1
         listed = {one.word_ids: one for one in n_best(decoded.lattice, graph, OPTIONS, 10**4)}
-        same = listed[found.best.word_ids]
-        assert found.best.total == pytest.approx(same.total) and found.best.total < decoded.best.total
-        assert found.best.lm_score == pytest.approx(same.lm_score)
-        assert found.best.am_score == pytest.approx(same.am_score)
-        weighted, distinct = weighted_lattice(decoded.lattice, OPTIONS, 0.2)
-        risks = [
-            risk_of(weighted, np.searchsorted(distinct.numpy(), one.word_ids)) for one in (found.best, decoded.best)
-        ]
+        one = listed[found.best.word_ids]
+        assert found.best.total == pytest.approx(one.total) and found.best.total < decoded.best.total
+        assert found.best.lm_score == pytest.approx(one.lm_score)
+        assert found.best.am_score == pytest.approx(one.am_score)
+        rows, distinct = rows_at(decoded.lattice, 0.2, OPTIONS)
+        risks = [risk_of(rows, np.searchsorted(distinct, each.word_ids)) for each in (found.best, decoded.best)]
         assert risks[0] < risks[1] + 1e-9
     assert num_changed >= 2
 
@@ -318,13 +370,15 @@ def test_without_a_lattice_or_words_nothing_changes() -> None:
     graph = random_graph(1, final_prob=1.0)
     decoder = TokenPassingDecoder(graph, replace(OPTIONS, mbr_scale=None))
     (decoded,) = decoder.decode(random_log_prob(1, 1, 6), torch.tensor([6]))
-    assert decoded.lattice is None and with_least_risk(decoded, graph, OPTIONS) is decoded
+    assert decoded.lattice is None and with_final_words(decoded, graph, OPTIONS, None, 1.0) == decoded
     silence = small_lattice([0, 1], [(0, 1, [], 0.0)])
     decoder = TokenPassingDecoder(graph, OPTIONS, keep_lattice=True)
     (decoded,) = decoder.decode(random_log_prob(1, 1, 6), torch.tensor([6]))
     assert decoded.best is not None
     nothing = replace(decoded.best, word_ids=(), words=())
-    assert path_of_least_risk(silence, graph, PLAIN, 1.0, nothing) is nothing
+    assert PathPosteriors(silence, PLAIN).path_of_least_risk(graph, 1.0, nothing) is nothing
+    empty = replace(decoded, hypotheses=())
+    assert with_final_words(empty, graph, OPTIONS, None, 1.0) is empty
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, math.nan])

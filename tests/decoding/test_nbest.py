@@ -16,6 +16,7 @@ from asr.decoding.backtrace import hypothesis_of_path
 from asr.decoding.cpu.nbest import SentenceLattice, best_sentences
 from asr.decoding.interface import DecodeResult, DecodingOptions, skip_blanks
 from asr.decoding.lattice import Lattice, arc_posteriors, best_to_end
+from asr.decoding.mbr import PathPosteriors
 from asr.decoding.nbest import (
     PathScores,
     PrefixTree,
@@ -27,7 +28,7 @@ from asr.decoding.nbest import (
     score_tree_by_network,
 )
 from asr.decoding.token_passing import TokenPassingDecoder
-from asr.decoding.words import with_confidences
+from asr.decoding.words import with_final_words, with_posteriors
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels.jit import jit_required
@@ -250,8 +251,7 @@ def test_posteriors_sum_to_one_at_each_frame(seed: int) -> None:
     begin = lattice.arc_frame_begin
     for first, last in itertools.pairwise(begin):
         assert float(posterior[first:last].sum()) == pytest.approx(1.0, abs=1e-6)
-    (best,) = with_confidences([result.best], lattice, OPTIONS)
-    confidences = best.confidences
+    confidences = with_posteriors(result.best, PathPosteriors(lattice, OPTIONS), 1.0).confidences
     assert len(confidences) == len(result.best.words) and all(0.0 < one <= 1.0 for one in confidences)
 
 
@@ -276,11 +276,12 @@ def test_frames_that_were_left_out_move_words_and_change_no_confidence(seed: int
     (result,) = TokenPassingDecoder(graph, options, keep_lattice=True).decode(log_prob, num_frames)
     assert expected.best is not None and expected.lattice is not None and len(expected.best.words) > 1
     assert result.best is not None and result.lattice is not None
-    (plain,) = with_confidences([expected.best], expected.lattice, OPTIONS)
-    (moved,) = with_confidences([result.best], result.lattice, OPTIONS)
+    plain = with_posteriors(expected.best, PathPosteriors(expected.lattice, OPTIONS), 1.0)
+    moved = with_posteriors(result.best, PathPosteriors(result.lattice, OPTIONS), 1.0)
     assert moved.confidences == pytest.approx(plain.confidences)
-    told = as_result(result, 0.01, StageTimes(audio_seconds=0.3), options, None, {}).words
-    (scaled,) = with_confidences([result.best], result.lattice, options, 1 / 0.7)
+    final = with_final_words(result, graph, options, None, 1 / 0.7)
+    told = as_result(final, 0.01, StageTimes(audio_seconds=0.3), options, None, {}).words
+    scaled = with_posteriors(result.best, PathPosteriors(result.lattice, options), 1 / 0.7)
     assert tuple(word.confidence for word in told) == scaled.confidences != moved.confidences
     (of_list,) = n_best(result.lattice, graph, OPTIONS, 1, result.original_frame)
     assert of_list.start_frames == moved.start_frames == tuple(frame_of[0, list(plain.start_frames)].tolist())

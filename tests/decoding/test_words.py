@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from asr.decoding.backtrace import hypothesis_of_path
 from asr.decoding.interface import DecodingOptions, Hypothesis
-from asr.decoding.mbr import posteriors_of_sentences
+from asr.decoding.mbr import PathPosteriors
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.decoding.words import (
     FEATURES,
@@ -243,12 +243,13 @@ def test_calibrated_confidences_are_those_of_the_posteriors() -> None:
     lattice, best = result.lattice, result.best
     assert lattice is not None and best is not None and best.words
     line = Calibration(0.0, {"word_posterior": [-20.0, 20.0]}, {"word_posterior": [-20.0, 20.0]})
-    (posterior,) = posteriors_of_sentences(lattice, UNPRUNED, SCALES[0], [best.word_ids])
+    posteriors = PathPosteriors(lattice, UNPRUNED)
+    posterior = posteriors.of_sentence(SCALES[0], best.word_ids)
     assert posterior.min() > 1e-4 and posterior.max() < 1 - 1e-4
-    found = calibrated(best, lattice, UNPRUNED, line)
+    found = calibrated(best, posteriors, line)
     assert found.confidences == pytest.approx(posterior, abs=1e-9)
     assert replace(found, confidences=best.confidences) == best
-    assert calibrated(best, None, UNPRUNED, line).confidences == pytest.approx([1e-4] * len(best.words))
+    assert calibrated(best, None, line).confidences == pytest.approx([1e-4] * len(best.words))
 
 
 # Two words of 3 frames a token, a silence of a second, then a word of two tokens of 20 frames each.

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Iterator
+
 import pytest
 import torch
 
-from asr.kernels.jit import in_threads, torch_on_one_thread
+from asr.kernels.jit import each_in_threads, in_threads, torch_on_one_thread
 
 
 @pytest.mark.parametrize(("num_rows", "rows_at_least"), [(100, 7), (10, 7), (0, 7)])
@@ -28,3 +32,56 @@ def test_an_error_of_any_part_comes_out(threads: int) -> None:
     for wrong in range(3):
         with pytest.raises(ZeroDivisionError):
             in_threads(lambda begin, end, wrong=wrong: 1 // (begin - wrong), 3, 1)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("is_lazy", [False, True])
+def test_each_item_has_its_result_and_no_gradient(is_lazy: bool, threads: int) -> None:
+    seen: set[int] = set()
+
+    def work(item: int) -> tuple[int, bool, int]:
+        seen.add(threading.get_ident())
+        time.sleep(0.002 * (item % 3))  # later items may end first
+        parts: list[int] = []
+        in_threads(lambda begin, end: parts.append(end - begin), 6, 1)
+        return item, torch.is_grad_enabled(), len(parts)
+
+    items = range(50)
+    assert each_in_threads(work, iter(items) if is_lazy else items) == [(item, False, 1) for item in items]
+    assert len(seen) == threads and torch.is_grad_enabled()
+    assert (threading.get_ident() in seen) and each_in_threads(work, []) == []
+    # For one item no other thread is asked, and loops have their threads again.
+    assert each_in_threads(lambda _: threading.get_ident(), [0]) == [threading.get_ident()]
+    parts: list[int] = []
+    in_threads(lambda begin, end: parts.append(end - begin), 6, 1)
+    assert len(parts) == threads
+
+
+def test_items_have_the_threads_that_torch_gives_up(threads: int) -> None:
+    everyone = threading.Barrier(threads, timeout=60.0)
+    with torch_on_one_thread():
+        assert each_in_threads(lambda _: torch.get_num_threads() + 0 * everyone.wait(), range(threads)) == [1] * threads
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("of_item", [False, True])
+def test_an_error_ends_the_work(error: type[BaseException], of_item: bool, threads: int) -> None:
+    seen: list[int] = []
+
+    def items() -> Iterator[int]:
+        for item in range(10_000):
+            if item == 5 and of_item:
+                raise error("five")
+            yield item
+
+    def work(item: int) -> None:
+        seen.append(item)
+        time.sleep(0.001)
+        if item == 5:
+            raise error("five")
+
+    with pytest.raises(error, match="five"):
+        each_in_threads(work, items())
+    time.sleep(0.05)
+    num_seen = len(seen)
+    time.sleep(0.05)
+    assert len(seen) == num_seen < 100

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from asr.lm import evaluate
 from asr.lm.corpus import read_word_stream
 from asr.lm.evaluate import (
-    each_in_threads,
     log_linear_log_prob,
     measure_perplexity,
     network_distributions,
@@ -206,24 +205,3 @@ def test_collisions_are_counted() -> None:
     assert roomy == [OrderCollisions(2, 5, 0), OrderCollisions(3, 5, 0)]
     # With one place the word alone decides, and each comes after a history of either length.
     assert measure_collisions(HashedMaxEnt(7, 3, 1), token_id) == [OrderCollisions(2, 5, 5), OrderCollisions(3, 5, 5)]
-
-
-def test_each_item_once_and_torch_has_its_threads_again(threads: int) -> None:
-    seen: list[tuple[int, int, bool]] = []
-    each_in_threads(lambda item: seen.append((item, torch.get_num_threads(), torch.is_grad_enabled())), iter(range(50)))
-    assert sorted(seen) == [(item, 1, False) for item in range(50)]
-    assert torch.get_num_threads() == threads
-
-
-def test_an_error_ends_the_work(threads: int) -> None:
-    seen: list[int] = []
-
-    def work(item: int) -> None:
-        seen.append(item)
-        if item == 5:
-            raise ValueError("five")
-
-    with pytest.raises(ValueError, match="five"):
-        each_in_threads(work, iter(range(10_000)))
-    assert len(seen) < 10_000
-    assert torch.get_num_threads() == threads

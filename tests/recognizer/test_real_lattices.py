@@ -16,7 +16,7 @@ from asr.decoding.cpu.frame import NumbaFrameBackend
 from asr.decoding.frame import FrameSearch
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import Lattice
-from asr.decoding.mbr import posteriors_of_sentences
+from asr.decoding.mbr import PathPosteriors
 from asr.decoding.rescoring import rescore_lattice
 from asr.decoding.selection import select_backend
 from asr.decoding.token_passing import TokenPassingDecoder
@@ -75,7 +75,7 @@ def test_chunks_give_the_lattices_of_single_frames(name: str, mode: str, corpora
         hypothesis = path.hypothesis(bundle.graph, options, None)
         assert len(hypothesis.words) >= 2
         before, after = (
-            posteriors_of_sentences(one, options, 1.0, [hypothesis.word_ids])[0]
+            PathPosteriors(one, options).of_sentence(1.0, hypothesis.word_ids)
             for one in (expected.lattice, path.lattice)
         )
         assert after == pytest.approx(before, abs=1e-3)

@@ -148,33 +148,51 @@ def spread_backward(arc_begin: Any, dst_state: Any, arc_total: Any, score: Any) 
 
 
 @kernel(fastmath=False)
-def sum_over_paths(
-    arc_begin: Any, dst_state: Any, arc_total: Any, start_state: Any, ahead: Any, posterior: Any
-) -> None:
-    """Computes the posterior probability of each arc.
+def total_of_arc(scales: Any, am_score: float, graph_score: float, lm_score: float, num_words: int) -> float:
+    """`Lattice.arc_total` of one arc; scales are am_scale, graph_scale, lm_scale and word_insertion_penalty."""
+    am_scale, graph_scale, lm_scale, penalty = scales
+    scaled = am_scale * np.float64(am_score) + graph_scale * np.float64(graph_score)
+    return scaled + lm_scale * np.float64(lm_score) + penalty * np.float64(num_words)
+
+
+@kernel(fastmath=False)
+def total_of_end(scales: Any, graph_score: float, lm_score: float) -> float:
+    """`Lattice.final_total` of one state; scales as for `total_of_arc`."""
+    _, graph_scale, lm_scale, _ = scales
+    if graph_score > -np.inf:
+        return graph_scale * np.float64(graph_score) + lm_scale * np.float64(lm_score)
+    return -np.inf
+
+
+@kernel(fastmath=False)
+def sum_over_paths(arc_begin: Any, dst_state: Any, arc_total: Any, ahead: Any, posterior: Any, reached: Any) -> None:
+    """Computes the posterior probability of each arc and of passing through each state.
 
     Args:
         arc_begin, dst_state, arc_total: (S + 1,), (A,) and (A,); states are ordered by frame.
-        start_state: (N,).
         ahead: (S,) the score of ending at each state; replaced by the summed score of all paths to an end.
-        posterior: (A,) receives the result.
+        posterior: (A,) receives the posteriors of the arcs.
+        reached: (S,) receives those of the states: 1 at start states, and elsewhere 0 before.
     """
     for state in range(len(ahead) - 1, -1, -1):
+        first, last = arc_begin[state], arc_begin[state + 1]
+        if last == first + 1 and ahead[state] == -np.inf:  # as below, without exponential and logarithm
+            ahead[state] = arc_total[first] + ahead[dst_state[first]]
+            continue
         best = ahead[state]
-        for arc in range(arc_begin[state], arc_begin[state + 1]):
+        for arc in range(first, last):
             best = max(best, arc_total[arc] + ahead[dst_state[arc]])
         if best > -np.inf:
             total = np.exp(ahead[state] - best)
-            for arc in range(arc_begin[state], arc_begin[state + 1]):
+            for arc in range(first, last):
                 total += np.exp(arc_total[arc] + ahead[dst_state[arc]] - best)
             ahead[state] = best + np.log(total)
-    through = np.zeros(len(ahead))
-    through[start_state] = 1.0
     for state in range(len(ahead)):
         if ahead[state] > -np.inf:
             for arc in range(arc_begin[state], arc_begin[state + 1]):
-                posterior[arc] = through[state] * np.exp(arc_total[arc] + ahead[dst_state[arc]] - ahead[state])
-                through[dst_state[arc]] += posterior[arc]
+                lost = arc_total[arc] + ahead[dst_state[arc]] - ahead[state]
+                posterior[arc] = reached[state] * (np.exp(lost) if lost != 0.0 else 1.0)
+                reached[dst_state[arc]] += posterior[arc]
 
 
 @kernel(fastmath=False)
@@ -194,7 +212,6 @@ def build_pruned(parts: Any, graph: Any, log_prob: Any, scales: Any, beam: float
     """
     frame, utt_idx, start_state, src_state, dst_state, arc, lm_score, final_graph_score, final_lm_score = parts
     token_id, score, word_begin, word_id = graph
-    am_scale, graph_scale, lm_scale, penalty = scales
     order, arc_begin = order_by_source(src_state, len(frame))
     src_state, dst_state, arc, lm_score = src_state[order], dst_state[order], arc[order], lm_score[order]
     arc_token, am_score = np.empty(len(arc), dtype=token_id.dtype), np.empty(len(arc), dtype=np.float32)
@@ -206,15 +223,12 @@ def build_pruned(parts: Any, graph: Any, log_prob: Any, scales: Any, beam: float
         first_word[i], num_words[i] = word_begin[arc[i]], word_begin[arc[i] + 1] - word_begin[arc[i]]
     for i in range(len(arc)):
         am_score[i] = log_prob[utt_idx[src_state[i]], frame[src_state[i]], arc_token[i]]
-        scaled = am_scale * np.float64(am_score[i]) + graph_scale * np.float64(graph_score[i])
-        total[i] = scaled + lm_scale * np.float64(lm_score[i]) + penalty * np.float64(num_words[i])
-    forward, backward = np.full(len(frame), -np.inf), np.full(len(frame), -np.inf)
+        total[i] = total_of_arc(scales, am_score[i], graph_score[i], lm_score[i], num_words[i])
+    forward, backward = np.full(len(frame), -np.inf), np.empty(len(frame))
     forward[start_state] = 0.0
     spread_forward(arc_begin, dst_state, total, forward)
     for state in range(len(frame)):
-        if final_graph_score[state] > -np.inf:
-            final = graph_scale * np.float64(final_graph_score[state])
-            backward[state] = final + lm_scale * np.float64(final_lm_score[state])
+        backward[state] = total_of_end(scales, final_graph_score[state], final_lm_score[state])
     spread_backward(arc_begin, dst_state, total, backward)
     limit = backward[start_state] - beam
     # Slack, so that rounding does not prune arcs of the best path.
