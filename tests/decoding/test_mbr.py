@@ -18,6 +18,7 @@ from asr.decoding.cpu.mbr import (
     expected_errors,
     least_risk,
     nearest_path,
+    path_within,
     position_posteriors,
     sentence_posteriors,
 )
@@ -273,6 +274,7 @@ def test_results_equal_the_plain_algorithm_to_the_last_digit(is_compiled: bool) 
         plain, words = minimum_risk.weighted_lattice(lattice, SCALED, scale)
         (scored, distinct), (posterior, rows) = posteriors.scored, posteriors.at(scale)
         assert distinct.tolist() == words.tolist() and posterior.tolist() == plain.posterior.tolist()
+        assert (rows.posterior > 0.0).all() and (rows.dst_row >= 0).all()
         row = minimum_risk.rows_of_states(plain)
         totals = lattice.arc_total(SCALED).numpy(), lattice.final_total(SCALED).numpy()
         for sentence in sentences(seed, range(len(distinct) + 1)):
@@ -288,6 +290,12 @@ def test_results_equal_the_plain_algorithm_to_the_last_digit(is_compiled: bool) 
             path, total = minimum_risk.nearest_path(plain, numbers, *totals)
             again, same = loop(nearest_path)(scored, posterior, numbers)
             assert again.tolist() == path.tolist() and same == total
+            # Paths within a limit are found by themselves, and no others.
+            errors_of_path = edit_distance(sentence, plain.word[words_on(lattice, path)].tolist())
+            for limit in (errors_of_path - 1, errors_of_path):
+                within, total_within = loop(path_within)(scored, posterior, numbers, limit)
+                found = within.tolist(), total_within
+                assert found == ((path.tolist(), total) if limit == errors_of_path else ([], -math.inf))
             num_words += len(numbers)
             if len(distinct):
                 begin = numbers.clip(max=len(distinct) - 1)
@@ -307,6 +315,11 @@ def test_uncompiled_loops_give_the_same_posteriors(monkeypatch: pytest.MonkeyPat
         assert distinct.tolist() == words.tolist()
         for field, same in zip(rows, expected, strict=True):
             assert np.asarray(field) == pytest.approx(np.asarray(same), abs=1e-12)
+
+
+def words_on(lattice: Lattice, path: Any) -> list[int]:
+    """The positions of the words on the arcs of a path."""
+    return [place for arc in path for place in range(int(lattice.word_begin[arc]), int(lattice.word_begin[arc + 1]))]
 
 
 def real_lattices() -> Iterator[tuple[int, Lattice]]:

@@ -324,8 +324,7 @@ def spread_shares(rows: Rows, sentence: Any, errors: Any, shares: Any, work: Any
                 first = add_posteriors(rows.word[number], sentence, around, work, (first, last), posterior)
                 for read in range(first, last):
                     passing[read], left[read] = left[read], 0.0
-            all_read[own] += passing[num_positions]
-            passing[num_positions] = 0.0
+            # No path has read all positions before a word: it takes at least the empty place at the end.
             while last > first and passing[last - 1] == 0.0:
                 last -= 1
             widen(share, low, high, own, first, last)
