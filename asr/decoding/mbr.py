@@ -97,24 +97,6 @@ class PathPosteriors:
         paths = arc, torch.tensor([len(arc)])
         return hypotheses_of_lattice(self._lattice, graph, self._options, paths, total, original_frame)[0]
 
-    def _sentence_of_least_risk(self, scale: float, word_ids: Sequence[int]) -> NDArray[np.int64]:
-        """The numbers of the words, (W,); word_ids are the sentence to begin with."""
-        distinct = self.scored[1]
-        # The path of a search can have a word that the pruned lattice lacks; any other word may then stand for it.
-        begin = self._numbers(word_ids).clip(max=len(distinct) - 1)
-        loop = jit(least_risk) or least_risk
-        sentence, _, shares = loop(self.at(scale).rows, begin, len(distinct), _MAX_ROUNDS)
-        # The result is often asked for next.
-        self._shares[scale, tuple(distinct[sentence].tolist())] = shares
-        found: NDArray[np.int64] = sentence
-        return found
-
-    def _nearest_path(self, scale: float, sentence: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """The arcs (L,) of the path nearest to the numbers of a sentence (W,), and its total score, (1,) float64."""
-        loop = jit(nearest_path) or nearest_path
-        path, total = loop(self.scored[0], self.at(scale).posterior, sentence)
-        return torch.from_numpy(path), torch.tensor([total], dtype=torch.float64)
-
     def at(self, scale: float) -> Weighted:
         """The lattice with posteriors by the total scores times a scale."""
         if scale not in self._at_scale:
@@ -134,6 +116,24 @@ class PathPosteriors:
         arguments = tuple(scores), tuple(final_scores), tuple(map(float, scales))
         *others, distinct = loop(arcs[3], word_id, *arguments)
         return ScoredLattice(*arcs, *others), distinct
+
+    def _sentence_of_least_risk(self, scale: float, word_ids: Sequence[int]) -> NDArray[np.int64]:
+        """The numbers of the words, (W,); word_ids are the sentence to begin with."""
+        distinct = self.scored[1]
+        # The path of a search can have a word that the pruned lattice lacks; any other word may then stand for it.
+        begin = self._numbers(word_ids).clip(max=len(distinct) - 1)
+        loop = jit(least_risk) or least_risk
+        sentence, _, shares = loop(self.at(scale).rows, begin, len(distinct), _MAX_ROUNDS)
+        # They are often asked for next.
+        self._shares[scale, tuple(distinct[sentence].tolist())] = shares
+        found: NDArray[np.int64] = sentence
+        return found
+
+    def _nearest_path(self, scale: float, sentence: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """The arcs (L,) of the path nearest to the numbers of a sentence (W,), and its total score, (1,) float64."""
+        loop = jit(nearest_path) or nearest_path
+        path, total = loop(self.scored[0], self.at(scale).posterior, sentence)
+        return torch.from_numpy(path), torch.tensor([total], dtype=torch.float64)
 
     def _numbers(self, word_ids: Sequence[int]) -> NDArray[np.int64]:
         """The number of each word among the distinct ones of the lattice; of others, that of the next larger word."""

@@ -1,6 +1,7 @@
 """Real speech on a GPU: word errors and speed, by where the language model acts and where it runs.
 
-    python -m scripts.benchmarks.gpu_speech --bundle librispeech --corpora FOLDER [--modes ngram rnn] [--profile]
+    python -m scripts.benchmarks.gpu_speech --bundle librispeech --corpora FOLDER [--modes ngram rnn] [--threads 1]
+        [--profile]
 
 Recognizes dev-clean-2, or the demo's clips if the corpora are missing, once in a single call and once recording by
 recording. Before each measurement, the same recordings are recognized backwards: that compiles and makes room, but the
@@ -112,9 +113,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--devices", nargs="+", default=["cuda", "cpu"])
     parser.add_argument("--recordings", type=int, help="how many; all if not given")
     parser.add_argument("--alone", type=int, default=16, help="how many are also recognized one by one")
+    parser.add_argument("--threads", type=int, default=1, help="torch's threads, which share lattices (%(default)s)")
     parser.add_argument("--profile", action="store_true", help="where the time goes, instead of errors and speed")
     args = parser.parse_args(arguments)
-    torch.set_num_threads(1)
+    torch.set_num_threads(args.threads)
     bundle = Bundle.load(bundle_folder(args.bundle))
     name, speech = recordings(args.corpora, args.recordings)
     waveforms = [read_audio(one.path, bundle.sampling_rate) for one in speech]

@@ -477,8 +477,7 @@ def extend_paths(
             open_cells(table, dst, first, last)
             for read in range(first, last):
                 total = score[state, origin[read]] + lattice.arc_total[arc]
-                is_within = now[read] <= limit
-                if is_within and is_nearer(now[read], total, errors[dst, read], score[dst, read]):
+                if is_nearer(now[read], total, errors[dst, read], score[dst, read]):
                     errors[dst, read], score[dst, read] = now[read], total
                     last_arc[dst, read], words_before[dst, read] = arc, origin[read]
     return end, best
