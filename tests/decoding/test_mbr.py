@@ -192,6 +192,7 @@ def test_posteriors_of_many_sentences_are_those_of_each() -> None:
     for _ in range(2):
         assert posteriors.of_sentence(1.0, [5, 6]) == pytest.approx([0.6, 0.3])
         assert posteriors.of_sentence(1.0, [4, 8]) == pytest.approx([0.4, 0.4])
+        assert posteriors.of_sentence(1.0, [3, 8]) == pytest.approx([0.0, 0.4])
         assert posteriors.of_sentence(50.0, [4, 8]) == pytest.approx([1.0, 1.0], abs=1e-5)
     silence = PathPosteriors(small_lattice([0, 1], [(0, 1, [], 0.0)]), PLAIN)
     assert [silence.of_sentence(1.0, one).tolist() for one in ([4], [])] == [[0.0], []]
@@ -331,6 +332,18 @@ def real_lattices() -> Iterator[tuple[int, Lattice]]:
             yield seed, decoded.lattice
 
 
+def test_words_may_be_missing_after_any_word_of_a_path() -> None:
+    chain = PathPosteriors(small_lattice([0, 1, 2], [(0, 1, [4], -0.5), (1, 2, [5], -1.0)]), PLAIN)
+    arc, total = path_within(chain.scored[0], np.ones(2), np.array([0, 2, 2, 1]), 2)
+    assert arc.tolist() == [0, 1] and total == -1.5
+
+
+def test_arcs_without_a_posterior_are_on_no_path() -> None:
+    either = PathPosteriors(small_lattice([0, 1], [(0, 1, [4], -0.5), (0, 1, [5], -1.0)]), PLAIN)
+    for posterior, expected in (([1.0, 1.0], [0]), ([0.0, 1.0], [1])):
+        assert nearest_path(either.scored[0], np.array(posterior), np.array([0]))[0].tolist() == expected
+
+
 @pytest.mark.parametrize("is_compiled", [False, True])
 def test_without_a_complete_path_none_is_nearest(is_compiled: bool) -> None:
     lattice = small_lattice([0, 1, 2], [(0, 1, [4], -0.5), (1, 2, [5], -1.0)], [-math.inf] * 3)
@@ -362,6 +375,10 @@ def test_result_is_a_path_of_the_lattice_with_its_scores_and_times() -> None:
             continue
         found = with_final_words(decoded, graph, OPTIONS, None)
         assert found.best is not None and found.lattice is decoded.lattice
+        told = with_final_words(decoded, graph, OPTIONS, None, OPTIONS.mbr_scale).best
+        assert told is not None and OPTIONS.mbr_scale is not None
+        alone = PathPosteriors(decoded.lattice, OPTIONS).of_sentence(OPTIONS.mbr_scale, found.best.word_ids)
+        assert told == replace(found.best, confidences=tuple(alone.tolist()))
         same = with_final_words(decoded, graph, replace(OPTIONS, mbr_scale=None), None)
         assert same.best is decoded.best
         if found.best.word_ids == decoded.best.word_ids:
