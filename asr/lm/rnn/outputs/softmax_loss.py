@@ -122,7 +122,7 @@ def loss_and_gradients(
     kernels = gpu_module("asr.lm.rnn.outputs.softmax_loss_triton", hidden.device)
     num_words, factors = len(rows), rows.to(dtype)
     if kernels is not None:
-        # Tensor cores want rows of scores that begin at multiples of 16 bytes.
+        # Tensor cores want rows of scores that begin at multiples of 16 bytes. The scores of added words stay zero.
         factors = F.pad(factors, (0, 0, 0, -num_words % _ALIGNED_WORDS))
     loss = torch.zeros((), device=hidden.device)
     at_once = max(1, (_SCORES_ON_GPU if hidden.device.type == "cuda" else _SCORES_ON_CPU) // len(factors))

@@ -1,6 +1,6 @@
 """The element-wise parts of `asr.lm.rnn.outputs.softmax_loss` as Triton kernels.
 
-Rows of scores may be longer than the vocabulary; the gradients of what follows it are zero.
+Rows of scores may be longer than the vocabulary; what follows it is not read or changed.
 
 Shapes: N histories, V words, S scores of a row, R history lengths, W the MaxEnt table, L words of a tile.
 """
@@ -70,8 +70,7 @@ def _fill_gradients(
     score = tl.load(own + word, mask=is_valid, other=-float("inf"))
     grad = tl.exp(score - tl.load(log_z + row)) * tl.load(scale + row)
     grad -= tl.where(word == tl.load(word_id + row), 1.0, 0.0)
-    grad = tl.where(is_valid, grad, 0.0)
-    tl.store(own + word, grad, mask=word < stride)
+    tl.store(own + word, grad, mask=is_valid)
     for length in tl.static_range(R):
         place = tl.load(places + row * R + length)
         tl.atomic_add(grad_weight + place + word, grad, mask=is_valid & (grad != 0.0), sem="relaxed")
@@ -97,7 +96,7 @@ def fill_gradients(
     """
     num_histories, stride = scores.shape
     with torch.cuda.device_of(scores):
-        _fill_gradients[(num_histories, triton.cdiv(stride, _WORDS))](
+        _fill_gradients[(num_histories, triton.cdiv(num_words, _WORDS))](
             *(scores, log_z, scale, word_id.contiguous(), places.contiguous(), grad_weight, num_words, stride),
             R=places.shape[1], L=_WORDS, num_warps=8,
         )  # fmt: skip
