@@ -102,11 +102,20 @@ def average_gradient(parameter: nn.Parameter) -> None:
     num, grad = current_share().num, parameter.grad
     if num == 1 or grad is None:
         return
-    if grad.is_sparse:
+    if grad.is_sparse and _has_each_row_once(grad):
+        # To list each row once for each process would be more data, and the steps of Adagrad on entries would differ.
+        parameter.grad = torch.sparse_coo_tensor(grad._indices(), total(grad._values()) / num, grad.shape)
+    elif grad.is_sparse:
         places, values = gather_rows(grad._indices().t()).t(), gather_rows(grad._values()) / num
         parameter.grad = torch.sparse_coo_tensor(places, values, grad.shape)
     else:
         parameter.grad = total(grad) / num
+
+
+def _has_each_row_once(grad: Tensor) -> bool:
+    """Whether a sparse gradient lists all rows of the table in their order, as a softmax over all words does."""
+    rows = grad._indices()[0]
+    return len(rows) == len(grad) and bool((rows == torch.arange(len(rows), device=rows.device)).all())
 
 
 def broadcast(tensors: Iterable[Tensor]) -> None:
