@@ -281,8 +281,8 @@ def test_what_an_export_leaves_out_has_the_value_it_was_trained_with() -> None:
     assert asdict(RNNLMConfig()) == {
         "embedding_size": 256, "hidden_size": 256, "num_layers": 1, "cell": "gru", "output": "nce", "num_classes": 0,
         "tie_embeddings": True, "maxent_order": 0, "maxent_size": 2**22, "num_noise_words": 512, "noise_power": 0.75,
-        "log_z": 0.0, "learn_log_z": False, "log_z_penalty": None, "normalized": False, "normalizer_precision": "float32", "dropout": 0.0,
-        "carry_state": False,
+        "log_z": 0.0, "learn_log_z": False, "log_z_penalty": None, "normalized": False,
+        "normalizer_precision": "float32", "dropout": 0.0, "carry_state": False,
     }  # fmt: skip
 
 
