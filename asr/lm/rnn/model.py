@@ -81,6 +81,8 @@ class RNNLMConfig:
         for name in ("cell", "output", "normalizer_precision"):
             if getattr(self, name) not in get_args(kinds[name]):
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be one of {get_args(kinds[name])}")
+        if self.log_z_penalty is not None and (self.output != "nce" or self.log_z_penalty < 0):
+            raise ValueError(f"log_z_penalty is {self.log_z_penalty}; it must be 0 or more, and the output nce")
 
 
 # From this number of histories on, those that end in the same word share its part of the gates.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -79,6 +81,12 @@ def test_a_full_softmax_and_a_constant_log_z_have_the_same_loss() -> None:
     (hidden, *_), _, history, word_id = inputs(0)
     arguments = (hidden, history, word_id, torch.Generator())
     torch.testing.assert_close(full.loss(*arguments), nce.loss(*arguments))
+
+
+@pytest.mark.parametrize("fields", [{"log_z_penalty": -0.1}, {"log_z_penalty": 0.1, "output": "full"}])
+def test_a_penalty_that_would_have_no_effect_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"log_z_penalty is -?0.1; it must be 0 or more, and the output nce"):
+        RNNLMConfig(**fields)
 
 
 def test_training_pulls_log_z_to_its_constant() -> None:
