@@ -599,10 +599,10 @@ class Recognizer(nn.Module):
         samples_per_frame: Any = self.features.frame_shift * self.acoustic_model.subsampling_factor  # type: ignore[operator]
         step = float(samples_per_frame) / self.sampling_rate
         results = []
+        is_calibrated = self.calibration is not None
         for result, hypotheses, length in zip(decoded, lists, lengths, strict=True):
             share = times.scaled(length / sum(lengths))
             share.audio_seconds = length
-            is_calibrated = self.calibration is not None
             recognized = as_result(
                 result, step, share, self.final_options, self.aligner, cache, hypotheses, is_calibrated
             )

@@ -186,7 +186,7 @@ def _launch_look_ups(ngram: NgramLM) -> None:
 def _launch_softmax_loss() -> None:
     for num_words in (999, 1024):
         for num_lengths in (0, 1, 2):
-            scores, bias, word_id = torch.zeros(2, 1024), torch.zeros(num_words), torch.zeros(2, dtype=torch.int64)
+            scores, word_id = torch.zeros(2, 1024)[:, :num_words], torch.zeros(2, dtype=torch.int64)
             places, weight = torch.zeros(2, num_lengths, dtype=torch.int64), torch.zeros(2 * num_words)
-            log_z = softmax_loss_triton.add_features(scores, bias, weight, places)
-            softmax_loss_triton.fill_gradients(scores, log_z, log_z, word_id, places, weight, num_words)
+            log_z = softmax_loss_triton.add_features(scores, weight[:num_words], weight, places)
+            softmax_loss_triton.fill_gradients(scores, log_z, log_z, word_id, places, weight)

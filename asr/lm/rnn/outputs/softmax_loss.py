@@ -1,8 +1,8 @@
 """The loss of a softmax over the whole vocabulary, and its gradients, in blocks of histories.
 
 Scores of all words after all histories of a batch do not fit into memory. So forward computes a block of them, its
-losses and all of its gradients at once, and keeps the gradients alone. On a GPU a Triton kernel adds the features, sums
-the exponentials and turns scores into gradients.
+losses and all of its gradients at once, and keeps the gradients alone. On a GPU, Triton kernels add the features, sum
+the exponentials and turn scores into gradients.
 
 A network that is searched with a constant log Z needs each history's log Z near it: a penalty on the square of their
 difference ("self-normalization", Devlin et al. 2014, section 2.2).
@@ -121,7 +121,9 @@ def loss_and_gradients(
     bias = bias.index_fill(0, torch.tensor([EPSILON_ID, BOS_ID], device=bias.device), -torch.inf)
     kernels = gpu_module("asr.lm.rnn.outputs.softmax_loss_triton", hidden.device)
     num_words, factors = len(rows), rows.to(dtype)
+    add_features, fill_gradients = _add_features, _fill_gradients
     if kernels is not None:
+        add_features, fill_gradients = kernels.add_features, kernels.fill_gradients
         # Tensor cores want rows of scores that begin at multiples of 16 bytes. The scores of added words stay zero.
         factors = F.pad(factors, (0, 0, 0, -num_words % _ALIGNED_WORDS))
     loss = torch.zeros((), device=hidden.device)
@@ -129,23 +131,18 @@ def loss_and_gradients(
     for begin in range(0, len(hidden), at_once):
         part = slice(begin, begin + at_once)
         states, word_id, places = hidden[part].to(dtype), targets.word_id[part], targets.places[part]
-        scores = torch.mm(states, factors.t()).float()
-        if kernels is not None:
-            own = kernels.add_features(scores, bias, weight, places)
-        else:
-            own = _add_features(scores, bias, weight, places)
+        padded_scores = torch.mm(states, factors.t()).float()
+        scores = padded_scores[:, :num_words]
+        own = add_features(scores, bias, weight, places)
         excess = own - log_z
         loss += (own - scores.gather(1, word_id[:, None])[:, 0]).sum() + targets.penalty * excess.square().sum()
         grad_log_z -= 2 * targets.penalty * excess.sum()
         scale = 1 + 2 * targets.penalty * excess
-        if kernels is not None:
-            kernels.fill_gradients(scores, own, scale, word_id, places, grad_weight, num_words)
-        else:
-            _fill_gradients(scores, own, scale, word_id, places, grad_weight)
-        of_scores = scores.to(dtype)
+        fill_gradients(scores, own, scale, word_id, places, grad_weight)
+        of_scores = padded_scores.to(dtype)
         grad_hidden[part] = torch.mm(of_scores, factors)
         grad_rows += torch.mm(of_scores.t(), states)[:num_words]
-        grad_bias += scores.sum(dim=0)[:num_words]
+        grad_bias += scores.sum(dim=0)
     return loss, gradients
 
 

@@ -1,8 +1,8 @@
 """The element-wise parts of `asr.lm.rnn.outputs.softmax_loss` as Triton kernels.
 
-Rows of scores may be longer than the vocabulary; what follows it is not read or changed.
+Scores may be the first columns of a wider matrix.
 
-Shapes: N histories, V words, S scores of a row, R history lengths, W the MaxEnt table, L words of a tile.
+Shapes: N histories, V words, R history lengths, W the MaxEnt table, L words of a tile.
 """
 
 from __future__ import annotations
@@ -77,26 +77,27 @@ def _fill_gradients(
 
 
 def add_features(scores: Tensor, bias: Tensor, weight: Tensor, places: Tensor) -> Tensor:
-    """scores (N, S) += bias (V,) and the features weight (W,) at places (N, R) -> log Z, (N,)."""
+    """scores (N, V) += bias (V,) and the features weight (W,) at places (N, R) -> log Z, (N,)."""
     log_z = scores.new_empty(len(scores))
     with torch.cuda.device_of(scores):
         _add_features[(len(scores),)](
-            *(scores, bias, weight, places.contiguous(), log_z, len(bias), scores.shape[1]),
+            *(scores, bias, weight, places.contiguous(), log_z, scores.shape[1], scores.stride(0)),
             R=places.shape[1], L=_WORDS, num_warps=8,
         )  # fmt: skip
     return log_z
 
 
 def fill_gradients(
-    scores: Tensor, log_z: Tensor, scale: Tensor, word_id: Tensor, places: Tensor, grad_weight: Tensor, num_words: int
+    scores: Tensor, log_z: Tensor, scale: Tensor, word_id: Tensor, places: Tensor, grad_weight: Tensor
 ) -> None:
-    """scores (N, S) become their own gradients, and grad_weight (W,) += those of the features at places (N, R).
+    """scores (N, V) become their own gradients, and grad_weight (W,) += those of the features at places (N, R).
 
     log_z (N,) normalizes the scores, and scale (N,) is its gradient; word_id (N,) are the words to predict.
     """
-    num_histories, stride = scores.shape
+    num_histories, num_words = scores.shape
     with torch.cuda.device_of(scores):
         _fill_gradients[(num_histories, triton.cdiv(num_words, _WORDS))](
-            *(scores, log_z, scale, word_id.contiguous(), places.contiguous(), grad_weight, num_words, stride),
+            *(scores, log_z, scale, word_id.contiguous(), places.contiguous(), grad_weight),
+            *(num_words, scores.stride(0)),
             R=places.shape[1], L=_WORDS, num_warps=8,
         )  # fmt: skip
