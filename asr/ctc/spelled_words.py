@@ -160,11 +160,15 @@ def _inner_graph(model: SpellingModel, names: Sequence[str]) -> _Inner:
     first_words = symbol_id[(number >= 0)[symbol_id] & may_begin[symbol_id] & (score[symbol_id] > -np.inf)]
     first_score, first_dst = ngram.score(torch.full((len(first_words),), start), torch.from_numpy(first_words))
     num_arcs = len(kept) + len(backing)
+    arc_score = np.concatenate([score[kept], arrays.backoff_score.cpu().numpy()[backing], first_score.cpu().numpy()])
+    possible = arc_score > -np.inf  # some histories never back off
     return _Inner(
-        np.concatenate([src[kept], backing, np.zeros(len(first_words), dtype=np.int64)]),
-        np.concatenate([dst_state[kept], arrays.backoff_state.cpu().numpy()[backing], first_dst.cpu().numpy()]),
-        np.concatenate([number[label[kept]], np.full(len(backing), INPUT_EPSILON), number[first_words]]),
-        np.concatenate([score[kept], arrays.backoff_score.cpu().numpy()[backing], first_score.cpu().numpy()]),
-        np.concatenate([np.zeros(num_arcs, dtype=bool), np.ones(len(first_words), dtype=bool)]),
+        np.concatenate([src[kept], backing, np.zeros(len(first_words), dtype=np.int64)])[possible],
+        np.concatenate([dst_state[kept], arrays.backoff_state.cpu().numpy()[backing], first_dst.cpu().numpy()])[
+            possible
+        ],
+        np.concatenate([number[label[kept]], np.full(len(backing), INPUT_EPSILON), number[first_words]])[possible],
+        arc_score[possible],
+        np.concatenate([np.zeros(num_arcs, dtype=bool), np.ones(len(first_words), dtype=bool)])[possible],
         final_score,
     )

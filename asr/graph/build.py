@@ -67,10 +67,11 @@ def build_grammar_transducer(
     final_score[src_state[ends]] = score[ends]
 
     kept = possible & usable[label] & (label != EOS_ID) & (label != BOS_ID)
-    can_back_off = np.arange(num_states)[np.arange(num_states) != ROOT_STATE]
+    backoff_score = arrays.backoff_score.cpu().numpy()
+    # With infinite weights, determinization would never end.
+    can_back_off = np.flatnonzero((np.arange(num_states) != ROOT_STATE) & (backoff_score > -np.inf))
     num_backoffs = len(can_back_off)
-    backoff_state = arrays.backoff_state.cpu().numpy()[can_back_off]
-    backoff_score = arrays.backoff_score.cpu().numpy()[can_back_off]
+    backoff_state, backoff_score = arrays.backoff_state.cpu().numpy()[can_back_off], backoff_score[can_back_off]
     return Transducer.from_arcs(
         start=int(dst_state[BOS_ID]),
         src_state=np.concatenate([src_state[kept], can_back_off]),

@@ -101,6 +101,15 @@ def test_own_model_of_spellings(
     assert decoder(frames_of(SYMBOLS, list("bead|dodo"), strength=12.0))[0].text == "bead dodo"
 
 
+def test_model_of_spellings_with_a_history_that_never_backs_off(
+    word_model: NgramLM, ngram_of: Callable[..., NgramLM], frames_of: Callable[..., torch.Tensor]
+) -> None:
+    letters = ngram_of(["a b c d", "d b d", "c d d a", "a d b a", "d b d a", "d", "a"], list("abcd"), order=2)
+    assert bool(letters.arrays.backoff_score.isneginf().any())
+    decoder = CTCDecoder(SYMBOLS, ngram=word_model, spell_unknown=True, token_lm=letters, warm_up=False)
+    assert decoder(frames_of(SYMBOLS, list("bead|dbd"), strength=12.0))[0].text == "bead dbd"
+
+
 def test_a_kept_graph_keeps_its_model_of_spellings(word_model: NgramLM, ngram_of: Callable[..., NgramLM]) -> None:
     """Another model could otherwise get the same id, and with it the graph."""
     letters = ngram_of(["d o d o", "c a b"], list("abcdeo"), order=2)

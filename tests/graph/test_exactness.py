@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -103,6 +104,18 @@ def test_any_lexicon_and_any_text(
     assert_same(word_sequence_scores(phone_graph.finish(), log_prob), expected)
     phone_graph.save(tmp_path / "graph.safetensors")
     assert_same(word_sequence_scores(DecodingGraph.load(tmp_path / "graph.safetensors"), log_prob), expected)
+
+
+def test_a_history_that_never_backs_off(tmp_path: Path) -> None:
+    words = {"V": ["a a b"], "X": ["b"], "Y": ["a b", "a"]}
+    lexicon, tokens = lexicon_of(words), TokenTable(PHONES)
+    model = language_model(tmp_path, ["V W X Y", "Y W Y", "X Y Y V", "V Y W V", "Y W Y V", "Y", "V"], 2)
+    assert bool(model.arrays.backoff_score.isneginf().any())
+    log_prob = random_frames(4, len(tokens))
+    found = word_sequence_scores(build_graph(lexicon, model, tokens), log_prob)
+    expected = enumerated(log_prob, lexicon, model, tokens, "ctc")
+    assert any(score == -math.inf for score in expected.values())
+    assert_same(found, {sentence: score for sentence, score in expected.items() if score > -math.inf})
 
 
 @pytest.mark.parametrize("topology", ["hmm-1", "ctc"])
