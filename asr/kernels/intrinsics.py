@@ -33,12 +33,24 @@ def has_instruction(name: str) -> bool:
     return f"+{name}" in features.split(",")
 
 
+def integers_per_element() -> int:
+    """How many integers an int32 of `add_block`'s factors holds; 0 if the processor does not multiply integers fast.
+
+    With AVX-512 VNNI, four bytes, whose products are added in one instruction; otherwise two int16. The sums are the
+    same, those of bytes in half the time.
+    """
+    if has_instruction("avx512vnni"):
+        return 4
+    return 2 if has_instruction("avx512bw" if has_instruction("avx512f") else "avx2") else 0
+
+
 @intrinsic
 def add_block(typingctx: Any, products: Any, left: Any, right: Any, column: Any) -> Any:
     """Columns column .. column + COLUMNS - 1 of: products (ROWS, W) += left (ROWS, K) @ right (K, W).
 
-    All are float32, or right is int16, a float16's bits; or all are int32, of which left's are four unsigned bytes
-    along the inner dimension and right's four signed ones, where the processor has the instruction ("avx512vnni").
+    All are float32, or right is int16, a float16's bits; or all are int32, and those of left and right each hold
+    several integers along the inner dimension (`integers_per_element`): four bytes, left's unsigned and right's signed,
+    or two int16.
     """
     return types.void(products, left, right, column), _block_of(COLUMNS)
 
@@ -114,34 +126,53 @@ def reaching(
         values = list(arguments)
         for at in (0, 1, 4):
             values[at] = make_array(signature.args[at])(context, builder, values[at]).data
-        bits_of = _bits_of_gathered if has_instruction("avx512f") else _bits_one_by_one
-        return bits_of(builder, *values)
+        if has_instruction("avx512f"):
+            return _bits_of_gathered(builder, 16, _INT64(0), *values)
+        if has_instruction("avx2"):
+            return _bits_of_halves(builder, *values)
+        return _bits_one_by_one(builder, *values)
 
     return types.int64(token, score, begin, num, log_prob, start, limit), generate
 
 
+def _bits_of_halves(builder: Any, *values: Any) -> Any:
+    """The second 8 of 16 are read only where there are more than 8: most states have few arcs."""
+    bits = cgutils.alloca_once_value(builder, _bits_of_gathered(builder, 8, _INT64(0), *values))
+    with builder.if_then(builder.icmp_signed(">", values[3], _INT64(8))):
+        more = builder.shl(_bits_of_gathered(builder, 8, _INT64(8), *values), _INT64(8))
+        builder.store(builder.or_(builder.load(bits), more), bits)
+    return builder.load(bits)
+
+
 def _bits_of_gathered(
-    builder: Any, token: Any, score: Any, begin: Any, num: Any, log_prob: Any, start: Any, limit: Any
-) -> Any:
-    ids, numbers, flags = (ir.VectorType(kind, 16) for kind in (_INT32, _FLOAT, ir.IntType(1)))
-    inside = builder.icmp_signed(
-        "<", ir.Constant(ids, list(range(16))), _in_all_lanes(builder, builder.trunc(num, _INT32), ids)
-    )
+    builder: Any, lanes: int, first: Any, token: Any, score: Any, begin: Any, num: Any, log_prob: Any, start: Any,
+    limit: Any,
+) -> Any:  # fmt: skip
+    """The bits of this many sums from the first on, at bit 0 and above."""
+    ids, numbers, flags = (ir.VectorType(kind, lanes) for kind in (_INT32, _FLOAT, ir.IntType(1)))
+    left = _in_all_lanes(builder, builder.trunc(builder.sub(num, first), _INT32), ids)
+    inside = builder.icmp_signed("<", ir.Constant(ids, list(range(lanes))), left)
+    begin = builder.add(begin, first)
 
     def load(data: Any, kind: Any, name: str) -> Any:
         function_kind = ir.FunctionType(kind, [kind.as_pointer(), _INT32, flags, kind])
-        function = cgutils.get_or_insert_function(builder.module, function_kind, f"llvm.masked.load.{name}.p0")
+        function = cgutils.get_or_insert_function(builder.module, function_kind, f"llvm.masked.load.v{lanes}{name}.p0")
         place = builder.bitcast(builder.gep(data, [begin]), kind.as_pointer())
         return builder.call(function, [place, _INT32(4), inside, ir.Constant(kind, None)])
 
-    byte = ir.IntType(8).as_pointer()
-    gather_kind = ir.FunctionType(numbers, [numbers, byte, ids, flags, _INT32])
-    gather = cgutils.get_or_insert_function(builder.module, gather_kind, "llvm.x86.avx512.mask.gather.dps.512")
-    places = builder.bitcast(log_prob, byte), load(token, ids, "v16i32")
-    gathered = builder.call(gather, [ir.Constant(numbers, None), *places, inside, _INT32(4)])
-    partial = builder.fadd(_in_all_lanes(builder, start, numbers), load(score, numbers, "v16f32"))
+    byte = ir.IntType(8)
+    places = builder.bitcast(log_prob, byte.as_pointer()), load(token, ids, "i32")
+    if lanes == 16:
+        name, mask, scale = "llvm.x86.avx512.mask.gather.dps.512", inside, _INT32(4)
+    else:
+        name, scale = "llvm.x86.avx2.gather.d.ps.256", byte(4)
+        mask = builder.bitcast(builder.sext(inside, ids), numbers)
+    kind = ir.FunctionType(numbers, [numbers, byte.as_pointer(), ids, mask.type, scale.type])
+    gather = cgutils.get_or_insert_function(builder.module, kind, name)
+    gathered = builder.call(gather, [ir.Constant(numbers, None), *places, mask, scale])
+    partial = builder.fadd(_in_all_lanes(builder, start, numbers), load(score, numbers, "f32"))
     is_set = builder.fcmp_ordered(">=", builder.fadd(partial, gathered), _in_all_lanes(builder, limit, numbers))
-    return builder.zext(builder.bitcast(builder.and_(is_set, inside), ir.IntType(16)), _INT64)
+    return builder.zext(builder.bitcast(builder.and_(is_set, inside), ir.IntType(lanes)), _INT64)
 
 
 def _bits_one_by_one(
@@ -234,10 +265,11 @@ def _block_of(width: int, is_transposed: bool = False) -> Callable[..., Any]:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kinds = signature.args
-        # 16 registers of 8 numbers, or 32 of 16, hold the sums, the numbers of a row, and their factors.
+        # 16 registers of 8 numbers, or 32 of 16, hold the sums, the numbers of a row, and their factors; without
+        # VNNI also products of integers, for which the 16 leave less room.
         lanes, num_rows = (16, ROWS) if has_instruction("avx512f") else (8, ROWS // 2)
         arrays = [_Rows(context, builder, kinds[at], arguments[at]) for at in range(len(kinds)) if at != 3]
-        step = min(width, 3 * lanes)
+        step = min(width, (2 if lanes == 8 and kinds[1].dtype == types.int32 else 3) * lanes)
         for row in range(0, ROWS, num_rows):
             for first in range(0, width, step):
                 begin = builder.add(arguments[3], _INT64(first))
@@ -254,15 +286,17 @@ def _add_block(
     is_transposed: bool,
 ) -> None:  # fmt: skip
     products, left, right, *start = arrays
-    are_bytes, is_half = factor_kinds[0].dtype == types.int32, factor_kinds[1].dtype == types.int16
-    number = _INT32 if are_bytes else _FLOAT
+    are_integers, is_half = factor_kinds[0].dtype == types.int32, factor_kinds[1].dtype == types.int16
+    number = _INT32 if are_integers else _FLOAT
     several = ir.VectorType(number, lanes)
     places = [products.place(_INT64(row), at, several) for row in rows for at in columns]
     begin = [start[0].place(_INT64(0), at, several) for _ in rows for at in columns] if start else places
     totals = [cgutils.alloca_once(builder, several) for _ in places]
     for place, total in zip(begin, totals, strict=True):
         builder.store(builder.load(place, align=4), total)
-    multiply_add = _bytes_instruction if are_bytes else _multiply_add
+    multiply_add = _multiply_add
+    if are_integers:
+        multiply_add = _bytes_instruction if integers_per_element() == 4 else _int16_instruction
     with cgutils.for_range(builder, right.num_rows) as loop:
         if is_half:
             halves = ir.VectorType(ir.HalfType(), lanes)
@@ -295,3 +329,13 @@ def _multiply_add(builder: Any, total: Any, left: Any, right: Any) -> Any:
 def _bytes_instruction(builder: Any, total: Any, left: Any, right: Any) -> Any:
     kind = ir.FunctionType(total.type, [total.type, left.type, right.type])
     return builder.asm(kind, "vpdpbusd $3, $2, $0", "=v,0,v,v", [total, left, right], side_effect=False)
+
+
+def _int16_instruction(builder: Any, total: Any, left: Any, right: Any) -> Any:
+    """Adds the sums of two products of int16 each; in int32 they are exact."""
+    lanes = total.type.count
+    halves = ir.VectorType(ir.IntType(16), 2 * lanes)
+    kind = ir.FunctionType(total.type, [halves, halves])
+    name = "llvm.x86.avx512.pmaddw.d.512" if lanes == 16 else "llvm.x86.avx2.pmadd.wd"
+    function = cgutils.get_or_insert_function(builder.module, kind, name)
+    return builder.add(total, builder.call(function, [builder.bitcast(each, halves) for each in (left, right)]))

@@ -5,15 +5,33 @@ from typing import Any
 import numpy as np
 import pytest
 
+from asr.kernels.simd import COLUMNS, NARROW, ROWS
+
 numba = pytest.importorskip("numba")
 intrinsics = pytest.importorskip("asr.kernels.intrinsics")
 
 
-@pytest.mark.parametrize("has_gather", [True, False])
-def test_which_sums_reach_a_limit(monkeypatch: pytest.MonkeyPatch, has_gather: bool) -> None:
+def pretend(monkeypatch: pytest.MonkeyPatch, processor: str) -> None:
+    """Generates code only with what such a processor has; skips the test if this one has less.
+
+    Args:
+        monkeypatch: restores the instructions.
+        processor: the name of its newest vector instructions, or "plain".
+    """
+    known = "avx2", "avx512f", "avx512bw", "avx512vnni"
+    allowed = {"plain": (), "avx2": known[:1], "avx512bw": known[:3], "avx512vnni": known}[processor]
+    if not all(map(intrinsics.has_instruction, allowed)):
+        pytest.skip(f"this processor has no {processor}")
+    monkeypatch.setattr(intrinsics, "has_instruction", lambda name: name in allowed)
+
+
+PROCESSORS = ("plain", "avx2", "avx512bw", "avx512vnni")
+
+
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_which_sums_reach_a_limit(monkeypatch: pytest.MonkeyPatch, processor: str) -> None:
     """At an array's end and of any length; ties, infinities and what is not a number included."""
-    if not has_gather:
-        monkeypatch.setattr(intrinsics, "has_instruction", lambda name: False)
+    pretend(monkeypatch, processor)
     reaching: Any = intrinsics.reaching
 
     @numba.njit
@@ -38,12 +56,11 @@ def test_which_sums_reach_a_limit(monkeypatch: pytest.MonkeyPatch, has_gather: b
                     assert bits_of(token, score, begin, num, log_prob, start, np.float32(limit)) == expected
 
 
-@pytest.mark.parametrize("has_wide_registers", [True, False])
+@pytest.mark.parametrize("processor", ["plain", "avx512bw"])
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
-def test_products_of_rows(monkeypatch: pytest.MonkeyPatch, dtype: str, has_wide_registers: bool) -> None:
+def test_products_of_rows(monkeypatch: pytest.MonkeyPatch, dtype: str, processor: str) -> None:
     """Of every length, also of rows that are part of wider ones."""
-    if not has_wide_registers:
-        monkeypatch.setattr(intrinsics, "has_instruction", lambda name: False)
+    pretend(monkeypatch, processor)
     row_product: Any = intrinsics.row_product
 
     @numba.njit
@@ -57,3 +74,46 @@ def test_products_of_rows(monkeypatch: pytest.MonkeyPatch, dtype: str, has_wide_
         for part, other in ((left[:, :num], right[:, :num]), (left[:, -num:], right[:, -num:])):
             found = product(part, 3, other, 2)
             assert found == pytest.approx(part[3].astype(np.float64) @ other[2].astype(np.float64), rel=1e-4, abs=1e-2)
+
+
+@pytest.mark.parametrize("processor", PROCESSORS[1:])
+@pytest.mark.parametrize("width", [COLUMNS, NARROW])
+def test_products_of_integers_are_exact(monkeypatch: pytest.MonkeyPatch, processor: str, width: int) -> None:
+    """The largest ones included: bytes without a sign times bytes with one."""
+    pretend(monkeypatch, processor)
+    group = intrinsics.integers_per_element()
+    assert group == (4 if processor == "avx512vnni" else 2)
+    set_block: Any = intrinsics.set_block
+    add_narrow_block: Any = intrinsics.add_narrow_block
+
+    @numba.njit
+    def set_products(products: Any, left: Any, right: Any, start: Any) -> None:
+        set_block(products, left, right, 0, start)
+
+    @numba.njit
+    def add_products(products: Any, left: Any, right: Any) -> None:
+        add_narrow_block(products, left, right, 0)
+
+    generator = np.random.default_rng(1)
+    for size in (4, 36):
+        left, right = generator.integers(256, size=(ROWS, size)), generator.integers(-127, 128, size=(size, width))
+        left[0], right[:, 0], right[:, 1] = 255, 127, -127
+        kinds: tuple[Any, Any] = (np.uint8, np.int8) if group == 4 else (np.int16, np.int16)
+        packed = np.ascontiguousarray(left.astype(kinds[0])).view(np.int32)
+        # One element holds adjacent integers of a column.
+        columns = np.ascontiguousarray(right.T.astype(kinds[1])).view(np.int32)
+        products, start = np.full((ROWS, width), 7, dtype=np.int32), np.arange(width, dtype=np.int32)[None]
+        if width == COLUMNS:
+            set_products(products, packed, np.ascontiguousarray(columns.T), start)
+            np.testing.assert_array_equal(products, left @ right + start)
+        else:
+            add_products(products, packed, np.ascontiguousarray(columns.T))
+            np.testing.assert_array_equal(products, left @ right + 7)
+
+
+@pytest.mark.parametrize("processor", ["plain", "avx512f"])
+def test_processors_that_do_not_multiply_integers_fast(monkeypatch: pytest.MonkeyPatch, processor: str) -> None:
+    """Among them are those with AVX-512 for 32 and 64 bits only."""
+    names = () if processor == "plain" else ("avx2", processor)
+    monkeypatch.setattr(intrinsics, "has_instruction", lambda name: name in names)
+    assert intrinsics.integers_per_element() == 0

@@ -27,7 +27,7 @@ from asr.kernels.linear import (
 )
 
 needs_numba = pytest.mark.skipif(not has_package("numba"), reason="needs numba")
-needs_instruction = pytest.mark.skipif(not has_byte_products(), reason="needs numba and AVX-512 VNNI")
+needs_instruction = pytest.mark.skipif(not has_byte_products(), reason="needs numba and AVX2")
 
 
 @pytest.mark.parametrize("shape", [(7,), (1, 7), (2, 3, 7), (400, 7), (2, 0, 7)])

@@ -234,7 +234,7 @@ def test_help_names_modes_and_choices(capsys):
     assert "--word-beam" not in text
 
 
-@pytest.mark.skipif(not has_byte_products(), reason="needs numba and AVX-512 VNNI")
+@pytest.mark.skipif(not has_byte_products(), reason="needs numba and AVX2")
 def test_acoustic_precision(bundle):
     waveform = torch.sin(torch.arange(16000) / 7.0) * torch.linspace(0.0, 0.5, 16000)
     rough, exact = (

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from asr.kernels.jit import Intrinsic, in_threads, jit_for
-from asr.kernels.linear import has_byte_products, quads, rounded_rows
+from asr.kernels.linear import has_byte_products, packed_integers, rounded_rows
 from asr.kernels.simd import (
     COLUMNS,
     MAX_TERM,
@@ -255,7 +255,7 @@ class Int8LogZ:
             return
         # A tile may reach beyond the last word.
         self._tables = (
-            tiled(quads(rounded.char())), in_tiles((-_UNSIGNED * rounded.sum(dim=1)).int()),
+            tiled(packed_integers(rounded.char())), in_tiles((-_UNSIGNED * rounded.sum(dim=1)).int()),
             in_tiles(self._word_step), in_tiles(_LOG2_E * bias, -math.inf), F.pad(features.char(), (0, TILE)),
             np.float32(_LOG2_E * feature_step.item()), rows.contiguous(), self._weight,
         )  # fmt: skip
@@ -266,7 +266,7 @@ class Int8LogZ:
         if self._loop is None:
             parts = zip(*(tensor.split(_QUERIES_AT_ONCE) for tensor in (hidden, step, rounded, history)), strict=True)
             return torch.cat([self._by_tensors(*part) for part in parts])
-        queries = quads((rounded + _UNSIGNED).byte()), _LOG2_E * step, hidden.contiguous()
+        queries = packed_integers((rounded + _UNSIGNED).byte()), _LOG2_E * step, hidden.contiguous()
         buffers = ((ROWS, TILE), torch.int32), *(((TILE,), kind) for kind in (torch.int16, torch.float32, torch.int64))
         return log_sums(self._loop, queries, history, self._maxent, self._tables, buffers)
 
@@ -294,10 +294,10 @@ def add_exponentials_int8(
 ) -> None:  # fmt: skip
     """Adds exp(score - top) of all words to total (Q,); top (Q,), at first -inf, becomes one of the larger scores.
 
-    rounded (Q, H / 4) fours of unsigned bytes, step (Q,), hidden (Q, H), places (Q, R); tiles (P, H / 4, TILE) fours of
-    signed bytes, offset, what makes up for the unsigned, word_step and bias (P, TILE), features (W,) int8, rows (V, H),
-    weight (W,); step, feature_step and bias are times log2(e). Room to work in: products (ROWS, TILE), sums, powers and
-    chosen (TILE,). Q is a multiple of ROWS.
+    rounded (Q, H / G) of G unsigned integers each (`packed_integers`), step (Q,), hidden (Q, H), places (Q, R); tiles
+    (P, H / G, TILE) of G signed ones each, offset, what makes up for the unsigned, word_step and bias (P, TILE),
+    features (W,) int8, rows (V, H), weight (W,); step, feature_step and bias are times log2(e). Room to work in:
+    products (ROWS, TILE), sums, powers and chosen (TILE,). Q is a multiple of ROWS.
     """
     for tile in range(tiles.shape[0]):
         first = tile * TILE
