@@ -259,6 +259,10 @@ class BoundedNetwork(NormalizingNetwork):
         """Normalized features with their context, (N, left + factor T' + right, F) -> log-probabilities (N, T', C)."""
         raise NotImplementedError
 
+    def scores_in_context(self, features: Tensor) -> Tensor:
+        """Like `forward_in_context`, but not normalized: all scores of a frame may be off by the same number."""
+        return self.forward_in_context(features)
+
     def forward_normalized(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
         """See `AcousticNetwork.forward_normalized`."""
         factor = self.subsampling_factor

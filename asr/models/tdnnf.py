@@ -69,7 +69,12 @@ class ChainNetwork(BoundedNetwork):
 
     def forward_in_context(self, features: Tensor) -> Tensor:
         """See `BoundedNetwork`."""
-        return F.log_softmax(self.branch(self.encode(self.as_weights(features))).float(), dim=-1)
+        return F.log_softmax(self.scores_in_context(features), dim=-1)
+
+    def scores_in_context(self, features: Tensor) -> Tensor:
+        """See `BoundedNetwork`."""
+        scores: Tensor = self.branch(self.encode(self.as_weights(features)))
+        return scores.float()
 
 
 class FilterSmoothing(nn.Module):
@@ -419,7 +424,7 @@ class Ensemble(BoundedNetwork):
         for member in self._bounded():
             # A member that reads less context would give outputs for the rest of it.
             begin, end = left - member.left_context, features.shape[1] - (right - member.right_context)
-            total = total + member.forward_in_context(features[:, begin:end])
+            total = total + member.scores_in_context(features[:, begin:end])
         return F.log_softmax(total / len(self.members), dim=-1)
 
     def _bounded(self) -> list[BoundedNetwork]:

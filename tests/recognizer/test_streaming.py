@@ -120,9 +120,9 @@ def test_an_ensemble_drafts_by_its_first_member_until_the_utterance_ends(tiny_bu
     members = [ModelSpec("Tdnnf", {**tdnnf, **small}, Tdnnf(**tdnnf, **small).eval()) for _ in range(2)]
     recognizer = Recognizer(replace(bundle, acoustic_model=Ensemble.of(members)), mode="rnn", decoder="token-passing")
     streaming = StreamingRecognizer(recognizer, StreamingOptions(**QUICK, **ENDLESS, partial_policy=policy))
-    asked = [Mock(wraps=member.forward_in_context) for member in recognizer.acoustic_model.members]
+    asked = [Mock(wraps=member.scores_in_context) for member in recognizer.acoustic_model.members]
     for member, ask in zip(recognizer.acoustic_model.members, asked, strict=True):
-        member.forward_in_context = ask
+        member.scores_in_context = ask
     stream = streaming.open()
     streaming.push(stream, tones(SENTENCES[0]))
     while streaming.is_ready:
