@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asr.errors import AsrError
+from asr.kernels.jit import jit
 
 EPSILON = 0
 
@@ -174,17 +175,53 @@ class GraphArrays:
         """The subgraph of the given states, renumbered in this order; arcs to other states are dropped."""
         number = np.full(self.num_states, -1, dtype=np.int32)
         number[states] = np.arange(len(states), dtype=np.int32)
-        position, owner = expand(self.arc_begin[states], np.diff(self.arc_begin)[states])
-        inside = number[self.dst_state[position]] >= 0
-        position, owner = position[inside], owner[inside]
-        return GraphArrays.from_arcs(
-            owner,
-            number[self.dst_state[position]],
-            self.label[position],
-            self.score[position],
-            self.words.take(position),
-            self.final_score[states],
+        position, owner = expand(self.arc_begin[:-1][states], np.diff(self.arc_begin)[states])
+        dst_state = number[self.dst_state[position]]
+        if len(states) < self.num_states:
+            inside = dst_state >= 0
+            position, owner, dst_state = position[inside], owner[inside], dst_state[inside]
+        words = self.words.take(position)
+        return GraphArrays(
+            arc_begin=offsets(np.bincount(owner, minlength=len(states))),
+            dst_state=dst_state,
+            label=self.label[position],
+            score=self.score[position],
+            word_begin=words.begin,
+            word_id=words.word_id,
+            final_score=self.final_score[states],
         )
+
+    def breadth_first(self) -> GraphArrays:
+        """The same graph with its states in the order in which a breadth-first search from the start finds them.
+
+        Most states that are searched in the same frame are then near each other in memory. States that no path reaches
+        come last. With numba, the loop over all arcs is compiled.
+        """
+        # Each arc ends in a state that was found before, or in the next one.
+        found_before = np.maximum.accumulate(np.append(np.int32(0), self.dst_state[:-1]))
+        if (self.dst_state <= found_before[: self.num_arcs] + 1).all():
+            return self
+        state = np.empty(self.num_states, dtype=np.int32)
+        (jit(list_breadth_first) or list_breadth_first)(self.arc_begin, self.dst_state, state)
+        return self.take_states(state)
+
+
+def list_breadth_first(arc_begin: IntArray, dst_state: npt.NDArray[np.int32], state: npt.NDArray[np.int32]) -> None:
+    """Fills state (S,) with the states as `GraphArrays.breadth_first` orders them, for a compiled loop."""
+    is_found = np.zeros(len(state), dtype=np.bool_)
+    num_found = num_read = 0
+    for start in range(len(state)):
+        if is_found[start]:
+            continue
+        state[num_found], is_found[start] = start, True
+        num_found += 1
+        while num_read < num_found:
+            own = state[num_read]
+            num_read += 1
+            for arc in range(arc_begin[own], arc_begin[own + 1]):
+                if not is_found[dst_state[arc]]:
+                    state[num_found], is_found[dst_state[arc]] = dst_state[arc], True
+                    num_found += 1
 
 
 @dataclass(frozen=True)

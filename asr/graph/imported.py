@@ -82,7 +82,7 @@ def import_graph(path: str | Path, words: str | Path, tokens: str | Path) -> Dec
         arrays.final_score,
     )
     try:
-        finished = remove_epsilons(renamed).best_first()
+        finished = remove_epsilons(renamed).best_first().breadth_first()
     except AsrError as error:
         raise AsrError(f"{path}: {error}") from error
     meta = {"topology": TOPOLOGY, "source": Path(path).name}
