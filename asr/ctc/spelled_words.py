@@ -153,22 +153,21 @@ def _inner_graph(model: SpellingModel, names: Sequence[str]) -> _Inner:
     start = int(dst_state[BOS_ID])
     usable = possible & (label > UNK_ID) & (number[label] >= 0) & may_follow[label]
     kept = np.flatnonzero(usable)
-    backing = np.arange(num_states)
-    backing = backing[backing != ROOT_STATE]
+    backoff_score = arrays.backoff_score.cpu().numpy()
+    # Some histories never back off.
+    backing = np.flatnonzero((np.arange(num_states) != ROOT_STATE) & (backoff_score > -np.inf))
     # First symbols are scored after <s>, with backoff already applied.
     symbol_id = np.arange(UNK_ID + 1, len(words))
     first_words = symbol_id[(number >= 0)[symbol_id] & may_begin[symbol_id] & (score[symbol_id] > -np.inf)]
     first_score, first_dst = ngram.score(torch.full((len(first_words),), start), torch.from_numpy(first_words))
+    may_be_first = (first_score > -torch.inf).nonzero().squeeze(1)
+    first_words, first_score, first_dst = first_words[may_be_first], first_score[may_be_first], first_dst[may_be_first]
     num_arcs = len(kept) + len(backing)
-    arc_score = np.concatenate([score[kept], arrays.backoff_score.cpu().numpy()[backing], first_score.cpu().numpy()])
-    possible = arc_score > -np.inf  # some histories never back off
     return _Inner(
-        np.concatenate([src[kept], backing, np.zeros(len(first_words), dtype=np.int64)])[possible],
-        np.concatenate([dst_state[kept], arrays.backoff_state.cpu().numpy()[backing], first_dst.cpu().numpy()])[
-            possible
-        ],
-        np.concatenate([number[label[kept]], np.full(len(backing), INPUT_EPSILON), number[first_words]])[possible],
-        arc_score[possible],
-        np.concatenate([np.zeros(num_arcs, dtype=bool), np.ones(len(first_words), dtype=bool)])[possible],
+        np.concatenate([src[kept], backing, np.zeros(len(first_words), dtype=np.int64)]),
+        np.concatenate([dst_state[kept], arrays.backoff_state.cpu().numpy()[backing], first_dst.cpu().numpy()]),
+        np.concatenate([number[label[kept]], np.full(len(backing), INPUT_EPSILON), number[first_words]]),
+        np.concatenate([score[kept], backoff_score[backing], first_score.cpu().numpy()]),
+        np.concatenate([np.zeros(num_arcs, dtype=bool), np.ones(len(first_words), dtype=bool)]),
         final_score,
     )
