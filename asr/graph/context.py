@@ -182,7 +182,7 @@ def compose_biphones(
         raise AsrError(
             f"the acoustic model's tied states lack the phone {missing[0]!r}; use the lexicon of its training."
         )
-    graph = graph.best_first()  # the result keeps this order, for the search
+    graph = graph.best_first().breadth_first()  # the result keeps this order, for the search
     phone_of_label = np.array([states.phones.index(phone) for phone in phones], dtype=np.int64)
     graph = replace(graph, label=phone_of_label[graph.label].astype(np.int32))
     entered = _entered(states, graph)

@@ -49,7 +49,6 @@ def finish(graph: GraphArrays, phones: Sequence[str], meta: Mapping[str, Any], t
     """
     if graph.has_epsilons:
         graph = remove_epsilons(graph)
-    graph = graph.best_first().breadth_first()  # the result keeps this order, for the search
     topology_name = meta["topology"]
     if topology_name == BIPHONE_TOPOLOGY:
         states = TiedStates.from_json(meta[TIED_STATES])

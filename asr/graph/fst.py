@@ -175,7 +175,7 @@ class GraphArrays:
         """The subgraph of the given states, renumbered in this order; arcs to other states are dropped."""
         number = np.full(self.num_states, -1, dtype=np.int32)
         number[states] = np.arange(len(states), dtype=np.int32)
-        position, owner = expand(self.arc_begin[:-1][states], np.diff(self.arc_begin)[states])
+        position, owner = expand(self.arc_begin[states], np.diff(self.arc_begin)[states])
         dst_state = number[self.dst_state[position]]
         if len(states) < self.num_states:
             inside = dst_state >= 0

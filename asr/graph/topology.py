@@ -98,7 +98,8 @@ def compose_topology(topology: Topology, token_id: npt.NDArray[np.int32], graph:
         token_id: (P, states_per_phone), the token of each phone's states.
         graph: labels are phones 0..P-1; no input epsilons.
     """
-    graph = graph.best_first()  # the result keeps this order, for the search; unscored arcs come first
+    # The result keeps this order, for the search; unscored arcs come first.
+    graph = graph.best_first().breadth_first()
     num_phones, per_phone = token_id.shape
     key, entered = np.unique(graph.dst_state.astype(np.int64) * num_phones + graph.label, return_inverse=True)
     pair_state, phone = np.divmod(key, num_phones)
