@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from asr.graph.fst import INPUT_EPSILON, GraphArrays, Words, expand
-from asr.lm.ngram.model import ROOT_STATE, NgramLM
+from asr.lm.ngram.model import NgramLM
 from asr.text.symbols import BOS_ID, EOS_ID, UNK_ID
 
 SPELLING = "#spelling"
@@ -153,9 +153,7 @@ def _inner_graph(model: SpellingModel, names: Sequence[str]) -> _Inner:
     start = int(dst_state[BOS_ID])
     usable = possible & (label > UNK_ID) & (number[label] >= 0) & may_follow[label]
     kept = np.flatnonzero(usable)
-    backoff_score = arrays.backoff_score.cpu().numpy()
-    # Some histories never back off.
-    backing = np.flatnonzero((np.arange(num_states) != ROOT_STATE) & (backoff_score > -np.inf))
+    backing = arrays.states_that_back_off().cpu().numpy()
     # First symbols are scored after <s>, with backoff already applied.
     symbol_id = np.arange(UNK_ID + 1, len(words))
     first_words = symbol_id[(number >= 0)[symbol_id] & may_begin[symbol_id] & (score[symbol_id] > -np.inf)]
@@ -167,7 +165,7 @@ def _inner_graph(model: SpellingModel, names: Sequence[str]) -> _Inner:
         np.concatenate([src[kept], backing, np.zeros(len(first_words), dtype=np.int64)]),
         np.concatenate([dst_state[kept], arrays.backoff_state.cpu().numpy()[backing], first_dst.cpu().numpy()]),
         np.concatenate([number[label[kept]], np.full(len(backing), INPUT_EPSILON), number[first_words]]),
-        np.concatenate([score[kept], backoff_score[backing], first_score.cpu().numpy()]),
+        np.concatenate([score[kept], arrays.backoff_score.cpu().numpy()[backing], first_score.cpu().numpy()]),
         np.concatenate([np.zeros(num_arcs, dtype=bool), np.ones(len(first_words), dtype=bool)]),
         final_score,
     )

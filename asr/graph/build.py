@@ -33,7 +33,7 @@ from asr.graph.fst import (
     to_openfst,
 )
 from asr.graph.topology import topology_named
-from asr.lm.ngram.model import ROOT_STATE, NgramArrays, NgramLM
+from asr.lm.ngram.model import NgramArrays, NgramLM
 from asr.text.lexicon import Lexicon
 from asr.text.symbols import BOS_ID, EOS_ID, UNK_ID, TokenTable
 
@@ -67,11 +67,11 @@ def build_grammar_transducer(
     final_score[src_state[ends]] = score[ends]
 
     kept = possible & usable[label] & (label != EOS_ID) & (label != BOS_ID)
-    backoff_score = arrays.backoff_score.cpu().numpy()
-    # With infinite weights, determinization would never end.
-    can_back_off = np.flatnonzero((np.arange(num_states) != ROOT_STATE) & (backoff_score > -np.inf))
+    # Others would add infinite weights, with which determinization never ends.
+    can_back_off = arrays.states_that_back_off().cpu().numpy()
     num_backoffs = len(can_back_off)
-    backoff_state, backoff_score = arrays.backoff_state.cpu().numpy()[can_back_off], backoff_score[can_back_off]
+    backoff_state = arrays.backoff_state.cpu().numpy()[can_back_off]
+    backoff_score = arrays.backoff_score.cpu().numpy()[can_back_off]
     return Transducer.from_arcs(
         start=int(dst_state[BOS_ID]),
         src_state=np.concatenate([src_state[kept], can_back_off]),

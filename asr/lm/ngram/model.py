@@ -85,6 +85,12 @@ class NgramArrays:
             return self.score_level.index_select(0, score.to(torch.int64))
         return score
 
+    def states_that_back_off(self) -> Tensor:
+        """The states with a shorter history and a backoff probability above 0, (B,) int64."""
+        backs_off = self.backoff_score > -torch.inf
+        backs_off[ROOT_STATE] = False
+        return backs_off.nonzero().squeeze(1)
+
     def lookup_tables(self) -> NgramTables:
         """The arrays, on the host, as compiled loops take them."""
         index = self.index if self.index is not None else _EMPTY_INDEX
