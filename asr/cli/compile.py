@@ -25,7 +25,8 @@ from asr.recognizer import Recognizer
 from asr.streaming import StreamingRecognizer
 from asr.text.documents import parse_json
 
-_RECORD = "asr-compiled.json"
+RECORD = f"asr-compiled.{sys.implementation.cache_tag}.json"
+"""As numba's own files, one for each version of Python that uses the checkout."""
 
 
 def record_folders() -> list[Path]:
@@ -83,7 +84,7 @@ def _write_record() -> None:
     for folder in record_folders():
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / _RECORD).write_text(json.dumps(content, indent=1), encoding="utf-8")
+            (folder / RECORD).write_text(json.dumps(content, indent=1), encoding="utf-8")
             return
 
 
@@ -91,7 +92,7 @@ def compiled_state() -> tuple[bool, str]:
     """Whether the loops are compiled, and a phrase for users that says where, or why not."""
     if not has_package("numba"):
         return False, "numba is not installed; slower tensor operations are used instead"
-    record = next((folder / _RECORD for folder in record_folders() if (folder / _RECORD).is_file()), None)
+    record = next((folder / RECORD for folder in record_folders() if (folder / RECORD).is_file()), None)
     if record is None:
         return False, "not yet compiled; 'asr doctor --compile' compiles them before the first recording"
     try:

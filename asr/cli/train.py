@@ -28,6 +28,7 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 from asr.cli.options import hint
 from asr.distributed import largest
 from asr.errors import AsrError
+from asr.kernels.precision import cpu_multiplies_bfloat16
 from asr.serialization import atomic_path, read_checkpoint
 
 # Parts of jsonargparse's messages besides the key and the error.
@@ -246,6 +247,7 @@ class _CLI(LightningCLI):  # type: ignore[misc]
             trainer = super().instantiate_trainer(**kwargs)
         except (ValueError, TypeError, ImportError) as error:
             raise MisconfigurationException(str(error)) from error
+        _warn_of_slow_bfloat16(trainer)
         _require_numbers(trainer)
         trainer.strategy.checkpoint_io = _CheckpointIO()
         return trainer
@@ -269,6 +271,16 @@ def _require_numbers(trainer: pl.Trainer) -> None:
             raise AsrError(f"trainer.{name} is {number}; give {least} or more.")
     if isinstance(trainer.val_check_interval, (int, float)) and not trainer.val_check_interval > 0:
         raise AsrError(f"trainer.val_check_interval is {trainer.val_check_interval}; give a number above 0.")
+
+
+def _warn_of_slow_bfloat16(trainer: pl.Trainer) -> None:
+    is_on_cpu = trainer.strategy.root_device.type == "cpu"
+    if str(trainer.precision).startswith("bf16") and is_on_cpu and not cpu_multiplies_bfloat16():
+        print(
+            "asr: this processor does not multiply bfloat16; training is many times as fast with "
+            "--trainer.precision 32.",
+            file=sys.stderr,
+        )
 
 
 def run(arguments: Sequence[str]) -> int:

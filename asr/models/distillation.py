@@ -27,6 +27,7 @@ from asr.bundle import Bundle
 from asr.distributed import current_share
 from asr.errors import AsrError
 from asr.graph.context import TIED_STATES, TiedStates
+from asr.kernels.precision import rounded_products
 from asr.models.chain_corpus import LIST_FILE, PreparedCorpus
 from asr.models.chunks import Chunk
 from asr.models.lfmmi import LfMmi
@@ -196,7 +197,7 @@ class TeacherPosteriors:
     @torch.no_grad()
     def _score(self, features: list[Tensor]) -> Tensor:
         num_frames = torch.tensor([len(each) for each in features])
-        with torch.autocast("cpu", torch.bfloat16):
+        with rounded_products():
             score: Tensor = self._network(nn.utils.rnn.pad_sequence(features, batch_first=True), num_frames)[0]
         return score.float()
 

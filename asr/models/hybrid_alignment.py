@@ -18,6 +18,7 @@ from torch import nn
 from asr.bundle import Bundle
 from asr.errors import AsrError
 from asr.graph.context import TIED_STATES, TiedStates
+from asr.kernels.precision import rounded_products
 from asr.models.chain_corpus import FRAME_SECONDS, SILENCE, Alignment, PreparedCorpus
 from asr.models.chunks import Chunk, ChunkLoader
 from asr.models.phone_alignment import align_transcript, phones_from_ctc, transcript_graph
@@ -138,7 +139,7 @@ def train_phone_classifier(
             labels = [frame_labels(alignment, loader, chunk, batch.num_outputs) for chunk in batch.chunks]
             target = torch.from_numpy(np.stack(labels))
             frames += target.flatten().bincount(minlength=len(frames))
-            with torch.autocast("cpu", torch.bfloat16):
+            with rounded_products():
                 logits = network.branch(network.encode(batch.features))
             loss = F.cross_entropy(logits.float().flatten(0, 1), target.flatten())
             loss.backward()

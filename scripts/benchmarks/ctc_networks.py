@@ -24,6 +24,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from asr.bundle import Bundle
 from asr.ctc import CTCTokens
+from asr.kernels.precision import rounded_products
 from asr.metrics import NO_ERRORS, count_errors
 from asr.text.lexicon import Lexicon
 from scripts.benchmarks.ctc_posteriors import CONDITIONS, FLOOR, phone_posteriors, stored_posteriors, tied_states
@@ -185,7 +186,7 @@ def optimize(
         optimizer.param_groups[0]["lr"] = _PEAK_LR * warm_up * 0.5 * (1.0 + math.cos(math.pi * step / num_steps))
         own, target = zip(*next(batches), strict=True)
         scaled = [(each.float() * draw.uniform(*_SCALES)).clamp(min=FLOOR) for each in own]
-        with torch.autocast("cpu", torch.bfloat16):
+        with rounded_products():
             log_prob = network(pad_sequence(scaled, batch_first=True, padding_value=FLOOR))
         loss = nn.functional.ctc_loss(
             log_prob.transpose(0, 1),

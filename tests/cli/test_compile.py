@@ -103,7 +103,7 @@ def test_the_record_of_compiled_loops_is_checked(
     loop.touch()
     sources = {__file__: Path(__file__).stat().st_mtime_ns}
     record = {"built_for": built_for(), "files": [str(loop)], "sources": sources, **change}
-    (tmp_path / "asr-compiled.json").write_text(json.dumps(record))
+    (tmp_path / compiling.RECORD).write_text(json.dumps(record))
     is_compiled, text = compiling.compiled_state()
     assert is_compiled == (reason is None)
     assert reason is None or reason in text
@@ -118,7 +118,7 @@ def test_a_record_goes_to_the_users_cache_where_the_package_is_read_only(
     (tmp_path / "asr" / "__pycache__").touch()  # no folder can be made or written here, even by root
     monkeypatch.setattr(compiling, "__file__", str(tmp_path / "asr" / "cli" / "compile.py"))
     compiling._write_record()
-    assert (tmp_path / "cache" / "asr" / "asr-compiled.json").is_file()
+    assert (tmp_path / "cache" / "asr" / compiling.RECORD).is_file()
 
 
 def test_made_up_utterances_follow_the_graph(tiny_bundle_folder: Path) -> None:

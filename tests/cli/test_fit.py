@@ -87,15 +87,33 @@ def test_a_misspelled_option_is_refused_not_completed(tmp_path, capsys, option):
 )
 def test_a_trainer_that_cannot_be_is_one_sentence(tmp_path, capsys, monkeypatch, options, message):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    assert main([*tiny_language_model(tmp_path), *options]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("asr: error: ") and message in error
+
+
+@pytest.mark.parametrize(
+    "precision, is_fast, is_said", [("bf16", False, True), ("bf16", True, False), ("32", False, False)]
+)
+def test_products_that_the_processor_is_slow_at_are_said(tmp_path, capsys, monkeypatch, precision, is_fast, is_said):
+    monkeypatch.setattr("asr.cli.train.cpu_multiplies_bfloat16", lambda: is_fast)
+    # The trainer is built; then a check of ours ends the command.
+    assert (
+        main([*tiny_language_model(tmp_path), "--trainer.precision", precision, "--trainer.val_check_interval", "0"])
+        == 2
+    )
+    assert ("training is many times as fast with --trainer.precision 32" in capsys.readouterr().err) == is_said
+
+
+def tiny_language_model(tmp_path: Path) -> list[str]:
+    """The command that trains one."""
     Vocabulary(["ONE", "TWO"]).save(tmp_path / "words.txt")
     files = f"vocabulary: {tmp_path / 'words.txt'}"
     model = MODEL.replace("vocabulary: none.txt", f"{files}, network: {{embedding_size: 4, hidden_size: 4}}")
     data = DATA.replace("vocabulary: none.txt", f"{files}, cache_dir: {tmp_path}")
     (tmp_path / "recipe.yaml").write_text(model + data)
     others = ["--seed_everything=1", "--trainer.logger=false", "--trainer.accelerator=cpu"]
-    assert main(["fit", "--config", str(tmp_path / "recipe.yaml"), *others, *options]) == 2
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith("asr: error: ") and message in error
+    return ["fit", "--config", str(tmp_path / "recipe.yaml"), *others]
 
 
 @pytest.mark.slow

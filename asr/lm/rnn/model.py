@@ -97,7 +97,8 @@ class RNNLanguageModel(nn.Module, StatefulNetwork):
     Args:
         vocabulary: the words.
         config: the shape.
-        compute_dtype: matrix products of training, "float32" or "bfloat16"; parameters stay float32.
+        compute_dtype: matrix products of training, "float32", or "bfloat16" where the hardware
+            multiplies it; parameters stay float32.
         compile_cell: compiles the recurrent layers' element-wise work (torch 2 and a C++ compiler).
     """
 

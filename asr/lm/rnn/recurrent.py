@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 from asr.kernels.jit import arrays_of, jit_for
 from asr.kernels.linear import MAX_LOOP_ROWS, PackedLinear, PackedWeights
+from asr.kernels.precision import product_dtype
 from asr.lm.rnn.recurrent_numba import (
     _EMPTY_PROJECTION,
     GRU,
@@ -102,7 +103,7 @@ class GruLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.hidden_size = hidden_size
-        self.compute_dtype: torch.dtype = getattr(torch, compute_dtype)
+        self.compute_dtype = product_dtype(compute_dtype)
         self.compile_cell = compile_cell
         self._from_input, self._from_state = PackedWeights(), PackedWeights()
         self.weight_ih = nn.Parameter(torch.empty(3 * hidden_size, input_size))
@@ -271,7 +272,7 @@ class SimpleRnnLayer(nn.Module):
         self.hidden_size = hidden_size
         self.activation = activation
         self._cell = RELU if activation == "relu" else SIGMOID
-        self.compute_dtype: torch.dtype = getattr(torch, compute_dtype)
+        self.compute_dtype = product_dtype(compute_dtype)
         self.weight_ih = nn.Parameter(torch.empty(hidden_size, input_size))
         self.weight_hh = nn.Parameter(torch.empty(hidden_size, hidden_size))
         self.bias = nn.Parameter(torch.zeros(hidden_size))

@@ -39,7 +39,8 @@ class LitRNNLM(pl.LightningModule):
         final_lr_factor: the factor of the rates at the end of the run.
         max_grad_norm: the dense gradients, averaged over the words of a step, are clipped to this norm.
         noise_seed: seed of noise and dropout; batch i draws the same in every run.
-        compute_dtype: matrix products, "float32" or "bfloat16"; parameters stay float32.
+        compute_dtype: matrix products, "float32", or "bfloat16" where the hardware
+            multiplies it; parameters stay float32.
         compile_cell: compiles the recurrent layers' element-wise work.
     """
 

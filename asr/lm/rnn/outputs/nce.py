@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from asr.kernels.jit import Intrinsic, arrays_of, in_threads, jit_for, jit_required
+from asr.kernels.precision import product_dtype
 from asr.kernels.simd import NARROW, ROWS, add_products_by_column, add_products_by_row, exponential, padded, padded_room
 from asr.lm.interface import CacheableTerms
 from asr.lm.rnn.maxent import HASH_MULTIPLIERS, HashedMaxEnt, places_and_weight
@@ -341,7 +342,7 @@ class NceOutput(OutputLayer):
         self.noise_power = noise_power
         self.normalized = normalized
         self.num_grad_words = min(num_grad_words, num_noise_words)
-        self.compute_dtype: torch.dtype = getattr(torch, compute_dtype)
+        self.compute_dtype = product_dtype(compute_dtype)
         self.compile_loss = compile_loss
         self.normalizer_precision: Precision = normalizer_precision
         self.log_z_penalty = log_z_penalty

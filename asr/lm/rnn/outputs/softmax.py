@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from asr.kernels.precision import product_dtype
 from asr.lm.interface import CacheableTerms
 from asr.lm.rnn.maxent import HashedMaxEnt
 from asr.lm.rnn.outputs.base import OutputLayer
@@ -41,7 +42,7 @@ class FullSoftmaxOutput(OutputLayer):
         super().__init__()
         self.rows = rows
         self.maxent = maxent
-        self.compute_dtype: torch.dtype = getattr(torch, compute_dtype)
+        self.compute_dtype = product_dtype(compute_dtype)
         self.normalizer_precision: Precision = normalizer_precision
         self.bias = nn.Parameter(torch.zeros(rows.num_embeddings))
 
@@ -103,7 +104,7 @@ class ClassSoftmaxOutput(OutputLayer):
         super().__init__()
         self.maxent = maxent
         self.num_classes = num_classes or default_num_classes(vocabulary_size)
-        self.compute_dtype: torch.dtype = getattr(torch, compute_dtype)
+        self.compute_dtype = product_dtype(compute_dtype)
         self.rows = nn.Embedding(self.num_classes + vocabulary_size, hidden_size, sparse=True)
         self.bias = nn.Embedding(self.num_classes + vocabulary_size, 1, sparse=True)
         nn.init.normal_(self.rows.weight, std=hidden_size**-0.5)
