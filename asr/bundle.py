@@ -401,8 +401,9 @@ def _load_lexicon(path: Path) -> Lexicon:
 def _load_network(
     folder: Path, entry: dict[str, Any], classes: Mapping[str, tuple[str, ...]], vocabulary: Vocabulary | None = None
 ) -> ModelSpec:
-    registered = build_network(entry["class"], entry["arguments"], classes, str(folder / "bundle.json"), vocabulary)
-    if "file" in entry:
+    where, has_file = str(folder / FILE_NAME), "file" in entry
+    registered = build_network(entry["class"], entry["arguments"], classes, where, vocabulary, initialize=not has_file)
+    if has_file:
         load_weights(registered.network, folder / entry["file"])
     return registered
 
@@ -421,8 +422,9 @@ def _save_acoustic_model(bundle: Bundle, folder: Path, half_precision: bool, byt
 
 
 def _load_acoustic_model(folder: Path, entry: dict[str, Any]) -> ModelSpec:
-    spec = build_network(entry["class"], entry["arguments"], ACOUSTIC_MODEL_CLASSES, str(folder / FILE_NAME))
-    network, path = spec.network, folder / entry["file"] if "file" in entry else None
+    where, path = str(folder / FILE_NAME), folder / entry["file"] if "file" in entry else None
+    spec = build_network(entry["class"], entry["arguments"], ACOUSTIC_MODEL_CLASSES, where, initialize=path is None)
+    network = spec.network
     has_file = not isinstance(network, OwnFormat) or network.file_suffix is not None
     if has_file != (path is not None):
         raise AsrError(f"{folder / FILE_NAME}: 'acoustic_model' lacks a valid 'file'; fetch the bundle again.")

@@ -30,6 +30,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from asr.errors import AsrError
 from asr.kernels.linear import rounded_rows
@@ -96,14 +97,26 @@ class OwnFormat(ABC):
         """
 
 
+_RANDOM = (nn.init.normal_, nn.init.uniform_, nn.init.kaiming_normal_, nn.init.kaiming_uniform_)
+
+
+class _NoRandomWeights(TorchFunctionMode):
+    """Within the block, functions of `nn.init` leave tensors as they are instead of drawing random numbers."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = kwargs or {}
+        return named["tensor"] if func in _RANDOM else func(*args, **named)
+
+
 def build_network(
     class_name: str,
     arguments: dict[str, Any],
     classes: Mapping[str, tuple[str, ...]],
     where: str,
     vocabulary: Vocabulary | None = None,
+    initialize: bool = True,
 ) -> ModelSpec:
-    """Builds a network of the registry with the initial weights of its constructor.
+    """Builds a network of the registry.
 
     Args:
         class_name: a key of `classes`.
@@ -111,6 +124,8 @@ def build_network(
         classes: the permitted part of the registry.
         where: the file with these values, for error messages.
         vocabulary: the words of a language model.
+        initialize: whether to draw the weights at random, as the constructor does. Where they are loaded next, drawing
+            them would only take time, and change torch's random numbers.
 
     Raises:
         AsrError: the class is not in the registry, or does not accept the arguments.
@@ -120,9 +135,10 @@ def build_network(
     module_name, *names = classes[class_name]
     network_class, *config_class = (getattr(importlib.import_module(module_name), name) for name in names)
     try:
-        network = (
-            network_class(vocabulary, config_class[0](**arguments)) if config_class else network_class(**arguments)
-        )
+        with contextlib.nullcontext() if initialize else _NoRandomWeights():
+            network = (
+                network_class(vocabulary, config_class[0](**arguments)) if config_class else network_class(**arguments)
+            )
     except (TypeError, ValueError, ArithmeticError, RuntimeError, MemoryError) as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise AsrError(f"{where}: {class_name} does not take the arguments given there ({reason}).") from error

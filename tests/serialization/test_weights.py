@@ -11,7 +11,8 @@ from torch import nn
 
 from asr.errors import AsrError
 from asr.kernels.linear import PackedLinear, byte_products, has_byte_products
-from asr.serialization import load_weights, save_weights
+from asr.serialization import LANGUAGE_MODEL_CLASSES, build_network, load_weights, save_weights
+from asr.text.symbols import Vocabulary
 
 
 def network(seed: int) -> nn.Module:
@@ -36,6 +37,26 @@ def test_matrices_are_stored_as_bytes(tmp_path: Path) -> None:
             assert bool(((found - tensor).abs() <= half_step * 1.001).all())
         else:
             assert torch.equal(found, tensor)
+
+
+def test_no_random_numbers_are_drawn_where_weights_are_loaded(tmp_path: Path) -> None:
+    arguments = {"embedding_size": 8, "hidden_size": 8, "output": "full"}
+    vocabulary = Vocabulary(["A", "B"])
+
+    def build(**how: bool) -> nn.Module:
+        return build_network("RnnLm", arguments, LANGUAGE_MODEL_CLASSES, "a test", vocabulary, **how).network
+
+    torch.manual_seed(1)
+    saved = build()
+    save_weights(saved, tmp_path / "w", half_precision=False)
+    before = torch.get_rng_state()
+    loaded = build(initialize=False)
+    load_weights(loaded, tmp_path / "w")
+    assert torch.equal(torch.get_rng_state(), before)
+    for name, tensor in saved.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor), name
+    # Initial weights are drawn by default, and again afterwards.
+    assert not torch.equal(next(build().parameters()), next(build().parameters()))
 
 
 @pytest.mark.skipif(not has_byte_products(), reason="this processor does not multiply bytes fast")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from asr.errors import AsrError
 from asr.text.lexicon import Lexicon, Tokenizer
-from asr.text.symbols import BLANK, SPECIAL_WORDS, UNK_ID, TokenTable, Vocabulary
+from asr.text.symbols import BLANK, SPECIAL_WORDS, UNK_ID, TokenTable, Vocabulary, first_words
 
 
 def test_blank_is_zero_and_may_be_given() -> None:
@@ -50,6 +50,33 @@ def test_faulty_tables(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(AsrError, match=message) as error:
         TokenTable.from_file(path)
     assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize("kind, make", [("word", Vocabulary), ("token", TokenTable)])
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("symbol", "message"),
+    [
+        ("", "entry {place} is ''; {kind}s must not be empty"),
+        (" C", "entry {place} is ' C'; {kind}s must not be empty or have white space in them"),
+        ("C\n", r"entry {place} is 'C\\n'; {kind}s must not"),
+        ("C\u2003D", r"entry {place} is 'C\\u2003D'; {kind}s must not"),
+        ("A", "the {kind} 'A' occurs twice"),
+    ],
+)
+def test_one_faulty_symbol_is_named(kind: str, make: type, place: int, symbol: str, message: str) -> None:
+    symbols = ["A", "B"]
+    symbols.insert(place, symbol)
+    num_special = 4 if kind == "word" else 1
+    with pytest.raises(AsrError, match=f"mine: {message.format(place=place + num_special, kind=kind)}"):
+        make(symbols, name="mine")
+
+
+@given(st.text(st.sampled_from("AB \t\n\r\x1c\u2028"), max_size=12))
+def test_a_word_list_has_the_first_word_of_each_line(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    path = tmp_path_factory.mktemp("words") / "words.txt"
+    path.write_bytes(text.encode())
+    assert first_words(path) == [line.split()[0] for line in text.splitlines() if line.strip()]
 
 
 def test_unknown_token_and_missing_file(tmp_path: Path) -> None:

@@ -68,7 +68,8 @@ def load_network(folder: str | Path) -> RNNLanguageModel:
     for name, expected in files.items():
         require_intact(folder / name, expected, "language model")
     vocabulary = Vocabulary.from_file(folder / "words.txt")
-    network = build_network(class_name, arguments, LANGUAGE_MODEL_CLASSES, str(path), vocabulary).network
+    spec = build_network(class_name, arguments, LANGUAGE_MODEL_CLASSES, str(path), vocabulary, initialize=False)
+    network = spec.network
     assert isinstance(network, RNNLanguageModel)
     load_weights(network, folder / "network.safetensors")
     return network.eval()
