@@ -164,7 +164,7 @@ def bundle() -> Bundle:
 @pytest.mark.slow
 def test_a_recognizer_learns_a_voice_and_uses_it(bundle: Bundle) -> None:
     recognizer = Recognizer(bundle, "ngram")
-    clips = [read_audio(path, recognizer.sampling_rate) for path in CLIPS]
+    clips = [read_audio(path, recognizer.sampling_rate) for path in CLIPS[:2]]
     plain = [(result.text, result.total) for result in recognizer(clips)]
     speaker = recognizer.speaker_transform(clips)
     assert not torch.equal(speaker.scale, torch.ones_like(speaker.scale))
