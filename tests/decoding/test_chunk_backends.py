@@ -23,7 +23,8 @@ from asr.decoding.token_passing import TokenPassingDecoder
 from asr.graph.decoding_graph import DecodingGraph
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
-from asr.lm.combine import Difference, RemappedLM
+from asr.lm.combine import Difference, Interpolated, RemappedLM
+from asr.lm.contexts import ContextTable, DenseContexts
 from asr.lm.corpus import read_word_stream
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.estimate import estimate_kneser_ney
@@ -171,6 +172,36 @@ def test_loops_that_look_up_ngrams(
     large = {"indexed": large.with_index(), "quantized": large.quantized()}.get(kind, large)
     lm = Difference(RemappedLM(large, GRAPH.vocabulary), RemappedLM(small, GRAPH.vocabulary))
     assert _check_same_paths(_numba_with_lm(looks_up=True), beam, limits, monkeypatch, lm, skip_beam) == 0
+
+
+@pytest.mark.slow
+def test_tables_are_read_again_after_contexts_were_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("numba")
+    monkeypatch.setattr(Backtrace, "is_due", property(lambda self: self.num_records > 20))
+    path = tmp_path / "text"
+    path.write_text("\n".join(toy_sentences(0, 200, 9)))
+    stream = read_word_stream([path])
+    small, middle, large = (
+        RemappedLM(NgramLM.from_trie(estimate_kneser_ney(stream, order).trie), GRAPH.vocabulary) for order in (2, 3, 4)
+    )
+    forgotten, found, keep = [], [], ContextTable.keep
+
+    def noted(self: ContextTable, index: Tensor) -> None:
+        forgotten.append(len(index))
+        keep(self, index)
+
+    monkeypatch.setattr(ContextTable, "keep", noted)
+    options = DecodingOptions(search_beam=6.0, min_active_states=3, max_active_states=10)
+    log_prob, num_frames = random_log_prob(5, 3, 600), torch.tensor([600, 600, 71])
+    for backend in (functools.partial(select_backend, name="torch"), _numba_with_lm(looks_up=True)):
+        lm = Difference(Interpolated([large, middle], [0.5, 0.5]), small)
+        lm.contexts = DenseContexts(3, GRAPH.device, forget_from=4)
+        forgotten.clear()
+        results = TokenPassingDecoder(GRAPH, options, backend=backend).decode(log_prob, num_frames, lm)
+        assert forgotten
+        found.append([(result.best.word_ids, result.best.total) for result in results if result.best is not None])
+    for (words, total), (own_words, own_total) in zip(*found, strict=True):
+        assert words == own_words and total == pytest.approx(own_total, abs=1e-3)
 
 
 def _toy_models(folder: Path) -> tuple[RemappedLM, RNNLanguageModel]:

@@ -310,12 +310,12 @@ class NumbaChunkSearchWithLM:
         )
         finished, turn, looks_up = [ActiveTokens.empty(tokens.state.device)], 0, self._looks_up
         while len(tokens):
-            # A model that has reached its memory limit no longer has tables.
-            tables = self._lm.lookup_tables() if looks_up else None
-            looks_up = tables is not None
             # With lookup, `expand` tells the model which contexts are in use.
             if sink.backtrace.is_due or (not looks_up and turn % _TURNS_BETWEEN_COLLECTIONS == 0):
                 sink.collect([*finished, tokens])
+            # Tables may change when contexts are forgotten. A model that has reached its memory limit has none.
+            tables = self._lm.lookup_tables() if looks_up else None
+            looks_up = tables is not None
             if looks_up:
                 tokens, is_over = self._look_words_up(tokens, frames, tables, sink)
                 if is_over:
