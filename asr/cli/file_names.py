@@ -15,7 +15,7 @@ from pathlib import Path
 
 from asr.errors import AsrError
 from asr.text.documents import parse_json
-from asr.transcripts import unique_names
+from asr.transcripts import plain_name, unique_names
 
 
 def read_names(register: Path) -> dict[str, str]:
@@ -69,12 +69,16 @@ def enter_names(register: Path, stems: Mapping[str, str]) -> dict[str, str]:
 
 def _parsed(content: bytes, register: Path) -> dict[str, str]:
     names: dict[str, str] = {}
+    taken = set[str]()
     for number, line in enumerate(content.split(b"\n")[:-1], start=1):
         try:
             recording, name = parse_json(line)
         except (ValueError, TypeError):
             recording = name = None
-        if not isinstance(recording, str) or not isinstance(name, str):
+        # The folder may come from someone else: a name with a slash would be a file outside it.
+        is_plain = isinstance(name, str) and name == plain_name(name) and "\0" not in name
+        if not isinstance(recording, str) or not is_plain or (name in taken and names.get(recording) != name):
             raise AsrError(f"{register}:{number}: the register of recordings is damaged; choose another folder.")
         names[recording] = name
+        taken.add(name)
     return names

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from asr.cli.file_names import enter_names, read_names, with_names
-from asr.cli.output import TranscriptFolder
+from asr.cli.output import TRANSCRIPTS, TranscriptFolder
 from asr.errors import AsrError
 from asr.transcripts import Transcript
 
@@ -31,12 +32,23 @@ def test_an_unfinished_line_is_replaced_and_damage_is_told(tmp_path: Path) -> No
     assert read_names(register) == {"a.wav": "a"}
     assert enter_names(register, {"c.wav": "c"}) == {"c.wav": "c"}
     assert read_names(register) == {"a.wav": "a", "c.wav": "c"}
-    for damage in ("nonsense", '["a.wav"]', '["a.wav", 1]', "{}"):
+    for damage in ("nonsense", '["a.wav"]', '["a.wav", 1]', "{}", '["b.wav", "a"]'):
         register.write_text(f'["a.wav", "a"]\n{damage}\n')
         with pytest.raises(AsrError, match=r"register:2: the register of recordings is damaged; choose another folder"):
             read_names(register)
     with pytest.raises(AsrError, match="the register of recordings cannot be written"):
         enter_names(tmp_path / "none" / "register", {})
+
+
+@pytest.mark.parametrize("name", ["../victim", "/victim", "sub/victim", "a b", "a\0b", ""])
+def test_a_prepared_register_names_no_file_elsewhere(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / TRANSCRIPTS).write_text(json.dumps(["x.wav", name]) + "\n")
+    with pytest.raises(AsrError, match=r"\.transcripts:1: the register of recordings is damaged"):
+        TranscriptFolder(folder, ("txt",), {"x.wav": "x"})
+    with pytest.raises(AsrError, match=r"\.transcripts:1: the register of recordings is damaged"):
+        enter_names(folder / TRANSCRIPTS, {"y.wav": "y"})
 
 
 def test_a_recording_of_the_same_name_is_not_done(tmp_path: Path) -> None:
