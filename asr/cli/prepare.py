@@ -25,8 +25,8 @@ Three files are written for each part:
   CORPUS_PART.report.json  number and duration of utterances, and what was skipped and why
 
 Each audio file is decoded once, so that damaged files are found now; they are skipped and reported. Finished parts are
-not prepared again: after an interruption, repeat the command. If the corpus has a lexicon, it is copied as well. One
-JSON object for each part goes to stdout.
+not prepared again unless their files have changed: after an interruption, repeat the command. If the corpus has a
+lexicon, it is copied as well. One JSON object for each part goes to stdout.
 
 examples:
   asr prepare an4 --corpus ~/an4 --output data
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="number of threads that decode audio (default: %(default)s)",
     )
-    parser.add_argument("--redo", action="store_true", help="prepare finished parts again")
+    parser.add_argument("--redo", action="store_true", help="prepare finished parts again, also those of another --corpus")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 from lhotse import CutSet, MonoCut, MultiCut, Recording, SupervisionSegment
 from lhotse.audio import AudioSource
 
 from asr.audio.io import inspect_audio
-from asr.datasets.corpora.base import Corpus, SkippedItem, Utterance
+from asr.datasets.corpora.base import Corpus, CorpusPart, SkippedItem, Utterance
 from asr.errors import AsrError
 from asr.serialization import atomic_path, require_writable
 from asr.text.documents import parse_json
@@ -25,7 +28,10 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class PartReport:
-    """The result of preparing a part of a corpus; it is written next to the cuts as JSON."""
+    """The result of preparing a part of a corpus; it is written next to the cuts as JSON.
+
+    `source` is a SHA-256 of the listing, with the size and time of each audio file.
+    """
 
     corpus: str
     part: str
@@ -36,6 +42,7 @@ class PartReport:
     num_speakers: int
     hours: float
     skipped: list[SkippedItem]
+    source: str = ""
 
     def to_json(self) -> str:
         """The report as a JSON object; `skipped` is a list of {item, reason}."""
@@ -63,8 +70,8 @@ def prepare_part(
 ) -> PartReport:
     """Writes `<corpus>_<part>.jsonl.gz` (lhotse cuts), `.txt` (transcripts, one per line) and `.report.json`.
 
-    A part that an earlier run finished for the same folder is not prepared again. Each file is written completely or
-    not at all, the report last.
+    A part that an earlier run finished is not prepared again unless its transcripts or audio files have changed. Each
+    file is written completely or not at all, the report last.
 
     Args:
         corpus: the corpus.
@@ -76,14 +83,21 @@ def prepare_part(
         on_progress: called after each file.
 
     Raises:
-        AsrError: no utterance is usable, or the output folder cannot be written.
+        AsrError: no utterance is usable, the output folder cannot be written, or it has this part of another folder,
+            and `redo` is false.
     """
     corpus_dir, stem = corpus_dir.resolve(), output_dir / f"{corpus.name}_{part}"
     cuts_path, text_path, report_path = (Path(f"{stem}{suffix}") for suffix in (".jsonl.gz", ".txt", ".report.json"))
     earlier = PartReport.from_file(report_path)
-    if not redo and earlier and earlier.corpus_dir == str(corpus_dir) and cuts_path.is_file() and text_path.is_file():
-        return earlier
+    if not redo and earlier and earlier.corpus_dir != str(corpus_dir):
+        raise AsrError(
+            f"{report_path}: {earlier.cuts} is of {earlier.corpus_dir}; choose another --output, or replace it with "
+            "--redo."
+        )
     listing = corpus.list_part(corpus_dir, part)
+    source = _fingerprint(listing)
+    if not redo and earlier and earlier.source == source and cuts_path.is_file() and text_path.is_file():
+        return earlier
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -117,6 +131,7 @@ def prepare_part(
         num_speakers=len({cut.supervisions[0].speaker for cut in cuts}),
         hours=round(sum(cut.duration for cut in cuts) / 3600, 4),
         skipped=skipped,
+        source=source,
     )
     report_path.unlink(missing_ok=True)
     with atomic_path(cuts_path) as path:
@@ -126,6 +141,20 @@ def prepare_part(
     with atomic_path(report_path) as path:
         path.write_text(report.to_json() + "\n", encoding="utf-8")
     return report
+
+
+def _fingerprint(listing: CorpusPart) -> str:
+    digest = hashlib.sha256(repr(listing.skipped).encode("utf-8", "surrogatepass"))
+    stamps: dict[Path, Any] = {}
+    for utterance in listing.utterances:
+        if utterance.audio not in stamps:
+            try:
+                status = os.stat(utterance.audio)
+                stamps[utterance.audio] = status.st_size, status.st_mtime_ns
+            except OSError as error:
+                stamps[utterance.audio] = error.errno
+        digest.update(f"{utterance} {stamps[utterance.audio]}\n".encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
 
 
 def copy_lexicon(corpus: Corpus, corpus_dir: Path, output_dir: Path) -> Path | None:

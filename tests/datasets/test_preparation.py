@@ -74,17 +74,34 @@ def test_one_bad_file_among_a_thousand_costs_one_result(tmp_path: Path) -> None:
     assert calls == [(i, 1000) for i in range(1, 1001)]
 
 
-def test_a_finished_part_is_not_done_again(tmp_path: Path) -> None:
+def test_a_finished_part_is_not_done_again_unless_it_changed(tmp_path: Path) -> None:
     corpus, out = tmp_path / "corpus", tmp_path / "out"
-    write_librispeech(corpus, num=1)
+    folder = write_librispeech(corpus, num=1)
     first = prepare_part(LibriSpeech(), corpus, "dev-clean-2", out)
     stamp = Path(first.cuts).stat().st_mtime_ns
-    write_librispeech(corpus, num=2)
     assert prepare_part(LibriSpeech(), corpus, "dev-clean-2", out) == first
     assert Path(first.cuts).stat().st_mtime_ns == stamp
-    assert prepare_part(LibriSpeech(), corpus, "dev-clean-2", out, redo=True).num_utterances == 4
-    write_librispeech(tmp_path / "another", num=3)  # another folder is another request
-    assert prepare_part(LibriSpeech(), tmp_path / "another", "dev-clean-2", out).num_utterances == 6
+    assert prepare_part(LibriSpeech(), corpus, "dev-clean-2", out, redo=True) == first
+    assert Path(first.cuts).stat().st_mtime_ns != stamp
+    transcript = next(folder.rglob("*.trans.txt"))
+    transcript.write_text(transcript.read_text(encoding="utf-8").replace("BAY", "BEE"), encoding="utf-8")
+    prepare_part(LibriSpeech(), corpus, "dev-clean-2", out)
+    assert "A BEE" in Path(first.text).read_text(encoding="utf-8")
+    write_audio(next(folder.rglob("*.flac")), 0.9)
+    assert prepare_part(LibriSpeech(), corpus, "dev-clean-2", out).hours > first.hours
+    write_librispeech(corpus, num=2)
+    assert prepare_part(LibriSpeech(), corpus, "dev-clean-2", out).num_utterances == 4
+
+
+def test_a_part_of_another_folder_is_replaced_only_on_request(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for name, num in (("one", 1), ("another", 3)):
+        write_librispeech(tmp_path / name, num=num)
+    first = prepare_part(LibriSpeech(), tmp_path / "one", "dev-clean-2", out)
+    with pytest.raises(AsrError, match=r"is of \S+one; choose another --output, or replace it with --redo"):
+        prepare_part(LibriSpeech(), tmp_path / "another", "dev-clean-2", out)
+    assert prepare_part(LibriSpeech(), tmp_path / "one", "dev-clean-2", out) == first
+    assert prepare_part(LibriSpeech(), tmp_path / "another", "dev-clean-2", out, redo=True).num_utterances == 6
 
 
 def test_an_interrupted_part_leaves_no_half_and_is_done_again(tmp_path: Path) -> None:
