@@ -118,10 +118,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output",
         type=output_path,
-        help="with --cuts, write the recognition results to this file as JSON Lines; an existing file is replaced",
+        help="with --cuts, write the recognition results to this file as JSON Lines",
     )
     parser.add_argument(
-        "--resume", action="store_true", help="continue where an interrupted run stopped (with --output)"
+        "--resume", action="store_true", help="with --output, keep the results in the file, and recognize the others"
     )
     parser.add_argument(
         "--json",
@@ -310,9 +310,14 @@ def _recognize(
         score_transcripts(references, other, args.missing_is_empty)
     if args.resume and not args.output:
         raise AsrError("--resume needs --output, the file to continue; give it.")
-    results = ResultsFile(Path(args.output), "id", anew=not args.resume) if args.output else None
+    results = ResultsFile(Path(args.output), "id") if args.output else None
     with contextlib.ExitStack() as stack:
         output = stack.enter_context(results) if results is not None else None
+        if output is not None and output.done and not args.resume:
+            raise AsrError(
+                f"{args.output}: there are results in it; continue with --resume, choose another --output, or delete "
+                "the file."
+            )
         return references, *_recognize_cuts(args, cuts, output, details, graphs)
 
 

@@ -37,7 +37,6 @@ class ResultsFile:
     Args:
         path: the file, created if it does not exist. A device or a pipe has no earlier results.
         field: the field that names a recording.
-        anew: delete the contents of the file when `require_maker` is called, so that a failing request deletes nothing.
 
     Attributes:
         done: recordings that earlier runs have finished without failure, in order; `record` returns the result of one.
@@ -48,13 +47,12 @@ class ResultsFile:
             file is then unchanged.
     """
 
-    def __init__(self, path: Path, field: str, anew: bool = False) -> None:
+    def __init__(self, path: Path, field: str) -> None:
         self.done: dict[str, tuple[int, int]] = {}  # where the line begins, and its length
         self._makers: dict[str, str] = {}  # each with the first of its recordings
         self._path = path
         self._field = field
         self._maker = ""
-        self._is_dropped = anew and path.is_file()
         self._failures: set[tuple[str, str]] = set()
         try:
             self._stream = path.open("a+", encoding="utf-8") if path.is_file() or not path.exists() else path.open("w")
@@ -63,7 +61,6 @@ class ResultsFile:
         try:
             if path.is_file():
                 _lock(self._stream, path)
-            if path.is_file() and not anew:
                 self._read()
         except BaseException:
             self._stream.close()
@@ -84,8 +81,6 @@ class ResultsFile:
             AsrError: an earlier result is from another recognizer.
         """
         self._maker = maker
-        if self._is_dropped:
-            os.ftruncate(self._stream.fileno(), 0)
         for other, name in self._makers.items():
             if other != maker:
                 raise AsrError(

@@ -105,13 +105,27 @@ def test_a_manifest_is_recognized_and_scored(tmp_path, cuts, evaluate, tiny_bund
     ],
 )
 def test_a_wrong_request_costs_no_results(tmp_path, cuts, evaluate, tiny_bundle_folder, arguments, message):
-    (tmp_path / "words.jsonl").write_text("hours of work\n")
-    options = ("--cuts", cuts, "--bundle", tiny_bundle_folder, "--output", tmp_path / "words.jsonl")
-    code, _, errors = evaluate(*options, *arguments)
-    assert (code, (tmp_path / "words.jsonl").read_text()) == (2, "hours of work\n")
+    output, earlier = tmp_path / "words.jsonl", '{"id": "u0", "text": "hours of work"}\n'
+    output.write_text(earlier)
+    options = ("--cuts", cuts, "--bundle", tiny_bundle_folder, "--output", output)
+    code, _, errors = evaluate(*options, "--resume", *arguments)
+    assert (code, output.read_text()) == (2, earlier)
     assert message in errors and "real-time factor" not in errors
-    assert evaluate(*options, "--mode", "ngram")[0] == 0
-    assert len((tmp_path / "words.jsonl").read_text().splitlines()) == 3
+
+
+def test_results_are_never_replaced(tmp_path, cuts, evaluate, tiny_bundle_folder):
+    output = tmp_path / "words.jsonl"
+    options = ("--cuts", cuts, "--bundle", tiny_bundle_folder, "--output", output, "--mode", "ngram")
+    for earlier, message in (
+        ('{"id": "u0", "text": "hours of work"}\n', "there are results in it; continue with --resume"),
+        ("hours of work\n", "words.jsonl:1"),
+    ):
+        output.write_text(earlier)
+        code, _, errors = evaluate(*options)
+        assert (code, message in errors, output.read_text()) == (2, True, earlier)
+    output.write_text('{"id": "u0", "error": "the disk was not there"}\n')
+    assert evaluate(*options)[0] == 0
+    assert len(output.read_text().splitlines()) == 4
 
 
 def test_an_interrupted_evaluation_goes_on_and_a_bad_recording_counts_as_deleted(
