@@ -356,8 +356,8 @@ class Recognizer(nn.Module):
                 finite; the sampling rate or `nbest` is out of range; the acoustic model cannot use what is known of a
                 speaker; or `sessions` do not fit.
         """
-        if nbest < 1:
-            raise AsrError(f"nbest is {nbest}; ask for 1 hypothesis or more.")
+        if not 1 <= nbest < 2**31:
+            raise AsrError(f"nbest is {nbest}; ask for 1 hypothesis or more, below 2^31.")
         if speaker is not None:
             self.require_normalizing()
         self.eval()  # a training loop that shares the acoustic model may have left it in training mode

@@ -302,8 +302,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.nbest < 1:
-        raise AsrError(f"--nbest {args.nbest}: give 1 or more.")
+    if not 1 <= args.nbest < 2**31:
+        raise AsrError(f"--nbest {args.nbest}: give 1 or more, below 2^31.")
     if not args.stream:
         refuse_without("--stream", add_stream_arguments, args)
     if args.lattices is None:

@@ -263,12 +263,12 @@ class DecodingOptions:
             )
         if self.max_contexts_per_state is not None and self.max_contexts_per_state < 1:
             raise AsrError(
-                f"decoding options: max_contexts_per_state is {self.max_contexts_per_state}; give at least 1 or none."
+                f"decoding options: max_contexts_per_state is {self.max_contexts_per_state}; give at least 1."
             )
         if self.blank_skip_threshold is not None and not 0 < self.blank_skip_threshold < 1:
             raise AsrError(
-                f"decoding options: blank_skip_threshold is {self.blank_skip_threshold}; it must be a probability "
-                "between 0 and 1, or none."
+                f"decoding options: blank_skip_threshold is {self.blank_skip_threshold}; it must be a probability, above "
+                "0 and below 1."
             )
 
 

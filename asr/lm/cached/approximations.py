@@ -28,6 +28,7 @@ CHOICES = {
 """`recombination` -> whose hidden state a shared context has."""
 
 _LARGEST = 2**63 - 1  # keys of tables are not negative
+_MAX_RECOMBINATION_LENGTH = 1000
 
 _SCALE = {"round-2": 100.0, "round-1": 10.0}
 
@@ -111,8 +112,13 @@ class CacheOptions:
 
     def __post_init__(self) -> None:
         check_options(self, "cached language model")
-        if self.recombination_length is not None and self.recombination_length < 1:
-            raise AsrError(f"recombination_length: {self.recombination_length} is too short; it must be 1 or more.")
+        if self.recombination_length is not None and not 1 <= self.recombination_length <= _MAX_RECOMBINATION_LENGTH:
+            raise AsrError(
+                f"recombination_length is {self.recombination_length}; it must be between 1 and "
+                f"{_MAX_RECOMBINATION_LENGTH:,}."
+            )
+        if self.recombination_window < 0:
+            raise AsrError(f"recombination_window is {self.recombination_window}; it must be 0 or more.")
         if self.history_precision and self.recombination_length and self.recombination == "best":
             raise AsrError(
                 "history_precision: shared hidden rows and recombination best cannot be combined; use first."
