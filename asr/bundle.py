@@ -94,6 +94,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
                 raise AsrError(f"{path}: {key!r} lacks a valid {field_name!r}; fetch the bundle again.")
     if not isinstance(manifest["name"], str) or not isinstance(manifest["files"], dict):
         raise AsrError(f"{path}: 'name' or 'files' is of the wrong kind; fetch the bundle again.")
+    _require_printable(manifest["name"], str(path))
     if not isinstance(manifest["decoding"], dict):
         raise AsrError(f"{path}: 'decoding' does not give options for each mode; fetch the bundle again.")
     if not isinstance(manifest.get("default_mode", ""), str):
@@ -103,8 +104,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     for name in _files_of(manifest):
         if Path(name).name != name or name in ("", ".."):
             raise AsrError(f"{path}: it names the file {name!r}, which is not in the bundle's folder.")
-        require_intact(folder / name, manifest["files"].get(name, {}), "bundle")
+        require_intact(folder / name, manifest["files"].get(name), "bundle")
     return manifest
+
+
+def _require_printable(name: str, where: str) -> None:
+    if not name or not name.isprintable():
+        raise AsrError(f"{where}: the bundle's name {name!r} is empty or cannot be printed; choose another.")
 
 
 _FIELDS: dict[str, dict[str, type]] = {
@@ -126,6 +132,12 @@ def _files_of(manifest: dict[str, Any]) -> list[str]:
 
 
 _CARD = "card.md"
+
+
+def read_card(folder: Path) -> str:
+    """The bundle's card, or "" if it has none; a link could be any file of the account, and is not followed."""
+    path = folder / _CARD
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() and not path.is_symlink() else ""
 
 
 _GRAPH_FILE = "graph.safetensors"
@@ -284,6 +296,7 @@ class Bundle:
             AsrError: the parts do not match, `byte_matrices` has no effect, or the folder cannot be written. An
                 existing bundle is then kept.
         """
+        _require_printable(self.name, str(folder))
         self.check()
         if byte_matrices and isinstance(self.acoustic_model.network, OwnFormat) and self.rnn_lm is None:
             raise AsrError(
@@ -368,7 +381,7 @@ class Bundle:
             default_mode=manifest.get("default_mode"),
             confidence=manifest.get("confidence", {}),
             fingerprint=fingerprint_of_description(manifest),
-            card=(folder / _CARD).read_text(encoding="utf-8", errors="replace") if (folder / _CARD).is_file() else "",
+            card=read_card(folder),
             **{part: load_ngram_lm(path, verify=False) for part, path in ngrams.items()},
             graph=graph(),  # the last to be ready
         )

@@ -8,3 +8,8 @@ class AsrError(Exception):
 
     The command line prints it without a traceback and exits with status 2.
     """
+
+
+def printable(text: str) -> str:
+    """A text of unknown origin without control characters, which a terminal would obey; lines and tabs stay."""
+    return "".join(one if one.isprintable() or one in "\n\t" else "\N{REPLACEMENT CHARACTER}" for one in text)

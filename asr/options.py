@@ -102,7 +102,7 @@ def check_options(owner: Any, what: str) -> None:
             raise AsrError(f"{what}: {name} is {value!r}; it must be a number.")
         elif one.kind is int and not isinstance(value, Integral):
             raise AsrError(f"{what}: {name} is {value!r}; it must be a whole number.")
-        elif one.kind is int and abs(value) >= 2**63:  # what tensors and compiled loops count with
+        elif isinstance(value, int) and abs(value) >= 2**63:  # what tensors and compiled loops count with
             raise AsrError(f"{what}: {name} is {value!r}; it must be below 2^63.")
 
 

@@ -258,12 +258,12 @@ def checksums(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
     }
 
 
-def require_intact(path: Path, expected: dict[str, Any], what: str) -> None:
+def require_intact(path: Path, expected: dict[str, Any] | None, what: str) -> None:
     """Checks a file against its entry of `checksums`.
 
     Args:
         path: the file.
-        expected: its entry.
+        expected: its entry, or None if there is none.
         what: what the file belongs to, such as `bundle`, for error messages.
 
     Raises:
@@ -377,20 +377,20 @@ def atomic_path(path: Path) -> Iterator[Path]:
         if partial != target:
             partial.replace(target)
     except OSError as error:
-        raise AsrError(f"{path}: the file cannot be written ({error.strerror}); {_cure(error)}.") from error
+        raise AsrError(f"{path}: the file cannot be written ({error.strerror}); {cure_of(error)}.") from error
     finally:
         if partial != target:
             partial.unlink(missing_ok=True)
 
 
 def write_whole_text(path: str | Path, text: str) -> None:
-    """Writes a text file atomically.
+    """Writes a text file atomically, in UTF-8; lone surrogates, which JSON may contain, become escape codes.
 
     Raises:
         AsrError: as for `atomic_path`.
     """
     with atomic_path(Path(path)) as partial:
-        partial.write_text(text, encoding="utf-8")
+        partial.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 @contextmanager
@@ -429,7 +429,7 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
             raise
         shutil.rmtree(earlier, ignore_errors=True)
     except OSError as error:
-        raise AsrError(f"{folder}: the folder cannot be written ({error.strerror}); {_cure(error)}.") from error
+        raise AsrError(f"{folder}: the folder cannot be written ({error.strerror}); {cure_of(error)}.") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -524,12 +524,13 @@ def _identity(path: str | Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _cure(error: OSError) -> str:
+def cure_of(error: OSError) -> str:
+    """What to do about an output that cannot be written."""
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return "make its folder first"
     return (
         "name another one"
-        if error.errno in (errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EROFS)
+        if error.errno in (errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EROFS, errno.EBADF)
         else "make room and try again"
     )
 

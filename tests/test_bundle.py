@@ -10,12 +10,14 @@ import torch
 from safetensors.torch import load_file
 
 from asr.bundle import Bundle, read_rnn_lm
+from asr.cli.main import main
 from asr.decoding.build import available_modes, chosen_mode, language_models
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.rnn.export import save_network
 from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
+from asr.recognizer import Recognizer
 from asr.serialization import ModelSpec
 from asr.text.symbols import SPECIAL_WORDS, UNK_ID, TokenTable, Vocabulary
 
@@ -103,6 +105,8 @@ def test_no_bundle_is_one_sentence(tmp_path):
     [
         (lambda m: m.update(format="else"), "is not a bundle of this program"),
         (lambda m: m.update(version=99), "has version 99 and this program reads 1"),
+        (lambda m: m.update(name="clear\x1b[2J"), r"the bundle's name 'clear\\x1b\[2J' is empty or cannot be printed"),
+        (lambda m: m["files"].pop("graph.safetensors"), "graph.safetensors: the bundle has no checksum for this file"),
         (lambda m: m.pop("graph"), "the field 'graph' is missing"),
         (lambda m: m.update(default_mode=["rnn"]), "'default_mode' is not the name of a mode"),
         (lambda m: m["acoustic_model"].update({"class": "os.system"}), "'os.system' is not one that files may name"),
@@ -116,6 +120,25 @@ def test_a_wrong_description_is_one_sentence(folder, change, message):
     with pytest.raises(AsrError, match=message) as caught:
         Bundle.load(folder)
     assert "\n" not in str(caught.value)
+
+
+def test_wrong_decoding_options_are_told_with_bundle_and_mode(folder):
+    edit(folder, lambda m: m.update(decoding={"ngram": {"search_beam": "wide"}}))
+    with pytest.raises(
+        AsrError, match=r"bundle tones: the decoding options of ngram are wrong: .*search_beam is 'wide'"
+    ):
+        Recognizer.from_folder(folder, mode="ngram")
+
+
+def test_a_card_that_is_a_link_is_not_read(folder, tmp_path, capsys):
+    (tmp_path / "secret").write_text("secret \x1b[2J")
+    (folder / "card.md").unlink(missing_ok=True)
+    (folder / "card.md").symlink_to(tmp_path / "secret")
+    assert Bundle.load(folder).card == ""
+    (folder / "card.md").unlink()
+    (folder / "card.md").write_text("open \x1b[2J\n")
+    assert main(["bundle", "info", str(folder)]) == 0
+    assert capsys.readouterr().out.endswith("\n\nopen \ufffd[2J\n")
 
 
 def test_a_language_model_of_other_words_is_refused(folder, tmp_path):

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 from asr import hub
 from asr.audio.fbank import Fbank
-from asr.bundle import FILE_NAME, Bundle, all_bundle_folders, bundle_folder, read_manifest, read_rnn_lm
+from asr.bundle import FILE_NAME, Bundle, all_bundle_folders, bundle_folder, read_card, read_manifest, read_rnn_lm
 from asr.cli.main import Command
 from asr.cli.options import fetching, graph_notice
 from asr.ctc.bundles import bundle_with_acoustic_model
 from asr.decoding.build import OLD_MODES, chosen_mode, recognition_settings
 from asr.decoding.settings import MODES
-from asr.errors import AsrError
+from asr.errors import AsrError, printable
 from asr.graph.decoding_graph import DecodingGraph
 from asr.graph.denominator_graph import DenominatorGraph
 from asr.lm.ngram.io import read_ngram_lm
@@ -108,8 +108,9 @@ def add_bundle_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_bundle(args: argparse.Namespace) -> int:
     folder: Path = args.output
+    name = folder.resolve().name
     is_external = any(name.partition(":")[0] in KINDS for name in args.acoustic_model)
-    bundle = _external(args, folder.name) if is_external else _assembled(args, folder.name)
+    bundle = _external(args, name) if is_external else _assembled(args, name)
     bundle.default_mode = args.default_mode
     chosen_mode(bundle, "auto")
     _check_decoding(bundle)
@@ -196,7 +197,12 @@ class _Acoustics(NamedTuple):
 
 def _acoustics(paths: list[Path], recipe: str | None) -> _Acoustics:
     """The acoustic model, and the decoding options of the first bundle that it is from."""
+    for path in paths:
+        if not path.exists():
+            raise AsrError(f"--acoustic-model {path}: there is no such file or folder.")
     if any(path.is_dir() for path in paths):
+        if recipe is not None:
+            raise AsrError("--recipe has no effect with the folder of a bundle; leave it out, or give a checkpoint.")
         if not all(path.is_dir() for path in paths):
             raise AsrError("--acoustic-model: give checkpoints or folders of bundles, not both.")
         bundles = [Bundle.load(path) for path in paths]
@@ -361,15 +367,14 @@ def run_info(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(info))
         return 0
-    card = info.pop("card")
-    print(f"{info.pop('name')}  {info.pop('megabytes')} MB  {info.pop('folder')}")
-    for part, text in info["parts"].items():
-        print(f"  {part:<18}{text}")
+    lines = [f"{info['name']}  {info['megabytes']} MB  {info['folder']}"]
+    lines += [f"  {part:<18}{text}" for part, text in info["parts"].items()]
     for mode, options in info["decoding"].items():
-        print(f"  mode {mode:<13}{', '.join(f'{name} {value}' for name, value in options.items())}")
-    print(f"  {'fingerprint':<18}{info['fingerprint']}")
-    if card:
-        print(f"\n{card.strip()}")
+        lines.append(f"  mode {mode:<13}{', '.join(f'{name} {value}' for name, value in options.items())}")
+    lines.append(f"  {'fingerprint':<18}{info['fingerprint']}")
+    if info["card"]:
+        lines.append(f"\n{info['card'].strip()}")
+    print(printable("\n".join(lines)))
     return 0
 
 
@@ -388,7 +393,6 @@ def describe(folder: Path) -> dict[str, Any]:
         sizes = [manifest["files"][entry[key]]["num_bytes"] for key in ("file", "words") if key in entry]
         described = [str(entry["class"])] if "class" in entry else []
         parts[part] = ", ".join(described + ([f"{sum(sizes) / 1e6:.1f} MB"] if sizes else []))
-    card = folder / "card.md"
     return {
         "name": manifest["name"],
         "folder": str(folder),
@@ -396,7 +400,7 @@ def describe(folder: Path) -> dict[str, Any]:
         "parts": parts,
         "decoding": manifest["decoding"],
         "fingerprint": fingerprint_of_description(manifest),
-        "card": card.read_text(encoding="utf-8", errors="replace") if card.is_file() else "",
+        "card": read_card(folder),
     }
 
 

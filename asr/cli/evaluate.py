@@ -133,14 +133,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from asr.cli.options import add_recognizer_arguments, recognizer_inputs, refuse_without, speaker_flag
+
     if args.recipe:
         from asr.cli.evaluate_recipe import run_recipe
 
         return run_recipe(args)
+    if not args.cuts:
+        refuse_without("--cuts", add_recognizer_arguments, args)
     # Files that cannot be read or written are reported before anything is recognized.
     read = (args.hypotheses, args.reference, args.cuts, args.compare)
-    from asr.cli.options import recognizer_inputs, speaker_flag
-
     require_writable(*_outputs(args), inputs=[*read, *recognizer_inputs(args)])
     if args.confidences and not args.cuts:
         raise AsrError("--confidences needs --cuts; for transcripts, use 'asr transcribe --lattices'.")
@@ -159,6 +161,14 @@ def run(args: argparse.Namespace) -> int:
     elif args.hypotheses and args.reference:
         references, hypotheses = read_pair(args.reference, args.hypotheses)
         details = details_of_file(args.hypotheses)
+        failed = [name for name, record in details.records.items() if "error" in record and name in references]
+        if failed:
+            extra["failed"] = len(failed)
+            print(
+                f"asr: {args.hypotheses}: {len(failed)} recordings failed, such as {failed[0]!r}; all their words "
+                "count as deleted.",
+                file=sys.stderr,
+            )
     else:
         raise AsrError("there is nothing to score; give hypotheses and --reference, or --cuts.")
     if args.export:

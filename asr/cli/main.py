@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import re
 import sys
@@ -12,7 +13,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 from asr import __version__
-from asr.errors import AsrError
+from asr.errors import AsrError, printable
 from asr.kernels.interrupts import interrupts_between_loops
 
 
@@ -93,6 +94,9 @@ def _group_help(name: str, commands: Mapping[str, str]) -> str:
 _NEGATIVE_NUMBER = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$")
 
 
+_EMPTY_OPTION = re.compile(r"--[\w-]+=")
+
+
 def command_named(name: str) -> Command:
     """Imports a command. A module of several commands has them in `SUBCOMMANDS`, any other is itself the command.
 
@@ -144,6 +148,8 @@ def run(arguments: Sequence[str]) -> int:
     if name not in COMMANDS:
         unknown = " ".join(arguments[: 2 if group else 1])
         raise AsrError(f"asr: there is no command {unknown!r}; there are: {', '.join(COMMANDS)}.")
+    if any(not one or _EMPTY_OPTION.fullmatch(one) for one in rest):
+        raise AsrError(f"asr {name}: an argument is empty, perhaps a shell variable that is not set; give it a value.")
     if COMMANDS[name][0] == "asr.cli.train":
         # LightningCLI parses the whole command line itself, including the subcommand.
         return int(_import_command("asr.cli.train").run([name, *rest]))
@@ -180,6 +186,9 @@ def _import_command(module_name: str) -> ModuleType:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The entry point: prints an AsrError as one line and returns the exit code."""
     _open_closed_streams()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # not if a program has replaced it
+            stream.reconfigure(errors="backslashreplace")
     try:
         with interrupts_between_loops():
             code = run(sys.argv[1:] if arguments is None else arguments)
@@ -187,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
     except AsrError as error:
         # Messages of libraries may have several lines.
-        print("asr: error:", *(line.strip() for line in str(error).splitlines()), file=sys.stderr)
+        print("asr: error:", *(printable(line.strip()) for line in str(error).splitlines()), file=sys.stderr)
         code = 2
     except KeyboardInterrupt:
         print("asr: interrupted", file=sys.stderr)

@@ -307,6 +307,11 @@ def _tell_mode(mode: str, default: str | None) -> None:
 
 
 def _refuse_unused_models(args: argparse.Namespace, recognizer: Recognizer) -> None:
+    if args.lm_fusion not in (None, "lattice") and recognizer.mode == "ngram":
+        raise AsrError(
+            f"--lm-fusion {args.lm_fusion} has no effect in the mode ngram, whose only language model is the graph's; "
+            "leave it out, or give another --mode."
+        )
     modes = Pass(recognizer.mode, recognizer.lm_fusion, *recognizer.settings.models).modes
     for name, users in MODES_WITH.items():
         if getattr(args, name) is not None and not users & set(modes):

@@ -23,7 +23,7 @@ from asr.decoding.lattice_io import save_k2_lattice, write_kaldi_lattice, write_
 from asr.errors import AsrError
 from asr.recognizer import Recognizer
 from asr.results import RecognitionResult
-from asr.serialization import atomic_path, open_atomic, output_path
+from asr.serialization import atomic_path, cure_of, open_atomic, output_path
 from asr.streaming import StreamingOptions
 from asr.text.documents import parse_json
 from asr.transcripts import SUFFIXES, Transcript, format_transcript, plain_name
@@ -310,7 +310,7 @@ def print_line(line: str, stream: TextIO) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise AsrError(f"{stream.name}: the output cannot be written ({error.strerror}); free some space.") from error
+        raise AsrError(f"{stream.name}: the output cannot be written ({error.strerror}); {cure_of(error)}.") from error
 
 
 FORMATS = {

@@ -60,7 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="number of threads that decode audio (default: %(default)s)",
     )
-    parser.add_argument("--redo", action="store_true", help="prepare finished parts again, also those of another --corpus")
+    parser.add_argument(
+        "--redo", action="store_true", help="prepare finished parts again, also those of another --corpus"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

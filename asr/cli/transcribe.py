@@ -387,7 +387,10 @@ def _transcribe(args: argparse.Namespace, found: Recordings, output: ResultsFile
         return 0
     recognizer = recognizer_from(args)
     if output is not None:
-        output.require_maker(maker_of(recognizer, LEARNED[args.speaker]))
+        # A result without what is asked for now is not a result of this request.
+        nbest = f"nbest-{args.nbest}" if args.nbest > 1 else ""
+        kinds = LEARNED[args.speaker], nbest, "lattices" if args.lattices is not None else ""
+        output.require_maker(maker_of(recognizer, " ".join(filter(None, kinds))))
     if not todo:
         return 0
     recognizer.keep_lattices = args.lattices is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -149,7 +148,7 @@ def _fingerprint(listing: CorpusPart) -> str:
     for utterance in listing.utterances:
         if utterance.audio not in stamps:
             try:
-                status = os.stat(utterance.audio)
+                status = utterance.audio.stat()
                 stamps[utterance.audio] = status.st_size, status.st_mtime_ns
             except OSError as error:
                 stamps[utterance.audio] = error.errno

@@ -93,6 +93,10 @@ def recognition_settings(bundle: Bundle, mode: str, overrides: Mapping[str, Any]
     tuned = _tuned(bundle, mode)
     if not isinstance(tuned, dict):
         raise AsrError(f"bundle {bundle.name}: the decoding options of {mode} are {tuned!r}; give names and numbers.")
+    try:
+        Settings.of(current_names(tuned), ())
+    except AsrError as error:
+        raise AsrError(f"bundle {bundle.name}: the decoding options of {mode} are wrong: {error}") from error
     settings = Settings.of({**current_names(tuned), **current_names(overrides)}, overrides)
     if settings.language_models.second_pass != "none":
         chosen_mode(bundle, settings.language_models.second_pass_mode)

@@ -267,8 +267,8 @@ class DecodingOptions:
             )
         if self.blank_skip_threshold is not None and not 0 < self.blank_skip_threshold < 1:
             raise AsrError(
-                f"decoding options: blank_skip_threshold is {self.blank_skip_threshold}; it must be a probability, above "
-                "0 and below 1."
+                f"decoding options: blank_skip_threshold is {self.blank_skip_threshold}; it must be above 0 and "
+                "below 1."
             )
 
 

@@ -29,6 +29,8 @@ _UNPACKED: dict[str, Callable[[Path], Any]] = {".gz": gzip.GzipFile, ".xz": lzma
 # The first bytes of compressed files, which no text begins with.
 _PACKED = {b"\x1f\x8b": "gzip", b"\xfd7zXZ\0": "xz", b"BZh91AY&SY": "bzip2", b"\x28\xb5\x2f\xfd": "zstd"}
 _BUFFER_BYTES = 1 << 20
+_MAX_EXPANSION = 200
+_LEAST_ROOM_BYTES = 64_000_000
 
 
 def open_text(path: Path, what: str = "file") -> IO[bytes]:
@@ -63,15 +65,30 @@ def read_text(path: str | Path, what: str = "file") -> str:
         what: its name in error messages.
 
     Raises:
-        AsrError: the file is missing, damaged or not UTF-8.
+        AsrError: the file is missing, damaged or not UTF-8, or a packed file expands to 200 times its size and more
+            than 64 MB.
     """
-    with open_text(Path(path), what) as stream:
+    path = Path(path)
+    with open_text(path, what) as stream:
         try:
-            return stream.read().decode("utf-8")
+            content = stream.read(_room(path))
+            if stream.read(1):
+                raise AsrError(
+                    f"{path}: the {what} expands to more than {len(content) / 1e6:.0f} MB, which no text of this size "
+                    "does; fetch it again, or unpack it first."
+                )
+            return content.decode("utf-8")
         except UnicodeDecodeError as error:
             raise AsrError(f"{path}: the {what} is not UTF-8 (byte {error.start}); convert it first.") from error
         except READING_ERRORS as error:
             raise unreadable(path, what, error) from error
+
+
+def _room(path: Path) -> int:
+    """How many bytes the content of a file may have; -1 for any number."""
+    if path.suffix not in _UNPACKED:
+        return -1
+    return max(_LEAST_ROOM_BYTES, _MAX_EXPANSION * path.stat().st_size)
 
 
 def unreadable(path: str | Path, what: str, error: BaseException) -> AsrError:

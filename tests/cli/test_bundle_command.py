@@ -45,7 +45,7 @@ def arguments(parts, output, **changes):
         "card": parts / "card.md",
         **changes,
     }
-    return ["bundle", str(output), *(text for name, path in named.items() for text in (f"--{name}", str(path)))]
+    return ["bundle", str(output), *(text for name, path in named.items() if path for text in (f"--{name}", str(path)))]
 
 
 @pytest.mark.slow
@@ -77,7 +77,7 @@ def test_a_recipe_with_a_wrong_filterbank_is_one_sentence(parts, capsys):
 
 
 def test_the_acoustic_model_of_another_bundle(parts, tiny_bundle_folder):
-    changes = {"acoustic-model": tiny_bundle_folder, "rnn-lm": tiny_bundle_folder}
+    changes = {"acoustic-model": tiny_bundle_folder, "recipe": None, "rnn-lm": tiny_bundle_folder}
     command = [text for text in arguments(parts, parts / "out", **changes) if "decoding" not in text]
     assert main(command) == 0
     one, other = Bundle.load(parts / "out"), Bundle.load(tiny_bundle_folder)
@@ -90,7 +90,7 @@ def test_the_acoustic_model_of_another_bundle(parts, tiny_bundle_folder):
 
 def test_a_bundle_can_be_made_anew_from_its_own_parts(parts, capsys):
     assert main(arguments(parts, parts / "out")) == 0
-    own = {"acoustic-model": parts / "out", "graph": parts / "out" / "graph.safetensors"}
+    own = {"acoustic-model": parts / "out", "recipe": None, "graph": parts / "out" / "graph.safetensors"}
     own |= {"small-ngram": parts / "out" / "small_ngram.bin", "rnn-lm": parts / "out"}
     assert main(arguments(parts, parts / "out", **own)) == 0
     recognizer = Recognizer.from_folder(parts / "out", mode="rnn", decoder="token-passing")
@@ -125,8 +125,12 @@ def test_wrong_parts_are_one_sentence(parts, capsys):
         ({"decoding": decoding("ngram: 3")}, "the decoding options of ngram are 3; give names and numbers"),
         ({"decoding": decoding("ngram: {search_beam: wide}")}, "search_beam is 'wide'; it must be a number"),
         ({"decoding": decoding("ngram: {rnn_weight: x}")}, "rnn_weight is 'x'; it must be a number"),
-        ({"acoustic-model": parts / "none.ckpt"}, "none.ckpt: no Lightning checkpoint can be read there"),
-        ({"acoustic-model": parts / "rnn"}, "bundle.json is missing"),
+        (
+            {"acoustic-model": parts / "none.ckpt"},
+            f"--acoustic-model {parts / 'none.ckpt'}: there is no such file or folder",
+        ),
+        ({"acoustic-model": parts / "card.md"}, "card.md: no Lightning checkpoint can be read there"),
+        ({"acoustic-model": parts / "rnn"}, "--recipe has no effect with the folder of a bundle"),
         # As many tokens, but others.
         (
             {"acoustic-model": parts / "other.ckpt"},

@@ -53,6 +53,7 @@ def test_details_and_another_system(tmp_path, transcripts, evaluate):
         (["hyp", "--cuts", "c.jsonl"], "--cuts has its own reference"),
         (["hyp", "--reference", "ref", "--output", "out"], "--output and --resume are for the results of --cuts"),
         (["hyp", "--reference", "ref", "--resume"], "--output and --resume are for the results of --cuts"),
+        (["hyp", "--reference", "ref", "--search-beam", "3"], "--search-beam has no effect without --cuts"),
         (["nowhere", "--reference", "nowhere"], "nowhere: the transcript file cannot be read"),
     ],
 )
@@ -70,6 +71,14 @@ def test_utterances_of_one_side_only(tmp_path, transcripts, evaluate):
     code, text, _ = evaluate(hypothesis, "--reference", reference, "--missing-is-empty")
     assert code == 0
     assert "1 deletions of 5 words" in text
+
+
+def test_failed_recordings_are_told_and_count_as_deleted(tmp_path, transcripts, evaluate):
+    hypothesis, reference = transcripts
+    hypothesis.write_text('{"audio": "a.wav", "text": "one two three"}\n{"audio": "b.wav", "error": "cut short"}\n')
+    code, text, errors = evaluate(hypothesis, "--reference", reference, "--json")
+    assert (code, json.loads(text)["deletions"], json.loads(text)["failed"]) == (1, 1, 1)
+    assert "1 recordings failed, such as 'b'; all their words count as deleted" in errors
 
 
 def test_a_reference_without_words_has_no_rate(tmp_path, transcripts, evaluate):

@@ -33,6 +33,21 @@ def test_every_command_explains_itself(capsys, command):
     assert f"usage: asr {command}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("arguments", [["transcribe", ""], ["transcribe", "a.wav", "--bundle="], ["graph", "--g", ""]])
+def test_an_empty_argument_is_not_the_current_folder(capsys, arguments):
+    assert main.main(arguments) == 2
+    assert f"asr {arguments[0]}: an argument is empty, perhaps a shell variable" in capsys.readouterr().err
+
+
+def test_a_terminal_gets_no_escape_sequences_from_messages(monkeypatch, capsys):
+    def run(arguments):
+        raise AsrError("the name \x1b[2Jgone\x07 is damaged")
+
+    monkeypatch.setattr(main, "run", run)
+    assert main.main([]) == 2
+    assert capsys.readouterr().err == "asr: error: the name \ufffd[2Jgone\ufffd is damaged\n"
+
+
 def test_an_unknown_command_is_one_sentence(capsys):
     assert main.main(["transcrbe", "x.wav"]) == 2
     error = capsys.readouterr().err
@@ -102,6 +117,15 @@ def test_a_missing_package_is_told_with_its_extra(
     assert f"{missing!r}, which is not installed; run scripts/setup, or pip install 'onepass-asr{extra}'." in (
         capsys.readouterr().err
     )
+
+
+def test_what_standard_output_cannot_encode_is_escaped() -> None:
+    command = (
+        "from asr.cli import main; main.run = lambda _: print('caf\\u00e9 \\udce9') or 0; raise SystemExit(main.main())"
+    )
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    run = subprocess.run([sys.executable, "-c", command], cwd=ROOT, env=environment, capture_output=True, check=False)
+    assert (run.returncode, run.stdout) == (0, b"caf\\xe9 \\udce9\n")
 
 
 def test_a_closed_standard_output_is_one_sentence() -> None:

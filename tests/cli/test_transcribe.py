@@ -209,7 +209,24 @@ def test_strange_names(tmp_path, transcribe, name):
     output = tmp_path / "words.jsonl"
     assert transcribe(tmp_path / "in", "--output", output, "--lattices", tmp_path / "slf")[0] == 0
     assert json.loads(output.read_text().rstrip("\n"))["audio"] == path
-    assert "1 of 1 files are already in" in transcribe(tmp_path / "in", "--output", output)[2]
+    again = transcribe(tmp_path / "in", "--output", output, "--lattices", tmp_path / "slf")
+    assert again[0] == 0 and "1 of 1 files are already in" in again[2]
+
+
+@pytest.mark.parametrize("more", [["--nbest", "2"], ["--lattices", "slf"]])
+def test_results_that_lack_what_is_asked_for_are_told(tmp_path, transcribe, monkeypatch, more):
+    monkeypatch.chdir(tmp_path)
+    path = write(tmp_path / "a.wav", tones(WORDS))
+    assert transcribe(path, "--output", "words.jsonl")[0] == 0
+    code, _, errors = transcribe(path, "--output", "words.jsonl", *more)
+    assert code == 2 and "choose another --output, or delete this file" in errors
+    assert transcribe(path, "--output", "more.jsonl", *more)[0] == 0
+    assert transcribe(path, "--output", "more.jsonl", *more)[0] == 0
+
+
+def test_a_fusion_without_a_model_is_told(tmp_path, transcribe):
+    code, _, errors = transcribe(write(tmp_path / "a.wav", tones(WORDS)), "--ngram-only", "--lm-fusion", "search")
+    assert code == 2 and "--lm-fusion search has no effect in the mode ngram" in errors
 
 
 def test_a_folder_may_have_a_folder_called_like_audio(tmp_path, transcribe):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from asr.errors import AsrError
-from asr.serialization import atomic_path, open_atomic, require_writable
+from asr.serialization import atomic_path, open_atomic, require_writable, write_whole_text
 
 
 def test_a_file_has_its_name_once_it_is_complete(tmp_path: Path) -> None:
@@ -19,6 +19,11 @@ def test_a_file_has_its_name_once_it_is_complete(tmp_path: Path) -> None:
         assert not path.exists()
     assert path.read_bytes() == b"all of it"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_text_that_utf_8_cannot_encode_is_written_escaped(tmp_path: Path) -> None:
+    write_whole_text(tmp_path / "a.txt", "caf\u00e9 \ud800\n")
+    assert (tmp_path / "a.txt").read_text(encoding="utf-8") == "caf\u00e9 \\ud800\n"
 
 
 @pytest.mark.parametrize("failure", [AsrError("the text is empty"), KeyboardInterrupt()])

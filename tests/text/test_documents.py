@@ -53,6 +53,16 @@ def test_damage_anywhere_is_one_sentence(tmp_path: Path, suffix: str) -> None:
                 read(path)
 
 
+@pytest.mark.parametrize("suffix", [".gz", ".xz"])
+def test_a_small_file_does_not_fill_the_memory(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"lexicon.txt{suffix}"
+    path.write_bytes(PACKED[suffix](bytes(64_000_000)))
+    assert len(read_text(path)) == 64_000_000
+    path.write_bytes(PACKED[suffix](bytes(64_000_001)))
+    with pytest.raises(AsrError, match="the lexicon expands to more than 64 MB"):
+        read_text(path, "lexicon")
+
+
 @pytest.mark.parametrize(
     ("pack", "kind"),
     [
