@@ -253,6 +253,40 @@ def test_asr_commands_on_a_page_are_complete(page: Path) -> None:
                 pytest.fail(f"{page.name}, line {block.line}: asr {' '.join(arguments)}: {error}")
 
 
+_OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
+# Of LightningCLI, which takes the fields of classes, and of other programs.
+_OTHER_OPTIONS = {"--model", "--data", "--trainer", "--ckpt_path", "--logdir", "--nodes", "--ntasks-per-node"}
+_OTHER_OPTIONS |= {"--acoustic-scale", "--strict"}
+
+
+def _options_of(parser: argparse.ArgumentParser) -> Iterator[str]:
+    for action in parser._actions:
+        yield from action.option_strings
+        if isinstance(action, argparse._SubParsersAction):
+            for part in action.choices.values():
+                yield from _options_of(part)
+
+
+@functools.cache
+def _known_options() -> frozenset[str]:
+    known = set(_OTHER_OPTIONS)
+    for name, (module, _) in COMMANDS.items():
+        if module != "asr.cli.train":
+            parser = argparse.ArgumentParser()
+            command_named(name).add_arguments(parser)
+            known.update(_options_of(parser))
+    for path in (ROOT / "scripts").rglob("*"):
+        if path.is_file() and path.suffix in ("", ".py"):
+            known.update(_OPTION.findall(path.read_text("utf-8")))
+    return frozenset(known)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_options_named_on_a_page_exist(page: Path) -> None:
+    for code in re.findall(r"(?<!`)`([^`\n]+)`(?!`)", prose(page)):
+        assert not set(_OPTION.findall(code)) - _known_options(), f"{page.name}: {code}"
+
+
 @pytest.mark.parametrize("page", [ROOT / "README.md"], ids=["README.md"])
 def test_the_readme_is_short(page: Path) -> None:
     assert len(page.read_text("utf-8").splitlines()) <= 120

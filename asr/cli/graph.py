@@ -246,6 +246,8 @@ def _outputs(args: argparse.Namespace, lexicon: Lexicon) -> _Outputs:
     elif topology == BIPHONE_TOPOLOGY:
         topology = TiedStates.from_json(known[TIED_STATES])
     phone = args.silence or known.get("silence")
+    if phone is None and args.silence_probability is not None:
+        raise AsrError("--silence-probability has no effect without --silence; give both, or leave it out.")
     probability = args.silence_probability or known.get("silence_probability") or 0.5
     return _Outputs(tokens, topology, OptionalSilence(phone, probability) if phone else None)
 

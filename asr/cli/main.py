@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from asr import __version__
 from asr.errors import AsrError, printable
@@ -110,10 +110,14 @@ def command_named(name: str) -> Command:
     return Command(module.HELP, module.add_arguments, module.run)
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Leaves out the usage of argparse, which fills the screen and hides the message."""
+        self.exit(2, f"{self.prog}: error: {message}; see '{self.prog} --help'.\n")
+
+
 def _command_parser(name: str, command: Command) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=f"asr {name}", description=command.help, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = _Parser(prog=f"asr {name}", description=command.help, formatter_class=argparse.RawDescriptionHelpFormatter)
     command.add_arguments(parser)
     # argparse takes -1e-1 for an option.
     parser._negative_number_matcher = _NEGATIVE_NUMBER

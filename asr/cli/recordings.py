@@ -83,7 +83,7 @@ def recordings(arguments: Sequence[str]) -> Recordings:
         arguments: audio files, folders, `*.scp` files of Kaldi, and `*.jsonl` or `*.jsonl.gz` manifests of lhotse cuts.
 
     Raises:
-        AsrError: a folder has no audio in it, or a list cannot be read or names a recording twice.
+        AsrError: a folder has no audio in it, or a list cannot be read, names no recording or one twice.
     """
     found = Recordings()
     for argument in arguments:
@@ -93,6 +93,8 @@ def recordings(arguments: Sequence[str]) -> Recordings:
             _add_cuts(found, argument)
         else:
             _add_audio(found, argument)
+    if not found.names:
+        raise AsrError(f"{' '.join(arguments)}: there are no recordings in this list.")
     if len(set(found.names)) < len(found.names):
         # The same file under the same path counts once.
         kept = Recordings(inputs=found.inputs, _readers=found._readers)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -117,12 +119,16 @@ def streaming_options(args: argparse.Namespace) -> StreamingOptions:
             f"--lm-fusion {args.lm_fusion} may revise all words of an utterance, but --partials stable only shows "
             "words that cannot change; leave out one of them."
         )
-    return StreamingOptions(
-        **{name: getattr(args, name) for name in _SECONDS},
-        partial_policy=args.partials,
-        decoder=decoder,
-        **({"cache_bytes": given["cache_bytes"]} if "cache_bytes" in given else {}),
-    )
+    try:
+        return StreamingOptions(
+            **{name: getattr(args, name) for name in _SECONDS},
+            partial_policy=args.partials,
+            decoder=decoder,
+            **({"cache_bytes": given["cache_bytes"]} if "cache_bytes" in given else {}),
+        )
+    except AsrError as error:
+        names = re.compile("|".join(_SECONDS))
+        raise AsrError(names.sub(lambda match: f"--{match[0].replace('_', '-')}", str(error))) from error
 
 
 def run_streams(
@@ -156,7 +162,9 @@ def run_streams(
 
     def report(name: str, error: AsrError) -> None:
         failed.add(name)
-        print(f"asr: {name}: {str(error).removeprefix(f'{name}: ')}", file=sys.stderr)
+        message = f"{name}: {str(error).removeprefix(f'{name}: ')}"
+        print(f"asr: {message}", file=sys.stderr)
+        _write_record({"audio": name, "error": message}, output, args.jsonl)
 
     while waiting or open_sources or streaming.is_ready:
         while waiting and len(open_sources) < args.streams:
@@ -193,9 +201,15 @@ def run_streams(
 
 
 def _write(result: StreamResult, name: str, output: ResultsFile | None, as_json: bool) -> None:
+    if output is None and not as_json:
+        if result.is_final and result.words:
+            print_line(f"{name} {result.begin:.2f}-{result.end:.2f}: {result.text}", sys.stdout)
+        return
+    _write_record({"audio": name, **result.as_dict()}, output, as_json)
+
+
+def _write_record(record: Mapping[str, Any], output: ResultsFile | None, as_json: bool) -> None:
     if output is not None:
-        output.add({"audio": name, **result.as_dict()})
+        output.add(record)
     elif as_json:
-        print_record({"audio": name, **result.as_dict()}, sys.stdout)
-    elif result.is_final and result.words:
-        print_line(f"{name} {result.begin:.2f}-{result.end:.2f}: {result.text}", sys.stdout)
+        print_record(record, sys.stdout)

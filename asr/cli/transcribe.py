@@ -237,9 +237,9 @@ A JSON line has these fields:
   complete   false if no complete sentence survived the beam
   seconds    computing time in seconds, by stage
   notes      if there is reason for doubt: 'unsure' for low confidences, 'noise' if words were left out as noise
-A file that failed has only 'audio' and 'error'. With --stream a line has 'type' (partial or final), 'begin' and 'end'
-of the utterance in seconds, 'text' and 'words'. A partial result has 'settled' (the number of words that will no longer
-change), a final one 'reason' (pause or end), 'complete' and 'scores'.
+A file that failed has a line with only 'audio' and 'error'. With --stream a line has 'type' (partial or final), 'begin'
+and 'end' of the utterance in seconds, 'text' and 'words'. A partial result has 'settled' (the number of words that will
+no longer change), a final one 'reason' (pause or end), 'complete' and 'scores'.
 
 With --stream, words are output while the audio is still arriving, from a file or from standard input. The acoustic
 model then has less right context, so that the words may differ from those of the whole recording. For figures and the

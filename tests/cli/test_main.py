@@ -55,6 +55,19 @@ def test_an_unknown_command_is_one_sentence(capsys):
     assert len(error.splitlines()) == 1
 
 
+@pytest.mark.parametrize("arguments", [["transcribe", "--bundel", "an4", "a.wav"], ["lm", "rnn", "export", "--frm"]])
+def test_a_misspelled_option_is_one_sentence(capsys, arguments):
+    with pytest.raises(SystemExit) as leaving:
+        main.main(arguments)
+    assert leaving.value.code == 2
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    assert error.startswith(
+        "asr " + " ".join(one for one in arguments[:3] if not one.startswith("-")).removesuffix(" an4")
+    )
+    assert "--help'." in error
+
+
 @pytest.mark.parametrize(
     ("raised", "code"),
     [(AsrError("No."), 2), (KeyboardInterrupt(), 130), (BrokenPipeError(), 0), (PermissionError(13, "No", "x"), 2)],

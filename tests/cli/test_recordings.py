@@ -240,3 +240,9 @@ def test_lines_that_others_wrote_are_read_all_the_same(tmp_path: Path) -> None:
         assert list(output.done) == ["plain.wav", 'quo"te\\.wav', "order.wav", "fake.wav"]
         assert [output.record(name)["text"] for name in output.done] == ["A", "B", "C", 'D", "made_by": "y']
         output.require_maker("x")
+
+
+def test_a_list_without_recordings_is_told(tmp_path: Path) -> None:
+    (tmp_path / "cuts.jsonl").write_text("")
+    with pytest.raises(AsrError, match=r"cuts\.jsonl: there are no recordings in this list"):
+        recordings([str(tmp_path / "cuts.jsonl")])

@@ -64,6 +64,13 @@ def test_many_files_at_once_and_bad_ones_among_them(tmp_path, transcribe):
     }.items():
         assert [line for line in errors.splitlines() if name in line and reason in line]
     assert "real-time factor" in errors
+    code, lines, _ = transcribe(tmp_path / "1.wav", tmp_path / "nowhere.wav", "--jsonl", "--partials", "stable")
+    *_, last = map(json.loads, lines)
+    assert code == 1
+    assert last == {
+        "audio": f"{tmp_path}/nowhere.wav",
+        "error": f"{tmp_path}/nowhere.wav: there is no such audio file.",
+    }
 
 
 def test_streams_are_shared_by_jobs(tmp_path, transcribe):
@@ -91,7 +98,7 @@ def test_silence_and_nothing(transcribe):
         (["-", "--raw-format", "f32le"], "--raw-format has no effect without --raw-rate"),
         (["-", "--raw-channels", "2"], "--raw-channels has no effect without --raw-rate"),
         (["a.wav", "--raw-rate", "16000"], "--raw-rate is for standard input"),
-        (["-", "--raw-rate", "16000", "--chunk-seconds", "0"], "chunk_seconds is 0"),
+        (["-", "--raw-rate", "16000", "--chunk-seconds", "0"], "streaming: --chunk-seconds is 0"),
     ],
 )
 def test_a_wrong_request_is_one_sentence(transcribe, arguments, message):

@@ -55,3 +55,12 @@ def test_tied_states_and_silence_come_from_the_bundle(tmp_path: Path, monkeypatc
 def test_an_option_comes_before_the_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = graph_of(tmp_path, monkeypatch, "--silence-probability", "0.4")
     assert graph.meta["silence"] == "SIL" and graph.meta["silence_probability"] == 0.4
+
+
+def test_the_probability_of_silence_needs_silence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "lexicon").write_text("AB a b\nBA b a\n")
+    (tmp_path / "arpa").write_text(ARPA)
+    files = {"--lexicon": "lexicon", "--arpa": "arpa", "--output": "graph.safetensors"}
+    command = ["graph", *(text for option, name in files.items() for text in (option, str(tmp_path / name)))]
+    assert main([*command, "--silence-probability", "0.4"]) == 2
+    assert "--silence-probability has no effect without --silence" in capsys.readouterr().err
