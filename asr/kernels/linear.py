@@ -22,7 +22,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -158,6 +158,22 @@ def are_bytes_multiplied() -> bool:
     return _choice.is_on
 
 
+class Rectified(NamedTuple):
+    """What follows a product: ReLU, then a norm, then a bypass.
+
+    Attributes:
+        gain: (O,), the factor of each output after ReLU.
+        offset: (O,), added to it.
+        bypass: (Q, O), added then, times `share`; None for no bypass.
+        share: see `bypass`.
+    """
+
+    gain: Tensor
+    offset: Tensor
+    bypass: Tensor | None = None
+    share: float = 0.0
+
+
 class Int8Weights:
     """inputs (Q, I) -> inputs weight^T + bias (Q, O) with quantized rows of both; needs `has_byte_products`.
 
@@ -178,35 +194,42 @@ class Int8Weights:
             tiled(packed_integers(rounded.char()), COLUMNS).numpy(),
             *(F.pad(column, padding).numpy() for column in columns),
         )
+        self._as_it_is = Rectified(weight.new_zeros(0), weight.new_zeros(0))
 
-    def __call__(self, inputs: Tensor, rectifies: bool) -> Tensor:
+    def __call__(self, inputs: Tensor, rectifies: bool, then: Rectified | None = None) -> Tensor:
         """inputs (Q, I) -> (Q, O), with 0 for negative ones if `rectifies`; a row with NaN or infinity becomes NaN."""
         num_rows = len(inputs)
         rows = inputs.detach().contiguous().numpy()
         outputs = inputs.new_empty(num_rows, self._num_outputs)
         filled = outputs.numpy()
+        then = then or self._as_it_is
+        columns = then.gain.numpy(), then.offset.numpy()
+        bypass = filled[:0] if then.bypass is None else then.bypass.detach().contiguous().numpy()
         group = _integers_per_element()
         kind = np.uint8 if group == 4 else np.int16
 
         def work(begin: int, end: int) -> None:
             left = np.empty((_ROWS_AT_ONCE, self._num_inputs + -self._num_inputs % group), dtype=kind)
-            products = np.empty((ROWS, COLUMNS), dtype=np.int32)
+            products = np.empty((_ROWS_AT_ONCE, len(self._tables[1])), dtype=np.int32)
             part = slice(begin * ROWS, min(end * ROWS, num_rows))
-            self._loop(filled[part], rows[part], *self._tables, rectifies, left, left.view(np.int32), products)
+            work_arrays = left, left.view(np.int32), products
+            added = bypass[part], np.float32(then.share)
+            self._loop(filled[part], rows[part], *self._tables, rectifies, *columns, *added, *work_arrays)
 
         in_threads(work, -(-num_rows // ROWS), rows_at_least=8)
         return outputs
 
 
 def fill_byte_products(
-    outputs: Any, inputs: Any, tiles: Any, step: Any, total: Any, bias: Any, rectifies: Any, left: Any, packed: Any,
-    products: Any,
+    outputs: Any, inputs: Any, tiles: Any, step: Any, total: Any, bias: Any, rectifies: Any, gain: Any, offset: Any,
+    bypass: Any, share: Any, left: Any, packed: Any, products: Any,
 ) -> None:  # fmt: skip
     """Fills outputs (Q, O), for `jit`.
 
     inputs (Q, I); tiles (P, I / G, W) int32, of G integers each (see `packed_integers`), and for each of their columns
-    (P W,) the step, the total and the bias. Work arrays: left (_ROWS_AT_ONCE, I) unsigned bytes or int16, packed the
-    same as int32, products (ROWS, W) int32.
+    (P W,) the step, the total and the bias. gain (O,), offset (O,), bypass (Q, O) and share are those of `Rectified`;
+    without rows, they are left out. Work arrays: left (_ROWS_AT_ONCE, I) unsigned bytes or int16, packed the
+    same as int32, products (_ROWS_AT_ONCE, P W) int32.
     """
     num_rows, num_inputs = inputs.shape
     num_outputs = outputs.shape[1]
@@ -218,18 +241,21 @@ def fill_byte_products(
         for row in range(count):
             lowest[row], row_step[row] = _round_row(left[row], inputs[first + row], num_inputs)
         for tile in range(len(tiles)):
-            column = tile * COLUMNS
-            width = min(COLUMNS, num_outputs - column)
             for begin in range(0, count, ROWS):
-                set_block(products, packed[begin:], tiles[tile], 0, nothing)
-                for i in range(min(ROWS, count - begin)):
-                    product, output = products[i], outputs[first + begin + i, column : column + width]
-                    low, scale = lowest[begin + i], row_step[begin + i]
-                    for j in range(width):
-                        c = column + j
-                        value = np.float32(product[j]) * (scale * step[c]) + (low * total[c] + bias[c])
-                        # Unlike max, this keeps NaN.
-                        output[j] = floor if value < floor else value
+                set_block(products[begin:, tile * COLUMNS :], packed[begin:], tiles[tile], 0, nothing)
+        # Whole rows, still in the cache: loops over parts of rows would be too short.
+        for row in range(count):
+            product, output, low, scale = products[row], outputs[first + row], lowest[row], row_step[row]
+            for j in range(num_outputs):
+                value = np.float32(product[j]) * (scale * step[j]) + (low * total[j] + bias[j])
+                output[j] = floor if value < floor else value  # unlike max, this keeps NaN
+            if len(bypass) > 0:
+                passed = bypass[first + row]
+                for j in range(len(gain)):
+                    output[j] = (output[j] * gain[j] + offset[j]) + share * passed[j]
+            else:
+                for j in range(len(gain)):
+                    output[j] = output[j] * gain[j] + offset[j]
 
 
 def _round_row(left: Any, row: Any, num_inputs: int) -> Any:
@@ -286,6 +312,10 @@ class PackedWeights:
             return outputs.relu_() if rectifies else outputs
         return self._weights(weight, bias).product_for(len(inputs))(inputs, rectifies)
 
+    def byte_product(self, weight: Tensor, bias: Tensor) -> Int8Weights | None:
+        """The product of bytes; None if this thread does not multiply them, or a change could not be noticed."""
+        return None if weight.is_inference() or not are_bytes_multiplied() else self._weights(weight, bias).in_bytes()
+
     def small_batch_weights(self, weight: Tensor, bias: Tensor) -> tuple[Any, Any] | None:
         """The tables with which a loop can multiply a few rows itself, see `fill_products`; None if it cannot."""
         if weight.is_inference():
@@ -314,15 +344,19 @@ class _Weights:
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
         self._plain = weight, bias
         self._may_widen = weight.device.type == "cpu" and weight.dtype == torch.float32
-        self._in_bytes: _Product | None = None
+        self._in_bytes: Int8Weights | None = None
         self._for_few_rows: _Product | None = None
         self._for_many_rows: _Product | None = None
+
+    def in_bytes(self) -> Int8Weights:
+        """The product of bytes, for any number of rows."""
+        self._in_bytes = self._in_bytes or Int8Weights(*self._plain)
+        return self._in_bytes
 
     def product_for(self, num_rows: int) -> _Product:
         """The product for this many rows. oneDNN divides them between threads, the loop for few does not."""
         if are_bytes_multiplied():
-            self._in_bytes = self._in_bytes or Int8Weights(*self._plain)
-            return self._in_bytes
+            return self.in_bytes()
         if self._may_widen and num_rows <= MAX_LOOP_ROWS and torch.get_num_threads() == 1:
             self._for_few_rows = self._for_few_rows or float16_weights(*self._plain)
             self._may_widen = self._for_few_rows is not None
@@ -407,9 +441,35 @@ class PackedLinear(nn.Linear):
         """The outputs with 0 in place of negative ones, in one pass if possible."""
         return self._product(inputs, rectifies=True)
 
-    def _product(self, inputs: Tensor, rectifies: bool) -> Tensor:
+    def normalized(
+        self, inputs: Tensor, norm: nn.BatchNorm1d, bypass: Tensor | None = None, share: float = 0.0
+    ) -> Tensor:
+        """norm(rectified(inputs)) + share bypass, in one pass if possible.
+
+        Args:
+            inputs: (..., in_features).
+            norm: without scale and shift of its own, and not in training mode.
+            bypass: (..., out_features), or None.
+            share: its weight.
+        """
+        product = self._fixed.byte_product(self.weight, self.bias) if self._is_fixed(inputs) else None
+        if product is None:
+            outputs: Tensor = norm(self.rectified(inputs))
+            return outputs if bypass is None else torch.add(outputs, bypass, alpha=share)
+        assert norm.running_mean is not None and norm.running_var is not None
+        gain = (norm.running_var + norm.eps).rsqrt()
+        added = None if bypass is None else bypass.reshape(-1, self.out_features)
+        then = Rectified(gain, -norm.running_mean * gain, added, share)
+        outputs = product(inputs.reshape(-1, self.in_features), True, then)
+        return outputs.reshape(*inputs.shape[:-1], self.out_features)
+
+    def _is_fixed(self, inputs: Tensor) -> bool:
+        """Whether the weights may be packed for this product."""
         is_plain = inputs.device.type == "cpu" and inputs.dtype == self.weight.dtype == torch.float32
-        if torch.is_grad_enabled() or not is_plain or _is_autocast():
+        return is_plain and not torch.is_grad_enabled() and not _is_autocast()
+
+    def _product(self, inputs: Tensor, rectifies: bool) -> Tensor:
+        if not self._is_fixed(inputs):
             outputs = super().forward(inputs)
             return F.relu(outputs) if rectifies else outputs
         outputs = self._fixed(inputs.reshape(-1, self.in_features), self.weight, self.bias, rectifies)

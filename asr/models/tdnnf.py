@@ -181,6 +181,12 @@ class SharedDropout(nn.Module):
         return x * mask.to(x.dtype)
 
 
+def _normalized(layer: PackedLinear, norm: FrameNorm, x: Tensor) -> Tensor:
+    """The norm of the layer's rectified outputs."""
+    outputs: Tensor = norm(layer.rectified(x)) if norm.training else layer.normalized(x, norm)
+    return outputs
+
+
 class OutputBranch(nn.Module):
     """Linear, ReLU, norm, small linear, norm, linear to the outputs."""
 
@@ -196,7 +202,7 @@ class OutputBranch(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, T', in_dim) -> (N, T', C)."""
-        hidden = self.expand_norm(self.expand.rectified(x))
+        hidden = _normalized(self.expand, self.expand_norm, x)
         outputs: Tensor = self.out(self.contract_norm(self.contract(hidden)))
         return outputs
 
@@ -238,6 +244,8 @@ class FactorizedLayer(nn.Module):
             hidden = before[:, :-stride] + after[:, stride:]
             hidden = torch.cat((hidden[:, :-stride], hidden[:, stride:]), dim=2)
             x = x[:, stride:-stride]
+        if not self.training:
+            return self.expand.normalized(hidden, self.norm, x, _BYPASS_SCALE)
         hidden = self.dropout(self.norm(self.expand.rectified(hidden)))
         return torch.add(hidden, x, alpha=_BYPASS_SCALE)
 
@@ -290,9 +298,7 @@ class ConvFrontEnd(nn.Module):
         """(N, 3 T' + 4, F) -> (N, T', D); output t is centered on input frame 3 t + 3."""
         hidden = F.relu(self.first(features.unsqueeze(1)))
         hidden = F.relu(self.second(hidden))
-        hidden = self.out.rectified(hidden.transpose(1, 2).flatten(2))
-        normal: Tensor = self.norm(hidden)
-        return normal
+        return _normalized(self.out, self.norm, hidden.transpose(1, 2).flatten(2))
 
 
 class Tdnnf(ChainNetwork):

@@ -25,6 +25,7 @@ from asr.kernels.linear import (
     has_byte_products,
     rounded_rows,
 )
+from asr.models.tdnnf import FrameNorm
 
 needs_numba = pytest.mark.skipif(not has_package("numba"), reason="needs numba")
 needs_instruction = pytest.mark.skipif(not has_byte_products(), reason="needs numba and AVX2")
@@ -210,6 +211,28 @@ def test_rectified(num_rows: int) -> None:
         torch.testing.assert_close(layer.rectified(inputs), expected)
         with torch.no_grad():
             torch.testing.assert_close(layer.rectified(inputs), expected)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("in_bytes", [False, pytest.param(True, marks=needs_instruction)])
+def test_normalized_is_the_norm_of_rectified_and_the_bypass(num_threads: int, in_bytes: bool) -> None:
+    torch.manual_seed(0)
+    layer, norm = PackedLinear(70, 101), FrameNorm(101).eval()
+    norm.running_mean, norm.running_var = torch.randn(101), torch.rand(101) + 0.1
+    # An inner part of the frames, as a layer with context has it.
+    inputs, bypass = torch.randn(2, 40, 70), torch.randn(2, 42, 101)[:, 1:-1]
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(num_threads)
+        with torch.no_grad(), byte_products(in_bytes):
+            expected = norm(layer.rectified(inputs))
+            found = layer.normalized(inputs, norm)
+            torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6, equal_nan=True)
+            found = layer.normalized(inputs, norm, bypass, 0.66)
+            torch.testing.assert_close(found, expected + 0.66 * bypass, rtol=1e-6, atol=1e-6, equal_nan=True)
+    finally:
+        torch.set_num_threads(before)
+    assert layer.normalized(inputs, norm, bypass, 0.66).requires_grad
 
 
 @pytest.mark.parametrize("channels", [1, 5])

@@ -169,9 +169,13 @@ def test_bundles_become_one(
     assert "all of bounded context" in capsys.readouterr().err
 
 
-def test_bundles_and_checkpoints_are_not_mixed(tiny_bundle_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    graph = str(tiny_bundle_folder / "graph.safetensors")
-    assert main(["bundle", "new", "--graph", graph, "--acoustic-model", str(tiny_bundle_folder), "last.ckpt"]) == 2
+def test_bundles_and_checkpoints_are_not_mixed(
+    tiny_bundle_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    graph, checkpoint = str(tiny_bundle_folder / "graph.safetensors"), tmp_path / "last.ckpt"
+    checkpoint.touch()
+    command = ["bundle", "new", "--graph", graph, "--acoustic-model", str(tiny_bundle_folder), str(checkpoint)]
+    assert main(command) == 2
     assert "not both" in capsys.readouterr().err
 
 
