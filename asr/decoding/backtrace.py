@@ -238,8 +238,8 @@ def ending_of(
     ends = (final, graph_score, lm_score, total)
     if not len(tokens):
         return Ending(None, -torch.inf, 0.0, 0.0, False, *ends)
-    if len(final) and not unfinished:
-        best = int(total.argmax())
+    best = int(total.argmax()) if len(final) and not unfinished else -1
+    if best >= 0 and float(total[best]) > -torch.inf:  # the language model may rule out every sentence
         best_total = score_offset + float(total[best])
         own_lm_score = float(final.lm_score[best]) + float(lm_score[best])
         return Ending(int(final.backpointer[best]), best_total, float(graph_score[best]), own_lm_score, True, *ends)
@@ -282,7 +282,7 @@ def endings_of(
     endings = []
     for row, ends in zip(rows, parts, strict=True):
         num, is_alive, own_total, backpointer, own_graph_score, own_lm_score, *unfinished, offset = row
-        if num:
+        if num and own_total > -torch.inf:  # the language model may rule out every sentence
             one = Ending(int(backpointer), offset + own_total, own_graph_score, own_lm_score, True, *ends)
         elif is_alive:
             one = Ending(int(unfinished[1]), offset + unfinished[0], 0.0, unfinished[2], False, *ends)

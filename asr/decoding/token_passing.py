@@ -204,8 +204,8 @@ class TokenPassingDecoder:
         )
         results = []
         for utt_idx, path in enumerate(paths):
-            if path is None:
-                results.append(outcome.result(utt_idx))
+            if path is None:  # also if the language model rules out all that is complete
+                results.append(replace(outcome.result(utt_idx), reached_final=False))
                 continue
             hypothesis = path.hypothesis(outcome.graph, self.options, outcome.frame_of(utt_idx))
             results.append(outcome.result_of(utt_idx, hypothesis, True, path.lattice))

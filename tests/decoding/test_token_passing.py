@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch import Tensor
 from asr.decoding import token_passing
 from asr.decoding.interface import Decoder, DecodingOptions
 from asr.decoding.lattice import best_path
+from asr.decoding.online import StreamingDecoder
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
@@ -143,6 +145,32 @@ def test_impossible_frames_leave_no_hypothesis() -> None:
     results = TokenPassingDecoder(graph).decode(torch.full((2, 3, 4), -torch.inf), torch.tensor([3, 0]))
     assert results[0].hypotheses == () and not results[0].reached_final
     assert results[1].best is not None
+
+
+@pytest.mark.parametrize("lm_fusion", ["search", "lattice", "chunks"])
+@pytest.mark.parametrize("backend", ["torch", "auto"])
+def test_no_sentence_is_complete_that_the_language_model_rules_out(backend: str, lm_fusion: str) -> None:
+    """The graph prefers the first word by more than the output beam. The language model rules it out, or all ends."""
+    graph = replace(
+        random_graph(0, num_states=1, num_arcs=2, num_tokens=2, num_words=2),
+        token_id=torch.tensor([0, 1], dtype=torch.int32),
+        score=torch.tensor([0.0, -10.0]),
+        word_begin=torch.arange(3),
+        word_id=torch.tensor([4, 5], dtype=torch.int32),
+    )
+    options = DecodingOptions(output_beam=1.0)
+    decoder = TokenPassingDecoder(graph, options, lm_fusion=lm_fusion, backend=backend, inputs="scores")
+    for impossible, is_complete, total in ((4, True, -12.5), (EOS_ID, False, -1.0)):
+        lm = TableLM(graph.vocabulary)
+        lm.log_prob_of = lambda _, word, own=impossible: -math.inf if word == own else -1.0  # type: ignore[method-assign]
+        result = decoder.decode(torch.zeros(1, 1, 2), lm=lm)[0]
+        assert result.best is not None and result.reached_final == is_complete
+        assert result.best.words == (("w1",) if is_complete else ("w0",))
+        assert result.best.total == pytest.approx(total) and result.best.am_score == pytest.approx(0.0)
+    stream_decoder = StreamingDecoder(graph, options, lm, inputs="scores")
+    (stream,) = stream_decoder.start()
+    stream_decoder.advance([stream], torch.zeros(1, 1, 2), torch.tensor([1]))
+    assert stream_decoder.finalize(stream) == result
 
 
 def test_bad_log_probabilities_are_refused() -> None:
