@@ -14,10 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from asr.decoding.interface import DecodingOptions
+from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.lm.interface import LanguageModel
 
@@ -150,6 +152,9 @@ class SearchGraph:
     Args:
         graph: the decoding graph.
         options: scales and penalty, which go into the scores.
+
+    Raises:
+        AsrError: a cycle of input epsilons gains score.
     """
 
     is_pushed = False
@@ -168,6 +173,7 @@ class SearchGraph:
             reads = graph.token_id >= 0
             self.emitting = _subset(graph, score, reads)
             self.epsilon = _subset(graph, score, ~reads)
+            _refuse_gain(self.epsilon)
         else:
             words = ArcWords(graph.word_begin, graph.word_id)
             self.emitting = ArcSet(graph.arc_begin, graph.dst_state, graph.token_id, score, None, words)
@@ -185,6 +191,34 @@ def _subset(graph: DecodingGraph, score: Tensor, chosen: Tensor) -> ArcSet:
         arc,
         ArcWords.of_arcs(graph.word_begin, graph.word_id, arc),
     )
+
+
+# Exceeds the rounding error of a cycle's score.
+_NO_GAIN = 1e-6
+
+
+def _refuse_gain(epsilon: ArcSet) -> None:
+    """Raises AsrError if a cycle of epsilon arcs gains score, because a search would follow it for ever."""
+    begin, dst, score = (part.cpu().numpy() for part in (epsilon.arc_begin, epsilon.dst_state, epsilon.score))
+    src = np.repeat(np.arange(len(begin) - 1), np.diff(begin))
+    while True:  # arcs that leave states without an arc to them are on no cycle
+        is_entered = np.zeros(len(begin) - 1, dtype=np.bool_)
+        is_entered[dst] = True
+        if is_entered[src].all():
+            break
+        src, dst, score = (part[is_entered[src]] for part in (src, dst, score))
+    best = np.zeros(len(begin) - 1)
+    for _ in range(len(np.unique(src)) + 1 if len(src) else 0):
+        further = best.copy()
+        np.maximum.at(further, dst, best[src] + score)
+        if (further <= best + _NO_GAIN).all():
+            return
+        best = further
+    if len(src):
+        raise AsrError(
+            "the graph has a cycle of arcs that read no frame and gain score, so that no path is the best; remove the "
+            "cycle, or lower its scores or the word insertion penalty."
+        )
 
 
 @dataclass

@@ -100,7 +100,7 @@ class StreamingDecoder:
         inputs: the kind of `advance`'s input, a key of `asr.decoding.interface.INPUTS`.
 
     Raises:
-        AsrError: `inputs` is not a key of `INPUTS`.
+        AsrError: `inputs` is not a key of `INPUTS`, or a cycle of the graph's input epsilons gains score.
     """
 
     def __init__(

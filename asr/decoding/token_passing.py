@@ -109,8 +109,8 @@ class TokenPassingDecoder:
         inputs: the kind of `decode`'s input, a key of `asr.decoding.interface.INPUTS`.
 
     Raises:
-        AsrError: the graph has input epsilons and a lattice is needed, there is no such fusion or kind of input, or the
-            backend or the fusion does not run here.
+        AsrError: the graph has input epsilons and a lattice is needed, or a cycle of them gains score; there is no such
+            fusion or kind of input; or the backend or the fusion does not run here.
     """
 
     def __init__(

@@ -224,6 +224,30 @@ def test_so_many_partial_paths_survive_beside_epsilons() -> None:
         assert (best.total if best is not None else None) == total
 
 
+@pytest.mark.parametrize(("score", "penalty", "gains"), [(0.5, 0.0, True), (0.25, 0.0, False), (0.0, 0.5, True)])
+def test_no_cycle_of_epsilons_gains_score(score: float, penalty: float, gains: bool) -> None:
+    """An arc that reads nothing has a word. The arc back loses 0.25, and another one leads there."""
+    graph = DecodingGraph(
+        arc_begin=torch.tensor([0, 1, 3, 4]),
+        dst_state=torch.tensor([1, 2, 1, 1]).int(),
+        token_id=torch.tensor([-1, -1, 1, -1]).int(),
+        score=torch.tensor([1.0, score, 0.0, -0.25]),
+        word_begin=torch.tensor([0, 0, 1, 1, 1]),
+        word_id=torch.tensor([4]).int(),
+        final_score=torch.tensor([-math.inf, 0.0, -math.inf]),
+        tokens=TokenTable(["<blk>", "a"]),
+        vocabulary=Vocabulary(["w"]),
+    )
+    options = DecodingOptions(word_insertion_penalty=penalty)
+    if gains:
+        for decoder in (TokenPassingDecoder, StreamingDecoder):
+            with pytest.raises(AsrError, match="read no frame and gain score"):
+                decoder(graph, options)
+    else:
+        best = TokenPassingDecoder(graph, options, inputs="scores").decode(torch.zeros(1, 2, 2))[0].best
+        assert best is not None and best.total == 1.0
+
+
 @pytest.mark.parametrize("backend", ["torch", "auto"])
 def test_what_epsilons_earn_before_the_first_frame_counts(backend: str) -> None:
     """An arc that reads nothing gains 2 and has a word; one that reads a frame loses 0.5 and has another."""
