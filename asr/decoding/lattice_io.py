@@ -266,6 +266,8 @@ _NOT_WORDS = {NO_WORD, "!SENT_START", "!SENT_END", "<s>", "</s>"}
 
 # A value is quoted, or lasts until white space; a backslash takes away the meaning of the character after it.
 _FIELD = re.compile(r"""(?<!\S)(\w+)=("(?:\\.|[^"\\])*"(?!\S)|'(?:\\.|[^'\\])*'(?!\S)|\S*)""")
+# A token of a link and its seconds, and perhaps its score; the token itself may be a comma or colon.
+_SPAN = re.compile(r":?(.+?),([-+.\deE]+)(?:,[-+.\deE]+)?(?=:|$)", re.DOTALL)
 _ESCAPED = re.compile(r"((?:\\[0-7]{3})+)|\\(.)")
 _ABBREVIATIONS = {
     "VERSION": "V",
@@ -325,7 +327,7 @@ def write_slf(
         scores = f"a={link.am_score:.9g} r={link.graph_score:.9g} l={link.lm_score:.9g}"
         line = f"J={number} S={link.src_state} E={link.dst_state} W={word} {scores}"
         if link.token_id != NO_TOKEN:
-            line += f" v={link.graph_arc} d=:{tokens.tokens[link.token_id]},{frame_seconds:.4f}:"
+            line += f" v={link.graph_arc} d=:{_escaped(tokens.tokens[link.token_id])},{frame_seconds:.4f}:"
         lines.append(line)
     for number, (state, (graph_score, lm_score)) in enumerate(links.final.items(), start=len(links.links)):
         lines.append(f"J={number} S={state} E={end} W={NO_WORD} a=0 r={graph_score:.9g} l={lm_score:.9g}")
@@ -354,7 +356,7 @@ def _unescaped(match: re.Match[str]) -> str:
 
 
 def _escaped(word: str) -> str:
-    """A word as `slf_fields` reads it."""
+    """A word or token as `slf_fields` reads it."""
     word = word.replace("\\", "\\\\")
     return f"\\{word}" if word.startswith(('"', "'")) else word
 
@@ -484,11 +486,14 @@ class _Reader:
         if "d" not in row:
             seconds = finite_number(dst.get("t", "0"), where) - finite_number(src.get("t", "0"), where)
             return [0] * self._num_frames(where, seconds)
-        for part in filter(None, row["d"].split(":")):
-            token, *rest = part.split(",")
-            if token not in self._token_id or not rest:
+        spans, position = row["d"].removesuffix(":"), 0
+        while position < len(spans):
+            span = _SPAN.match(spans, position)
+            if span is None or span[1] not in self._token_id:
+                part = spans[position : None if span is None else span.end()].removeprefix(":")
                 raise AsrError(f"{where}: {part!r} is not a token of the acoustic model with its seconds.")
-            num_frames = max(1, self._num_frames(where, finite_number(rest[0], where)))
+            token, position = span[1], span.end()
+            num_frames = max(1, self._num_frames(where, finite_number(span[2], where)))
             if len(frames) + num_frames > _MAX_LINKS:
                 raise AsrError(f"{where}: the link is longer than {_MAX_LINKS} frames; the file is damaged.")
             frames += [self._token_id[token]] * num_frames

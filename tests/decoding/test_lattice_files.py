@@ -28,7 +28,7 @@ from asr.decoding.lattice_io import (
 )
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
-from asr.text.symbols import Vocabulary
+from asr.text.symbols import TokenTable, Vocabulary
 from tests.decoding.random_graphs import random_graph, random_log_prob
 from tests.reference.harmful_pickle import HarmfulPickle
 from tests.reference.lattice_paths import all_sentences
@@ -96,6 +96,20 @@ def test_slf_keeps_words_with_quotes_and_backslashes(tmp_path) -> None:
     (tmp_path / "a.slf").write_text(text.getvalue())
     assert len(set(lattice.word_id.tolist())) > 3
     same_but_for_order(read_slf(tmp_path / "a.slf", vocabulary, first_pass.graph.tokens), lattice)
+
+
+@pytest.mark.parametrize("token", [",", ":", "\\", "a,b:c", "'"])
+def test_slf_keeps_tokens_of_any_characters(tmp_path, token: str) -> None:
+    found = a_lattice(1)
+    assert found is not None
+    lattice, first_pass = found
+    names = first_pass.graph.tokens.tokens
+    tokens = TokenTable([names[0], token, *names[2:]])
+    text = io.StringIO()
+    write_slf(text, "a", lattice, first_pass.graph.vocabulary, tokens, OPTIONS, 0.04)
+    (tmp_path / "a.slf").write_text(text.getvalue(), encoding="utf-8")
+    assert bool((lattice.token_id == 1).any())
+    same_but_for_order(read_slf(tmp_path / "a.slf", first_pass.graph.vocabulary, tokens), lattice)
 
 
 @settings(max_examples=15)
