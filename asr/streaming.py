@@ -9,7 +9,6 @@ Shapes: N streams, L samples, T' frames of output, C tokens.
 from __future__ import annotations
 
 import importlib
-import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -97,13 +96,13 @@ class StreamingOptions:
         positive = ("chunk_seconds", "silence_before_words", "silence_after_words", "longest_utterance")
         for name in (*positive, "partial_search_beam", "partial_max_active_states"):
             if not _is_positive(getattr(self, name)):
-                raise AsrError(f"streaming: {name} is {getattr(self, name)!r}; it must be above 0, and finite.")
+                raise AsrError(f"streaming: {name} is {getattr(self, name)!r}; it must be above 0, at most 10^9.")
         commit = self.force_commit_seconds
         if commit is not None and not _is_positive(commit):
-            raise AsrError(f"streaming: force_commit_seconds is {commit!r}; it must be above 0, and finite, or None.")
+            raise AsrError(f"streaming: force_commit_seconds is {commit!r}; it must be above 0, at most 10^9, or None.")
         for name in ("left_seconds", "right_seconds", "memory_seconds", "min_feature_std"):
             if getattr(self, name) != 0 and not _is_positive(getattr(self, name)):
-                raise AsrError(f"streaming: {name} is {getattr(self, name)!r}; it must be 0 or more, and finite.")
+                raise AsrError(f"streaming: {name} is {getattr(self, name)!r}; it must be from 0 to 10^9.")
         if self.decoder not in ("token-passing", "k2"):
             raise AsrError(f"streaming: there is no decoder {self.decoder!r}; choose token-passing or k2.")
         if self.partial_policy not in PARTIAL_POLICIES:
@@ -130,6 +129,7 @@ class StreamingOptions:
         )
 
 
+_LARGEST = 10**9
 _NO_SAMPLES = torch.zeros(0, dtype=torch.float32)
 
 
@@ -168,8 +168,9 @@ def _encoder(network: Any, options: StreamingOptions, frame_seconds: float, draf
 
 
 def _is_positive(value: object) -> bool:
-    """Whether an option is a number above 0, and finite."""
-    return isinstance(value, Real) and not isinstance(value, bool) and 0 < float(value) < math.inf
+    """Whether an option is a number above 0, and not so large that a number of frames overflows."""
+    # `float` raises for the largest integers.
+    return isinstance(value, Real) and not isinstance(value, bool) and bool(0 < value <= _LARGEST)  # type: ignore[operator]
 
 
 def _one_at_a_time(method: _Method) -> _Method:

@@ -352,13 +352,16 @@ def check_log_prob(log_prob: Tensor, num_frames: Tensor, num_tokens: int, *, che
             checked. This is not an error, because log-likelihoods (posteriors over priors) do not either.
 
     Raises:
-        AsrError: the shape or a frame count is wrong, a valid frame has NaN or +inf, or values are probabilities.
+        AsrError: the shape or a frame count is wrong, frame counts are not integers, a valid frame has NaN or +inf, or
+            values are probabilities.
     """
     if log_prob.dim() != 3 or num_frames.shape != log_prob.shape[:1]:
         raise AsrError(
             f"log-probabilities of shape {tuple(log_prob.shape)} with frame counts of shape "
             f"{tuple(num_frames.shape)}: give (utterances, frames, tokens) and (utterances,)."
         )
+    if num_frames.is_floating_point():
+        raise AsrError(f"the frame counts are {num_frames.dtype}; give whole numbers, not shares of the longest.")
     if log_prob.shape[2] != num_tokens:
         raise AsrError(
             f"the log-probabilities have {log_prob.shape[2]} columns but the graph was built for {num_tokens} tokens; "

@@ -10,6 +10,7 @@ R states, W words, H the last layer's width, M history words.
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -61,7 +62,7 @@ def n_best(
     arc_total, final_total = lattice.arc_total(options), lattice.final_total(options)
     searched = _one_word_an_arc(lattice, arc_total, final_total, best_to_end(lattice, arc_total, final_total))
     search = jit(best_sentences) or best_sentences
-    total, *paths = search(searched, int(lattice.start_state[0]), num_hypotheses)
+    total, *paths = search(searched, int(lattice.start_state[0]), min(num_hypotheses, sys.maxsize))
     path_begin, arc = map(torch.from_numpy, paths)
     num_arcs = path_begin[1:] - path_begin[:-1]
     return hypotheses_of_lattice(lattice, graph, options, (arc, num_arcs), torch.from_numpy(total), original_frame)

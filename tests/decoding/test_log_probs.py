@@ -148,6 +148,11 @@ def test_frames_that_no_network_may_give_are_named(bad: float) -> None:
     check_numbers(torch.full((1, 9, 4), -torch.inf), torch.tensor([9]))
 
 
+def test_frame_counts_are_whole_numbers() -> None:
+    with pytest.raises(AsrError, match=r"frame counts are torch\.float32; give whole numbers"):
+        check_log_prob(random_log_prob(1, 2, 6), torch.tensor([1.0, 0.5]), 4)
+
+
 @pytest.mark.parametrize("num_frames", [[7, 6], [6, -1]])
 def test_more_frames_than_there_are(num_frames: list[int]) -> None:
     check_log_prob(random_log_prob(1, 2, 6), torch.tensor([0, 6]), 4)

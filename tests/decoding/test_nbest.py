@@ -132,6 +132,12 @@ def test_no_hypotheses_asked_for() -> None:
         n_best(result.lattice, graph, OPTIONS, 0)
 
 
+def test_more_hypotheses_asked_for_than_a_loop_can_count() -> None:
+    graph, result = decoded(0, False)
+    assert result.lattice is not None
+    assert n_best(result.lattice, graph, OPTIONS, 10**30) == n_best(result.lattice, graph, OPTIONS, 10**6)
+
+
 @settings(max_examples=8)
 @given(sentences=st.lists(st.lists(st.integers(4, 7), max_size=5), max_size=12))
 def test_prefix_tree_equals_sentence_by_sentence(sentences: list[list[int]]) -> None:
