@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -120,11 +122,10 @@ class Alternative:
         """The sentence as JSON values."""
         return {"text": self.text, "scores": _scores_as_dict(self)}
 
-    def followed_by(self, other: Alternative, offset: float) -> Alternative:
-        """This sentence followed by another one, whose times are shifted by `offset` seconds."""
-        words = tuple(replace(word, start=word.start + offset, end=word.end + offset) for word in other.words)
+    def plus(self, other: Alternative) -> Alternative:
+        """The sums of the scores of this sentence and another one, without words."""
         return Alternative(
-            self.words + words,
+            (),
             self.am_score + other.am_score,
             self.graph_score + other.graph_score,
             self.lm_score + other.lm_score,
@@ -336,9 +337,7 @@ def joined(pieces: Sequence[RecognitionResult], offsets: Sequence[float]) -> Rec
         times.add(piece.times)
     return RecognitionResult(
         words=tuple(
-            replace(word, start=word.start + offset, end=word.end + offset)
-            for piece, offset in zip(pieces, offsets, strict=True)
-            for word in piece.words
+            word for piece, offset in zip(pieces, offsets, strict=True) for word in _later(piece.words, offset)
         ),
         am_score=sum(piece.am_score for piece in pieces),
         graph_score=sum(piece.graph_score for piece in pieces),
@@ -362,20 +361,37 @@ def _joined_alternatives(pieces: Sequence[RecognitionResult], offsets: Sequence[
     num = max(len(piece.hypotheses) for piece in pieces)
     if num == 0:
         return ()
-    best = [Alternative((), 0.0, 0.0, 0.0, 0.0)]
-    for piece, offset in zip(pieces, offsets, strict=True):
-        # A segment without a complete sentence has no list; its best path takes the place.
-        own = piece.hypotheses or (
-            Alternative(piece.words, piece.am_score, piece.graph_score, piece.lm_score, piece.total),
-        )
+    # A segment without a complete sentence has no list; its best path takes the place.
+    lists = [
+        piece.hypotheses or (Alternative(piece.words, piece.am_score, piece.graph_score, piece.lm_score, piece.total),)
+        for piece in pieces
+    ]
+    best, steps = [Alternative((), 0.0, 0.0, 0.0, 0.0)], list[list[tuple[int, int]]]()
+    for own in lists:
         # The pair of sentences i and j (from 0) cannot rank above (i + 1)(j + 1), so most pairs need not be formed.
-        pairs = [
-            before.followed_by(after, offset)
-            for i, before in enumerate(best)
-            for after in own[: max(1, num // (i + 1))]
-        ]
-        best = sorted(pairs, key=lambda pair: -pair.total)[:num]
-    return _distinct(best)
+        pairs = [(i, j) for i in range(len(best)) for j in range(min(len(own), max(1, num // (i + 1))))]
+        total = {(i, j): best[i].total + own[j].total for i, j in pairs}
+        steps.append(sorted(pairs, key=lambda pair: -total[pair])[:num])
+        best = [best[i].plus(own[j]) for i, j in steps[-1]]
+
+    @functools.cache
+    def words_of(segment: int, sentence: int) -> tuple[Word, ...]:
+        return tuple(_later(lists[segment][sentence].words, offsets[segment]))
+
+    # The words are joined once for each sentence, as there may be many segments.
+    found = []
+    for place, one in enumerate(best):
+        words = list[tuple[Word, ...]]()
+        for segment in range(len(steps) - 1, -1, -1):
+            place, sentence = steps[segment][place]
+            words.append(words_of(segment, sentence))
+        found.append(replace(one, words=tuple(itertools.chain.from_iterable(words[::-1]))))
+    return _distinct(found)
+
+
+def _later(words: Iterable[Word], offset: float) -> Iterator[Word]:
+    """Words with times that are shifted by `offset` seconds."""
+    return (replace(word, start=word.start + offset, end=word.end + offset) for word in words)
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import itertools
 import time
 
 import pytest
 
-from asr.results import StageTimes
+from asr.results import Alternative, RecognitionResult, StageTimes, Word, joined
 
 
 def test_stages_add_up():
@@ -33,3 +34,27 @@ def test_a_failing_stage_is_still_timed():
         raise ValueError("no")
     assert "search" in times.stages
     assert times.real_time_factor == 0.0
+
+
+def test_sentences_of_segments_are_combined_and_their_words_copied_once():
+    totals = [[-1.0, -1.125, -1.5], [-2.0, -9.0], [0.0, -0.25, -8.0]]
+    pieces, offsets = [], [0.0, 10.0, 25.0]
+    for segment, own in enumerate(totals):
+        alternatives = tuple(
+            Alternative((Word(f"{segment}{number}", 1.0, 2.0),), total - 1.0, 0.25, 0.75, total)
+            for number, total in enumerate(own)
+        )
+        pieces.append(
+            RecognitionResult((), 0.0, 0.0, 0.0, 0.0, True, StageTimes(10.0), hypotheses=alternatives),
+        )
+    found = joined(pieces, offsets).hypotheses
+    combined = sorted(
+        itertools.product(*(piece.hypotheses for piece in pieces)), key=lambda one: -sum(a.total for a in one)
+    )
+    assert [one.text for one in found] == [" ".join(part.text for part in parts) for parts in combined[:3]]
+    for one, parts in zip(found, combined, strict=False):
+        assert one.total == sum(part.total for part in parts) and one.am_score == one.total - 3.0
+        assert (one.graph_score, one.lm_score) == (0.75, 2.25)
+        assert [(word.start, word.end) for word in one.words] == [(1.0, 2.0), (11.0, 12.0), (26.0, 27.0)]
+    words = [word for one in found for word in one.words]
+    assert len({id(word) for word in words}) == len(set(words)) < len(words)
