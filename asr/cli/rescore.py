@@ -42,7 +42,7 @@ _CACHE_BYTES = 1 << 30
 _SLF = (".slf", ".lat")
 _LATTICES = (*_SLF, ".pt")
 _ARCHIVES = ("lat.", "lattices.")
-_FRAME_SECONDS = 0.01
+_FRAME_SECONDS, _MAX_CONTEXTS, _RNN_WEIGHT = 0.01, 64, 0.5
 _TIMED = ("ctm", "stm")
 
 HELP = """Rescores lattices and n-best lists of other recognizers with one of our language models, and prints the words.
@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--rnn-lm", metavar="FOLDER", help="a recurrent model: exported, a checkpoint, or a bundle")
     model.add_argument("--ngram", metavar="FILE", help="an n-gram model, ARPA or binary")
     model.add_argument(
-        "--rnn-weight", type=float, default=0.5, help="interpolation weight of the recurrent model (default: 0.5)"
+        "--rnn-weight", type=float, help=f"interpolation weight of the recurrent model (default: {_RNN_WEIGHT})"
     )
     scales = parser.add_argument_group("scales")
     scales.add_argument("--am-scale", type=float, help="weight of acoustic scores (default: the file's acscale, or 1)")
@@ -99,7 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"time between two frames of a lattice of Kaldi or k2 (default: {_FRAME_SECONDS}; 0.03 for chain models)",
     )
     scales.add_argument(
-        "--max-contexts", type=int, default=64, help="maximum number of word histories per state (default: 64)"
+        "--max-contexts", type=int, help=f"maximum number of word histories per state (default: {_MAX_CONTEXTS})"
     )
     parser.add_argument(
         "--nbest", type=int, default=1, metavar="N", help="output the N best sentences of lists, with --jsonl"
@@ -117,7 +117,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     frame_seconds = _FRAME_SECONDS if args.frame_seconds is None else args.frame_seconds
-    if args.nbest < 1 or args.max_contexts < 1 or not 0 < frame_seconds < math.inf:
+    max_contexts = _MAX_CONTEXTS if args.max_contexts is None else args.max_contexts
+    if args.nbest < 1 or max_contexts < 1 or not 0 < frame_seconds < math.inf:
         raise AsrError("--nbest, --max-contexts and --frame-seconds must be above 0.")
     if args.nbest > 1 and not args.jsonl:
         raise AsrError("--nbest needs --jsonl: the further sentences are a JSON field.")
@@ -134,6 +135,14 @@ def run(args: argparse.Namespace) -> int:
             f"{' '.join(args.inputs)}: there are no lattices or n-best lists; the other recognizer wrote none."
         )
     has_frames = any(isinstance(one.alternatives, WordLattice) and not one.has_seconds for one in utterances)
+    are_lattices = {isinstance(one.alternatives, WordLattice) for one in utterances}
+    for flag, is_given, has_effect, needs in (
+        ("--max-contexts", args.max_contexts is not None, True in are_lattices, "lattices"),
+        ("--frame-seconds", args.frame_seconds is not None, has_frames, "lattices of Kaldi or k2"),
+        ("--nbest", args.nbest > 1, False in are_lattices, "lists"),
+    ):
+        if is_given and not has_effect:
+            raise AsrError(f"{flag} has no effect here: it is for {needs}, which the inputs are not; leave it out.")
     if has_frames and args.frame_seconds is None and (args.jsonl or args.output_format in _TIMED):
         print(
             f"asr: lattices of Kaldi and k2 count frames, which are taken to be {_FRAME_SECONDS} s apart; give "
@@ -143,7 +152,7 @@ def run(args: argparse.Namespace) -> int:
     lm = language_model(args)
     lines = []
     for utterance in utterances:
-        lines.append(_line(args, utterance, _rescored(args, utterance, lm)))
+        lines.append(_line(args, utterance, _rescored(args, utterance, lm, max_contexts)))
         lm.retain(lm.start(0))  # no utterance refers to histories of an earlier one
     text = "".join(lines)
     if not output:
@@ -220,10 +229,12 @@ def language_model(args: argparse.Namespace) -> LanguageModel:
     """The language model that the arguments name.
 
     Raises:
-        AsrError: a model cannot be read, the weight is out of range, or the bundle has no large language model.
+        AsrError: a model cannot be read, the weight is out of range or has no effect, or the bundle has no large
+            language model.
     """
-    if not 0.0 <= args.rnn_weight <= 1.0:
-        raise AsrError(f"--rnn-weight {args.rnn_weight}: give a number from 0 to 1.")
+    rnn_weight = _RNN_WEIGHT if args.rnn_weight is None else args.rnn_weight
+    if not 0.0 <= rnn_weight <= 1.0:
+        raise AsrError(f"--rnn-weight {rnn_weight}: give a number from 0 to 1.")
     network = read_rnn_lm(args.rnn_lm).network if args.rnn_lm else None
     ngram: Any = read_ngram_lm(args.ngram) if args.ngram else None
     vocabulary: Vocabulary | None = None if ngram is None else ngram.vocabulary
@@ -237,6 +248,9 @@ def language_model(args: argparse.Namespace) -> LanguageModel:
         if network is None and ngram is None:
             raise AsrError(f"bundle {bundle.name}: there is no large language model; give --rnn-lm or --ngram.")
 
+    if args.rnn_weight is not None and (network is None or ngram is None):
+        raise AsrError("--rnn-weight has no effect here: it needs a recurrent and an n-gram model; leave it out.")
+
     def mapped(model: LanguageModel) -> LanguageModel:
         return model if vocabulary is None else mapped_to(model, vocabulary, LISTED_SHARE, warn=False)
 
@@ -245,10 +259,10 @@ def language_model(args: argparse.Namespace) -> LanguageModel:
     engine = CachedRNNLM(network, CacheOptions(capacity_bytes=_CACHE_BYTES))  # type: ignore[arg-type]
     if ngram is None:
         return mapped(engine)
-    return Interpolated([mapped(engine), mapped(ngram)], [args.rnn_weight, 1.0 - args.rnn_weight])
+    return Interpolated([mapped(engine), mapped(ngram)], [rnn_weight, 1.0 - rnn_weight])
 
 
-def _rescored(args: argparse.Namespace, utterance: _Utterance, lm: LanguageModel) -> list[Rescored]:
+def _rescored(args: argparse.Namespace, utterance: _Utterance, lm: LanguageModel, max_contexts: int) -> list[Rescored]:
     found = utterance.alternatives
     am_scale, lm_scale, penalty = found.scales if isinstance(found, WordLattice) else (1.0, 1.0, 0.0)
 
@@ -262,7 +276,7 @@ def _rescored(args: argparse.Namespace, utterance: _Utterance, lm: LanguageModel
         given(args.word_insertion_penalty, penalty),
     )
     if isinstance(found, WordLattice):
-        best = rescore_lattice(found, lm, scales, args.max_contexts)
+        best = rescore_lattice(found, lm, scales, max_contexts)
         if best is None:
             print(f"asr: {found.name}: the lattice has no complete sentence.", file=sys.stderr)
         return [] if best is None else [best]

@@ -325,6 +325,14 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.splitlines()[1] == "talk 1 0.250 0.550 ZEBRA"
     assert main(["rescore", *inputs, *words, "--nbest", "2"]) == 2
     assert "--nbest needs --jsonl" in capsys.readouterr().err
+    for name, *unused in (
+        ("nbest", "--max-contexts", "8"),
+        ("nbest", "--rnn-weight", "0.3"),
+        ("talk.slf", "--frame-seconds", "0.03"),
+        ("talk.slf", "--nbest", "2", "--jsonl"),
+    ):
+        assert main(["rescore", str(folder / name), *words, *unused]) == 2
+        assert f"{unused[0]} has no effect here" in capsys.readouterr().err
 
 
 def test_the_command_reads_folders_of_lattices(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -390,7 +398,7 @@ def test_words_that_a_bundles_network_lacks_are_not_worth_its_whole_unknown(
     network = RNNLanguageModel(Vocabulary(others), RNNLMConfig(embedding_size=4, hidden_size=4))
     arguments = {"embedding_size": 4, "hidden_size": 4}
     replace(bundle, rnn_lm=ModelSpec("RnnLm", arguments, network), large_ngram=None).save(folder / "bundle")
-    lm = rescore.language_model(argparse.Namespace(bundle=folder / "bundle", rnn_lm=None, ngram=None, rnn_weight=0.5))
+    lm = rescore.language_model(argparse.Namespace(bundle=folder / "bundle", rnn_lm=None, ngram=None, rnn_weight=None))
     engine = CachedRNNLM(read_rnn_lm(folder / "bundle").network)  # type: ignore[arg-type]
     unknown, _ = engine.score(engine.start(1), torch.tensor([UNK_ID]))
     found, _ = lm.score(lm.start(1), lm.vocabulary.ids_of([first]))
