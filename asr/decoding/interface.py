@@ -61,10 +61,11 @@ class DecodeResult:
         hypotheses: best first. The search finds one; `asr.decoding.nbest` extracts more from the lattice. Empty if
             nothing survived the beam, or if there were no frames and the graph does not accept the empty sentence.
         reached_final: False if no complete sentence survived; the hypothesis is then the best unfinished path.
-        num_frames: number of decoded frames, without those that `blank_skip_threshold` skipped.
+        num_frames: number of decoded frames, without those that `blank_skip_threshold` skipped; of a stream, of all.
         lattice: the alternatives, if the decoder keeps a lattice and a final state was reached. The lattice of token
             passing is in host memory.
-        original_frame: (num_frames,) int64, the original frame of each decoded one; None if no frames were skipped.
+        original_frame: (num_frames,) int64, the original frame of each decoded one; None if no frames were skipped, and
+            for a stream of token passing, which keeps no lattice.
     """
 
     hypotheses: tuple[Hypothesis, ...]
