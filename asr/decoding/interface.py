@@ -244,7 +244,8 @@ class DecodingOptions:
                 raise AsrError(f"decoding options: {name} is {value}; it must be above 0.")
             if name in beams and value is not None and value > _WIDEST_BEAM:
                 object.__setattr__(self, name, math.inf)
-        if self.mbr_scale == math.inf:  # on a command line nothing else turns off what the bundle sets
+        # On a command line nothing else turns off what the bundle sets; total scores times such a scale may overflow.
+        if self.mbr_scale is not None and self.mbr_scale > _WIDEST_BEAM:
             object.__setattr__(self, "mbr_scale", None)
         for name in ("am_scale", "graph_scale", "lm_scale", "word_insertion_penalty"):
             if not abs(getattr(self, name)) <= _MAX_SCALE:  # with larger scales, sums of scores overflow float32

@@ -109,6 +109,7 @@ def test_what_is_wider_than_any_score_is_without_a_limit() -> None:
     assert {getattr(DecodingOptions(**{name: 1.1e30}), name) for name in names} == {math.inf}
     assert DecodingOptions(search_beam=1e30).search_beam == 1e30
     assert DecodingOptions(mbr_scale=math.inf).mbr_scale is None and DecodingOptions(mbr_scale=2.0).mbr_scale == 2.0
+    assert DecodingOptions(mbr_scale=1e308).mbr_scale is None  # times a score of -10 it would be -inf
 
 
 @pytest.mark.parametrize(
