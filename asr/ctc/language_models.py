@@ -88,9 +88,13 @@ class StatefulModel(LanguageModel):
         known = self._edges.get((context_idx, word_id))
         if known is None:
             score, state = self.after(self._states[context_idx], word_id)
-            known = self._edges[context_idx, word_id] = float(score), len(self._states)
-            self._states.append(state)
+            known = self._edges[context_idx, word_id] = float(score), self._context_of(state)
         return known
+
+    def _context_of(self, state: Any) -> int:
+        """The context of a state; states are not compared, as those of some models cannot be."""
+        self._states.append(state)
+        return len(self._states) - 1
 
 
 class KenLanguageModel(StatefulModel):
@@ -121,6 +125,7 @@ class KenLanguageModel(StatefulModel):
             raise AsrError(f"{path}: the model has none of the {len(words)} words; check their letter case.")
         first = self._kenlm.State()
         self._model.BeginSentenceWrite(first)
+        self._number_of = {first: 0}
         super().__init__(Vocabulary(words, name=str(path)), first)
 
     @property
@@ -133,6 +138,11 @@ class KenLanguageModel(StatefulModel):
         following = self._kenlm.State()
         word = "<unk>" if word_id == UNK_ID else self.vocabulary.words[word_id]
         return self._model.BaseScore(state, word, following) * _LN_10, following
+
+    def _context_of(self, state: Any) -> int:
+        """The context of a state. Equal ones have one context, so that their number is limited and paths recombine."""
+        number: int = self._number_of.setdefault(state, len(self._states))
+        return number if number < len(self._states) else super()._context_of(state)
 
     def at_end(self, state: Any) -> float:
         """Like `StatefulModel.at_end`."""

@@ -439,6 +439,13 @@ def test_scores_of_kenlm(word_model: NgramLM, arpa_file: Callable[[NgramLM], Pat
         total += float(score)
     total += float(theirs.final(context))
     assert np.isclose(total, sentence_score(word_model)(["a", "ab", "zzz", "b"]), atol=1e-4)
+    contexts = []
+    for first in ("a", "b"):  # what the model remembers is the same then, and so is the context
+        context = theirs.start(1)
+        for word in (first, "ab", "b", "a", "ab"):
+            _, context = theirs.score(context, theirs.vocabulary.ids_of([word]))
+        contexts.append(int(context))
+    assert contexts[0] == contexts[1] and theirs.order < 5
 
 
 def test_graphs_are_kept_in_a_folder(tmp_path: Path, word_model: NgramLM, monkeypatch: pytest.MonkeyPatch) -> None:
