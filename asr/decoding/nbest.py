@@ -423,7 +423,7 @@ def rescore_n_best(
     if not flat:
         return [() for _ in lists]
     scores = [0.0] * len(flat)
-    if lm is not None:
+    if lm is not None and weight:  # 0 * -inf would be nan
         tree = PrefixTree([hypothesis.word_ids for hypothesis in flat], lm.start(1).device)
         scores = score_tree(tree, lm).tolist()
     rescored = []

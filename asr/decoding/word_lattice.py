@@ -162,7 +162,9 @@ def _rescored(words: Sequence[RescoredWord], scores: tuple[float, float, float],
 
 def _total(scores: tuple[float, float, float], num_words: int, scales: RescoringScales) -> float:
     weights = (scales.am_scale, scales.old_lm_scale, scales.lm_scale)
-    return sum(w * s for w, s in zip(weights, scores, strict=True)) + scales.word_insertion_penalty * num_words
+    # 0 * -inf, the score of what a language model rules out, would be nan.
+    weighted = sum(weight * score for weight, score in zip(weights, scores, strict=True) if weight)
+    return weighted + scales.word_insertion_penalty * num_words
 
 
 class _Token(NamedTuple):

@@ -186,6 +186,8 @@ def test_rescored_lists_are_sorted_by_the_new_total() -> None:
         assert one.total == pytest.approx(rest + 0.6 * one.lm_score, abs=1e-3)
     assert [one.total for one in after] == sorted((one.total for one in after), reverse=True)
     assert [one.word_ids for one in after] != [one.word_ids for one in before]
+    lm.log_prob_of = lambda *_: -math.inf  # type: ignore[method-assign]
+    assert rescore_n_best([before], lm, OPTIONS, weight=0.0) == [before]
 
 
 @pytest.mark.parametrize("frame_of", [None, torch.tensor([0, 2, 3, 7, 8])])

@@ -42,6 +42,7 @@ from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.serialization import ModelSpec
 from asr.testing.tones import TEXT
 from asr.text.symbols import SPECIAL_WORDS, UNK_ID, Vocabulary
+from tests.reference.table_lm import TableLM
 
 WORDS = ["PAT", "KIT", "SICK", "SKIP", "TO", "TWO", "ZEBRA"]  # the last one is unknown
 SCALES = RescoringScales(0.7, 0.3, 1.1, -0.4)
@@ -121,6 +122,18 @@ def test_lists_are_sorted_by_their_totals(lm: NgramLM) -> None:
         place = sentences.index(tuple(words))
         total = 0.7 * -0.1 * place + 0.3 * -0.01 * place + 1.1 * lm_score(lm, words) - 0.4 * len(words)
         assert one.total == pytest.approx(total, abs=1e-4)
+
+
+def test_a_model_without_weight_rules_nothing_out() -> None:
+    lm, scales = TableLM(Vocabulary(WORDS)), RescoringScales(lm_scale=0.0)
+    lm.log_prob_of = lambda *_: -math.inf  # type: ignore[method-assign]
+    found = rescore_list(
+        [Candidate((word,), score) for word, score in zip(WORDS, (-3.0, -1.0), strict=False)], lm, scales
+    )
+    assert [one.total for one in found] == [-1.0, -3.0]
+    arcs = [WordArc(0, 1, word, score) for word, score in zip(WORDS, (-3.0, -1.0), strict=False)]
+    best = rescore_lattice(WordLattice("u", 2, 0, arcs, {1: (0.0, 0.0)}), lm, scales)
+    assert best is not None and best.total == -1.0
 
 
 def test_a_cycle_is_refused_and_no_end_is_none(lm: NgramLM) -> None:
