@@ -19,7 +19,7 @@ from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis, Lo
 from asr.decoding.selection import select_backend
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
-from asr.lm.combine import mapped_to, on_device
+from asr.lm.combine import mapped_to, on_device, without_weight
 from asr.lm.interface import LanguageModel
 
 
@@ -119,7 +119,10 @@ class StreamingDecoder:
         self._commit_frames = commit_frames
         self._check = LogProbCheck(len(graph.tokens), inputs)
         self._search_graph = SearchGraph(graph, self.options)
-        self._lm = None if lm is None else on_device(mapped_to(lm, graph.vocabulary), graph.device)
+        self._lm: LanguageModel | None = None
+        if lm is not None:
+            mapped = on_device(mapped_to(lm, graph.vocabulary), graph.device)
+            self._lm = without_weight(mapped, self.options.lm_scale)
         self._backtrace = Backtrace(graph.device)
         backend = select_backend(self._search_graph, self.options, self._lm)
         self._search = TokenSearch(self._search_graph, self.options, self._lm, backend, self._backtrace)

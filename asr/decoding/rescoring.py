@@ -29,7 +29,7 @@ from asr.decoding.nbest import n_best, rescore_n_best
 from asr.decoding.selection import BackendFactory, select_backend
 from asr.decoding.settings import LanguageModelOptions
 from asr.graph.decoding_graph import DecodingGraph
-from asr.lm.combine import ADD, CombinedLM, Step, mapped_to
+from asr.lm.combine import ADD, CombinedLM, Step, mapped_to, without_weight
 from asr.lm.interface import LanguageModel, device_of
 
 
@@ -121,6 +121,7 @@ def rescore_lattice(
     num_utts = lattice.num_utts
     if not num_utts:
         return []
+    lm = without_weight(lm, options.lm_scale)
     device = device_of(lm)
     lattice = lattice.to(device)
     graph = LatticeGraph(lattice, options)

@@ -26,7 +26,7 @@ from asr.decoding.rescoring import rescore_lattice
 from asr.decoding.selection import BackendFactory, backend_name, select_backend
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
-from asr.lm.combine import WordMapper, on_device
+from asr.lm.combine import WordMapper, on_device, without_weight
 from asr.lm.interface import LanguageModel, device_of
 
 LM_FUSIONS = {
@@ -167,6 +167,8 @@ class TokenPassingDecoder:
         """
         log_prob, num_frames = with_num_frames(log_prob, num_frames)
         lm = self._mapper.mapped(lm)
+        if lm is not None:
+            lm = without_weight(lm, self.options.lm_scale)
         if lm is not None and self._rescores:
             results = self._decode_by_rescoring(log_prob, num_frames, lm, lm_state)
         else:

@@ -30,6 +30,7 @@ _LOGGER = logging.getLogger(__name__)
 
 MIX, ADD, SUBTRACT = range(3)
 
+_LEAST = -1e20  # float32 can hold the sum of many
 _MAPPED_AT_MOST = 64  # models that a `WordMapper` remembers
 
 
@@ -408,6 +409,27 @@ class CheckedLM(WrappedLM):
             f"{type(self._lm).__name__}.{method}: log P({word} | context {int(context)}) is {float(log_prob)}; "
             "give a number, or -inf for a word that is impossible."
         )
+
+
+class FiniteLM(WrappedLM):
+    """A model whose scores are finite, so that they can be multiplied by 0; compiled loops do not look them up."""
+
+    def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
+        """log P(word | history), at least -1e20, and the next context, (Q,) each."""
+        log_prob, next_idx = super().score(context_idx, word_id)
+        return log_prob.clamp(min=_LEAST), next_idx
+
+    def final(self, context_idx: Tensor) -> Tensor:
+        """log P(</s> | history), at least -1e20, (Q,)."""
+        return super().final(context_idx).clamp(min=_LEAST)
+
+    def lookup_tables(self) -> None:
+        """None."""
+
+
+def without_weight(lm: LanguageModel, scale: float) -> LanguageModel:
+    """The model itself, or if its scale is 0 a `FiniteLM` of it: what has no weight rules nothing out."""
+    return lm if scale else FiniteLM(lm)
 
 
 class RemappedLM(WrappedLM):

@@ -173,6 +173,23 @@ def test_no_sentence_is_complete_that_the_language_model_rules_out(backend: str,
     assert stream_decoder.finalize(stream) == result
 
 
+@pytest.mark.parametrize("lm_fusion", ["search", "lattice", "chunks"])
+def test_a_language_model_without_weight_rules_nothing_out(lm_fusion: str) -> None:
+    graph, log_prob, num_frames = random_graph(3), random_log_prob(3, 2, 6), torch.tensor([6, 4])
+    lm = TableLM(graph.vocabulary)
+    lm.log_prob_of = lambda *_: -math.inf  # type: ignore[method-assign]
+    decoder = TokenPassingDecoder(graph, DecodingOptions(lm_scale=0.0), lm_fusion=lm_fusion)
+    for weighted, plain in zip(*(decoder.decode(log_prob, num_frames, model) for model in (lm, None)), strict=True):
+        assert weighted.best is not None and plain.best is not None and weighted.reached_final
+        assert weighted.best.word_ids == plain.best.word_ids
+        assert weighted.best.total == pytest.approx(plain.best.total, abs=1e-4)
+    stream_decoder = StreamingDecoder(graph, DecodingOptions(lm_scale=0.0), lm)
+    (stream,) = stream_decoder.start()
+    stream_decoder.advance([stream], log_prob[1:, :4], torch.tensor([4]))
+    best = stream_decoder.finalize(stream).best
+    assert best is not None and best.total == pytest.approx(plain.best.total, abs=1e-4)
+
+
 def test_bad_log_probabilities_are_refused() -> None:
     first_pass = TokenPassingDecoder(random_graph(0))
     with pytest.raises(AsrError, match="5 columns but the graph was built for 4"):
