@@ -108,7 +108,6 @@ class Decoder(Protocol):
 
 _WIDEST_BEAM = 1e30  # wider beams become infinite: float32 cannot hold much more
 _MAX_SCALE = 1e6
-_MOST_STATES = 2**63 - 1
 
 
 @dataclass
@@ -253,10 +252,10 @@ class DecodingOptions:
                     f"decoding options: {name} is {getattr(self, name)}; it must be a finite number, at most "
                     f"{_MAX_SCALE:.0e}."
                 )
-        if not 0 <= self.min_active_states <= self.max_active_states <= _MOST_STATES or self.max_active_states < 1:
+        if not 0 <= self.min_active_states <= self.max_active_states or self.max_active_states < 1:
             raise AsrError(
                 f"decoding options: min_active_states is {self.min_active_states} and max_active_states "
-                f"{self.max_active_states}; choose 0 <= min_active_states <= max_active_states, at most 2^63 - 1."
+                f"{self.max_active_states}; choose 0 <= min_active_states <= max_active_states."
             )
         if self.chunk_frames < 1 or self.lookahead_frames < 0 or self.chunk_frames + self.lookahead_frames >= 2**31:
             raise AsrError(
