@@ -123,9 +123,9 @@ def _is_over(trainer: pl.Trainer) -> bool:
 
 
 class _Termination(pl.Callback):  # type: ignore[misc]
-    """On SIGTERM finishes the current batch, writes a checkpoint, and ends the process like one that was killed.
+    """On SIGTERM finishes the current step, writes a checkpoint, and ends the process like one that was killed.
 
-    All processes of a training stop at the same batch, whichever of them the signal reaches first. If it arrives in the
+    All processes of a training stop at the same step, whichever of them the signal reaches first. If it arrives in the
     last batch of an epoch or during validation, the epoch is finished first.
     """
 
@@ -145,9 +145,12 @@ class _Termination(pl.Callback):  # type: ignore[misc]
             launcher.kill(number)  # the processes that this one has started
         self.is_asked = True
 
-    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Stops before a batch that is not the last one; after the last one Lightning counts the epoch as finished."""
-        if largest(int(self.is_asked)) and not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+    def on_train_batch_start(self, trainer: pl.Trainer, _: pl.LightningModule, batch: Any, batch_idx: int) -> None:
+        """Stops before the first batch of a step, unless it is the last one of the epoch: after that Lightning counts
+        the epoch as finished. Within a step the gradients of its first batches would be lost."""
+        begins = batch_idx % trainer.accumulate_grad_batches == 0
+        is_last = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+        if begins and not is_last and largest(int(self.is_asked)):
             self._stop(trainer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, _: pl.LightningModule) -> None:

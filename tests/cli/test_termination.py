@@ -31,18 +31,19 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class SignalAt(pl.Callback):  # type: ignore[misc]
-    """Sends SIGTERM to the first process at the end of a step, as a scheduler does at any time.
+    """Sends SIGTERM to the first process at the end of a batch, as a scheduler does at any time.
 
     Args:
-        step: the step; 0 for the last one of the first epoch.
+        batch: number of the batch, from 1; 0 for the last one of the first epoch.
     """
 
-    def __init__(self, step: int) -> None:
-        self.step = step
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        is_last = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch and trainer.current_epoch == 0
-        if trainer.is_global_zero and (trainer.global_step == self.step if self.step else is_last):
+        progress = trainer.fit_loop.epoch_loop.batch_progress
+        is_last = progress.is_last_batch and trainer.current_epoch == 0
+        if trainer.is_global_zero and (progress.total.ready == self.batch if self.batch else is_last):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -113,25 +114,25 @@ def weights(path: Path) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "step", "options"),
+    ("kind", "batch", "options"),
     [
         ("language", 3, []),
         ("acoustic", 4, ["--trainer.devices", "2", "--trainer.strategy", "ddp"]),
     ],
 )
 def test_a_terminated_training_goes_on_to_the_same_end(
-    folder: Path, tmp_path: Path, kind: str, step: int, options: list[str]
+    folder: Path, tmp_path: Path, kind: str, batch: int, options: list[str]
 ) -> None:
     assert train.run(recipe(folder, kind, tmp_path / "whole", [])) == 0
     expected = weights(tmp_path / "whole" / "last.ckpt")
-    signal_at = {"class_path": "tests.cli.test_termination.SignalAt", "init_args": {"step": step}}
+    signal_at = {"class_path": "tests.cli.test_termination.SignalAt", "init_args": {"batch": batch}}
     killed = recipe(folder, kind, tmp_path / "killed", [signal_at])
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, "-m", "asr", *killed, *options]
     ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
     checkpoint = tmp_path / "killed" / "terminated.ckpt"
     assert (ran.returncode, f"continue with --ckpt_path {checkpoint}" in ran.stderr) == (143, True), ran.stderr
-    assert torch.load(checkpoint)["global_step"] == step
+    assert torch.load(checkpoint)["global_step"] == batch
     # In one process, whatever the number before.
     assert train.run([*recipe(folder, kind, tmp_path / "resumed", []), "--ckpt_path", str(checkpoint)]) == 0
     found = weights(tmp_path / "resumed" / "last.ckpt")
@@ -139,19 +140,25 @@ def test_a_terminated_training_goes_on_to_the_same_end(
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5, msg=name)
 
 
-def test_a_signal_in_the_last_batch_of_an_epoch_is_heeded_behind_the_epoch(folder: Path, tmp_path: Path) -> None:
-    assert train.run(recipe(folder, "language", tmp_path / "whole", [])) == 0
-    expected = weights(tmp_path / "whole" / "last.ckpt")
+@pytest.mark.parametrize(("batch", "num_batches", "step"), [(0, 1, 0), (0, 2, 0), (3, 2, 2), (4, 2, 2)])
+def test_a_signal_within_a_step_or_an_epochs_last_batch_is_heeded_behind_it(
+    folder: Path, tmp_path: Path, batch: int, num_batches: int, step: int
+) -> None:
+    """Of `num_batches` batches a step; `step` is the one after which the training ends, 0 for an epoch's last one."""
+    options = ["--trainer.accumulate_grad_batches", str(num_batches)]
+    assert train.run([*recipe(folder, "language", tmp_path / "whole", []), *options]) == 0
+    whole = torch.load(tmp_path / "whole" / "last.ckpt")
     handler = signal.getsignal(signal.SIGTERM)
-    signal_at = {"class_path": "tests.cli.test_termination.SignalAt", "init_args": {"step": 0}}
+    signal_at = {"class_path": "tests.cli.test_termination.SignalAt", "init_args": {"batch": batch}}
     with pytest.raises(SystemExit) as end:
-        train.run(recipe(folder, "language", tmp_path / "killed", [signal_at]))
+        train.run([*recipe(folder, "language", tmp_path / "killed", [signal_at]), *options])
     assert end.value.code == 143 and signal.getsignal(signal.SIGTERM) is handler
     checkpoint = tmp_path / "killed" / "terminated.ckpt"
-    assert 3 * torch.load(checkpoint)["global_step"] == torch.load(tmp_path / "whole" / "last.ckpt")["global_step"]
-    assert train.run([*recipe(folder, "language", tmp_path / "resumed", []), "--ckpt_path", str(checkpoint)]) == 0
+    assert torch.load(checkpoint)["global_step"] == (step or whole["global_step"] / 3)
+    resumed = [*recipe(folder, "language", tmp_path / "resumed", []), *options, "--ckpt_path", str(checkpoint)]
+    assert train.run(resumed) == 0
     found = weights(tmp_path / "resumed" / "last.ckpt")
-    for name, value in expected.items():
+    for name, value in whole["state_dict"].items():
         torch.testing.assert_close(found[name], value, rtol=0, atol=0, msg=name)
 
 
