@@ -10,7 +10,7 @@ import pytorch_lightning as pl
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-from asr.distributed import current_share
+from asr.distributed import batches_done, current_share
 from asr.lm.rnn.data import TokenBatch, TokenFile, TokenStreams
 from asr.text.symbols import Vocabulary
 
@@ -93,11 +93,7 @@ class TextDataModule(pl.LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """The position within the epoch."""
-        trainer = self.trainer
-        # Not `completed`: checkpoints are written by a hook that runs before a batch counts as completed.
-        progress: Any = trainer.fit_loop.epoch_loop.batch_progress.current if trainer is not None else None
-        done = progress.processed if progress is not None else 0
-        return {"batches_done": done % self.num_train_batches() if self.train_tokens is not None else 0}
+        return {"batches_done": 0 if self.trainer is None else batches_done(self.trainer)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Makes the next training loader start at the saved position."""

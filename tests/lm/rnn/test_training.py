@@ -74,17 +74,27 @@ def test_learns_and_is_finite_at_three_times_the_rate(corpus: Path, cell: str, o
     assert max(perplexities) < 4
 
 
-def test_a_resumed_run_ends_where_an_unbroken_one_does(corpus: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "every", "step"),
+    [
+        ({}, {"every_n_train_steps": 11}, 11),
+        ({"accumulate_grad_batches": 2}, {"every_n_epochs": 1}, 16),
+        ({"limit_train_batches": 6}, {"every_n_epochs": 1}, 6),
+    ],
+)
+def test_a_resumed_run_ends_where_an_unbroken_one_does(
+    corpus: Path, options: dict[str, Any], every: dict[str, int], step: int
+) -> None:
     from pytorch_lightning.callbacks import ModelCheckpoint
 
     whole = _model(corpus)
-    keep = ModelCheckpoint(dirpath=corpus / "checkpoints", every_n_train_steps=11, save_top_k=-1, filename="{step}")
-    trainer = _trainer(corpus, callbacks=[keep])
+    keep = ModelCheckpoint(dirpath=corpus / "checkpoints", save_top_k=-1, filename="{step}", **every)
+    trainer = _trainer(corpus, callbacks=[keep], **options)
     trainer.fit(whole, _data(corpus))
-    assert trainer.global_step > 22
+    assert trainer.global_step > step
     resumed = _model(corpus)
-    checkpoint = str(corpus / "checkpoints" / "step=11.ckpt")
-    again = _trainer(corpus, enable_checkpointing=False)
+    checkpoint = str(corpus / "checkpoints" / f"step={step}.ckpt")
+    again = _trainer(corpus, enable_checkpointing=False, **options)
     again.fit(resumed, _data(corpus), ckpt_path=checkpoint)
     assert again.global_step == trainer.global_step
     for name, value in whole.state_dict().items():
