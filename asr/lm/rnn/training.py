@@ -34,7 +34,7 @@ class LitRNNLM(pl.LightningModule):
             folder; then let the rates rise slowly (`warmup_steps`).
         lr: Adam's learning rate for the recurrent layers.
         sparse_lr: Adagrad's learning rate for word vectors, biases and n-gram features.
-        warmup_steps: the rates rise linearly over these batches.
+        warmup_steps: the rates rise linearly over these steps.
         decay_start: fraction of the run after which the rates fall, by a half cosine.
         final_lr_factor: the factor of the rates at the end of the run.
         max_grad_norm: the dense gradients, averaged over the words of a step, are clipped to this norm.
@@ -125,7 +125,8 @@ class LitRNNLM(pl.LightningModule):
     def training_step(self, batch: TokenBatch, batch_idx: int) -> Tensor:
         """The loss summed over the batch's words; the mean is logged.
 
-        If several processes train, each multiplies its loss by their number, because gradients will be averaged.
+        If several processes train, each multiplies its loss by their number, because gradients will be averaged; and by
+        the number of batches of a step, because Lightning divides by it.
         """
         batch_number = self.global_step * self.trainer.accumulate_grad_batches + self._num_batches
         generator = torch.Generator().manual_seed(self.noise_seed + batch_number)
@@ -138,7 +139,7 @@ class LitRNNLM(pl.LightningModule):
         loss, self._states = self.network(batch, self._states, generator)
         if self._is_logged():
             self.log("train_loss", total(loss.detach()) / batch.num_all_words, prog_bar=True, batch_size=1)
-        return loss * current_share().num
+        return loss * (current_share().num * self.trainer.accumulate_grad_batches)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Runs with one torch thread, since compiled loops do most of the work; it includes forward and backward."""

@@ -154,6 +154,26 @@ def test_gradients_are_averaged_over_the_words_there_are(corpus: Path) -> None:
     assert norms[0] == norms[1]
 
 
+def test_a_step_of_several_batches_has_the_sum_of_their_gradients(corpus: Path) -> None:
+    class Notes(pl.Callback):  # type: ignore[misc]
+        def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Any) -> None:
+            parts = module.network.named_parameters()
+            noted.append({name: part.grad.to_dense().clone() for name, part in parts if part.grad is not None})
+
+    noted: list[dict[str, Tensor]] = []
+    options = {"enable_checkpointing": False, "callbacks": [Notes()], "log_every_n_steps": 1}
+    for num in (1, 3):
+        model = _model(corpus, lr=0.0, sparse_lr=0.0, max_grad_norm=1e-3)
+        trainer = _trainer(corpus, max_steps=3 // num, accumulate_grad_batches=num, **options)
+        trainer.fit(model, _data(corpus))
+    *parts, found = noted
+    assert len(parts) == 3
+    for name, grad in found.items():
+        torch.testing.assert_close(grad, sum(part[name] for part in parts), msg=name)
+    norm = torch.cat([grad.flatten() for name, grad in found.items() if "layers" in name]).norm()
+    assert float(trainer.callback_metrics["grad_norm"]) == pytest.approx(float(norm) / (3 * 4 * 8))
+
+
 def test_batches_of_one_step_have_noise_of_their_own(corpus: Path) -> None:
     model, seeds = _model(corpus), []
     forward = model.network.forward
