@@ -128,12 +128,10 @@ class TraceableCmvn(UtteranceCmvn):
 
     def _counted(self, features: Tensor, inside: Tensor) -> Tensor:
         """See `UtteranceCmvn`."""
-        is_short = features.shape[1] <= 2 * self.pause_margin
         # Padding gives every rank enough frames; none of the added ones belongs to an utterance.
         longer = F.pad(features, (0, 0, 0, 2 * self.pause_margin))
         is_frame = F.pad(inside, (0, 2 * self.pause_margin))
-        counted = super()._counted(longer, is_frame)[:, : features.shape[1]]
-        return inside & (counted | is_short)
+        return super()._counted(longer, is_frame)[:, : features.shape[1]]
 
 
 class TraceableNorm(nn.Module):

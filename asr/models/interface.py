@@ -106,7 +106,7 @@ class UtteranceCmvn(nn.Module):
     """Normalizes each utterance by its own mean and, optionally, its own standard deviation.
 
     Only the edges of a long pause count. Otherwise mean and variance would be those of noise, and normalized noise
-    would look like speech.
+    would look like speech. Of an utterance no longer than twice `pause_margin`, all frames count.
 
     Args:
         normalize_variance: whether to divide by the standard deviation.
@@ -153,7 +153,7 @@ class UtteranceCmvn(nn.Module):
         return SpeakerStatistics(frames.mean(dim=0), frames.var(dim=0, unbiased=False), len(frames))
 
     def _counted(self, features: Tensor, inside: Tensor) -> Tensor:
-        """Which frames are near speech, (N, T) bool; all frames of an utterance in which nothing stands out."""
+        """Which frames are near speech, (N, T) bool; all frames of an utterance that is short or has nothing loud."""
         margin = self.pause_margin
         if features.shape[1] <= 2 * margin:
             return inside
@@ -164,7 +164,8 @@ class UtteranceCmvn(nn.Module):
         is_loud = inside & (energy > threshold)
         loud = is_loud.to(features.dtype).unsqueeze(1)
         near = F.max_pool1d(loud, 2 * margin + 1, stride=1, padding=margin).squeeze(1) > 0
-        counted = inside & near
+        is_short = inside.sum(dim=1, keepdim=True) <= 2 * margin
+        counted = inside & (near | is_short)
         return counted | (inside & ~counted.any(dim=1, keepdim=True))
 
 

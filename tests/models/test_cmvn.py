@@ -54,6 +54,19 @@ def test_of_long_pauses_only_the_edges_count(seed: int, pauses: list[int]) -> No
     assert not normal[0, len(features) :].any()
 
 
+def test_a_short_utterance_is_normalized_alike_in_any_batch() -> None:
+    """All its frames count, up to twice the margin; the pauses of a longer one count only near speech."""
+    norm = UtteranceCmvn(pause_margin=20)
+    features, _ = speech_and_pauses(4, [0, 35], speech_frames=12)
+    for length in (5, 40, 41):
+        alone = norm(features[None, :length], torch.tensor([length]))
+        batch = torch.stack([features, torch.randn_like(features)])
+        together = norm(batch, torch.tensor([length, len(features)]))
+        torch.testing.assert_close(together[:1, :length], alone)
+        statistics = norm.statistics(batch[:1], torch.tensor([length]))
+        assert statistics.num_frames == (length if length <= 40 else 32)
+
+
 def test_an_utterance_without_pause_counts_whole() -> None:
     features = torch.randn(2, 300, 5) * 3 + 2
     num_frames = torch.tensor([300, 180])
