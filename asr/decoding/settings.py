@@ -96,7 +96,9 @@ _MAX_WORKERS = 64
 class ResourceOptions:
     """How much audio a recognizer processes at a time, and how much memory its language models may take.
 
-    Only `max_segment_seconds` and `acoustic_precision`, which rounds scores, can change the recognized words.
+    Only `max_segment_seconds` and `acoustic_precision`, which rounds scores, can change the recognized words. Where
+    histories share hidden states, as an approximation, words also depend on what the caches hold, and so on
+    `cache_bytes`, `batch_seconds` and `num_workers`.
 
     Args:
         max_segment_seconds: longer recordings are cut at pauses into segments of at most this length.

@@ -65,8 +65,10 @@ class CacheOptions:
         hidden_products: numbers that the hidden layer multiplies: float32; or as an approximation int8, on a CPU that
             has the instruction (`asr.kernels.linear`).
         capacity_bytes: memory for histories, hidden rows and normalizers. Contexts are forgotten only if `retain` did
-            not name them; hidden rows are computed again when needed, which costs time but changes no score. See
-            `asr.lm.cached.eviction` for when the bound cannot be kept. None is unlimited.
+            not name them; hidden rows are computed again when needed, which costs time. That changes scores only in
+            their last digits, or by a rounding step of `hidden_dtype`, since a matrix product may depend on how many
+            rows it has. But with `recombination_length` or `history_precision`, another history may come first after
+            one was forgotten. See `asr.lm.cached.eviction` for when the bound cannot be kept. None is unlimited.
         rows_ahead: a run of the hidden layer for fewer histories than this also computes the newest other histories, up
             to this many rows, since the weights are read only once. Not used with a capacity or without `cache_hidden`.
         batching: "frame" runs the hidden layer once for each call, "query" once for each row (for comparison).

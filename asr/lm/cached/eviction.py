@@ -1,7 +1,8 @@
 """A bound on the memory of a cached language model: what is forgotten when room is needed.
 
 Nodes are evicted from the leaves up, the least used first; live contexts and their nearest ancestors are never evicted.
-Hidden rows are dropped least recently used first; a row that is needed again is computed again, which only costs time.
+Hidden rows are dropped least recently used first; a row that is needed again is computed again, from rows that are
+rounded as stored ones are. `CacheOptions.capacity_bytes` says when scores can differ.
 
 The bound holds as long as the contexts of the search, their nearest ancestors, the contexts of a call and a few hidden
 rows fit into it, because these are never forgotten. If they need more, hidden rows are dropped first. The working

@@ -91,12 +91,31 @@ class HiddenStore:
         if not self._parts:
             self.state.index_copy_(0, row, state.to(self.dtype))
             return
-        scale = torch.stack([state[:, part].abs().amax(1) for part in self._parts], dim=1).div_(127).clamp_(min=1e-12)
+        stored, scale = self._bytes(state)
         self.scale.index_copy_(0, row, scale)
+        self.state.index_copy_(0, row, stored)
+
+    def rounded(self, state: Tensor) -> Tensor:
+        """State (R, S) float32 as `read` gives it back once it is stored."""
+        if not self._parts:
+            return state.to(self.dtype).float()
+        stored, scale = self._bytes(state)
+        return self._scaled(stored.float(), scale)
+
+    def _bytes(self, state: Tensor) -> tuple[Tensor, Tensor]:
+        """State (R, S) as int8, and its scales (R, P)."""
+        scale = torch.stack([state[:, part].abs().amax(1) for part in self._parts], dim=1).div_(127).clamp_(min=1e-12)
         stored = torch.empty(state.shape, dtype=torch.int8, device=state.device)
         for number, part in enumerate(self._parts):
             stored[:, part] = (state[:, part] / scale[:, number, None]).round_()
-        self.state.index_copy_(0, row, stored)
+        return stored, scale
+
+    def _scaled(self, state: Tensor, scale: Tensor, first_column: int = 0) -> Tensor:
+        """State (R, S - first_column) in units of the scales (R, P), multiplied in place."""
+        for number, part in enumerate(self._parts):
+            if part.stop > first_column:
+                state[:, part.start - first_column : part.stop - first_column].mul_(scale[:, number, None])
+        return state
 
     def read(self, row: Tensor, first_column: int = 0) -> Tensor:
         """Rows (R,) -> their states from first_column on, (R, S - first_column) float32.
@@ -104,11 +123,7 @@ class HiddenStore:
         `first_column` is 0 or the first that the output layer reads.
         """
         state = self.state[:, first_column:].index_select(0, row).float()
-        for number, part in enumerate(self._parts):
-            if part.stop > first_column:
-                own = state[:, part.start - first_column : part.stop - first_column]
-                own.mul_(self.scale[:, number].index_select(0, row).unsqueeze(1))
-        return state
+        return self._scaled(state, self.scale.index_select(0, row), first_column) if self._parts else state
 
     def limit_rows(self, max_rows: int) -> None:
         """Lets the arrays grow beyond `max_rows` only if more rows are in use."""
@@ -326,7 +341,7 @@ class Expansion:
         )
         for level in reversed(levels):
             before = self._with_known(self.trie.parent.index_select(0, level).long(), known, state)
-            state = self.layer.step(before, self.trie.word.index_select(0, level).long())
+            state = self.hidden.rounded(self.layer.step(before, self.trie.word.index_select(0, level).long()))
             known = level
         return self._with_known(node, known, state)
 

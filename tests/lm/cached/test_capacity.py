@@ -1,4 +1,4 @@
-"""A bound on bytes changes no score: live contexts stay, hidden rows are computed again."""
+"""A bound on bytes changes no score but by rounding: live contexts stay, hidden rows are computed again."""
 
 import pytest
 import torch
@@ -49,6 +49,25 @@ def test_any_capacity_gives_the_plain_scores(network_class, capacity, width, mar
     network = network_class()
     engine = CachedRNNLM(network, CacheOptions(capacity_bytes=capacity))
     beam_search(engine, network, num_steps, width, seed, marks)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8"])
+def test_rows_that_are_computed_again_are_rounded_as_at_first(dtype):
+    """Scores are those of a cache without bound, bit for bit, if products do not depend on how many rows there are."""
+    generator = torch.Generator().manual_seed(0)
+    options = {"hidden_dtype": dtype, "batching": "query"}
+    free, bounded = (CachedRNNLM(ToyNetwork(), CacheOptions(capacity_bytes=most, **options)) for most in (None, 1))
+    contexts = [(free.start(1), bounded.start(1))]
+    for _ in range(40):
+        pairs = [contexts[int(choice)] for choice in torch.randint(0, len(contexts), (4,), generator=generator)]
+        pairs += contexts[-4:]
+        word_id = torch.randint(3, 24, (len(pairs),), generator=generator)
+        expected, following = free.score(torch.cat([pair[0] for pair in pairs]), word_id)
+        log_prob, next_idx = bounded.score(torch.cat([pair[1] for pair in pairs]), word_id)
+        assert torch.equal(log_prob, expected)
+        contexts += zip(following.split(1), next_idx.split(1), strict=True)
+    counts = bounded.statistics()
+    assert counts.num_dropped_rows > 0 and counts.num_hidden_rows > 2 * free.statistics().num_hidden_rows
 
 
 def test_small_capacities_do_evict_and_stay_bounded():
