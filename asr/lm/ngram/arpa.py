@@ -215,6 +215,10 @@ UNLISTED = -1
 NO_UNKNOWN_SCORE = np.float32(-100.0 * LN_10)
 
 
+# By convention, files write this log10 of zero.
+_LOG10_ZERO = -99.0
+
+
 _BLOCK = 1 << 18
 
 
@@ -320,7 +324,9 @@ class _TrieBuilder:
                 self._id_of[raw] = self._vocabulary.id_of(word)
         word_id = np.fromiter(self._id_of.values(), np.int64, len(words))
         known = word_id >= 0
-        score[word_id[known]] = np.concatenate([block.score for block in self._unigrams])[known]
+        # A word with -inf would count as one that the model does not list.
+        in_file = np.concatenate([block.score for block in self._unigrams])[known]
+        score[word_id[known]] = np.where(np.isneginf(in_file), np.float32(_LOG10_ZERO * LN_10), in_file)
         backoff[word_id[known]] = np.concatenate([block.backoff for block in self._unigrams])[known]
         score[BOS_ID] = -np.inf
         parent = np.full(num_words, ROOT, dtype=np.int32)
@@ -424,5 +430,5 @@ def _lines(trie: NgramTrie, positions: IntArray, order: int, words: list[bytes])
 def _log10(score: FloatArray) -> npt.NDArray[np.float64]:
     """Natural logs (M,) as base-10 logs; -99 stands for the log of zero."""
     in_file = score.astype(np.float64) / LN_10
-    in_file[np.isneginf(in_file)] = -99.0
+    in_file[np.isneginf(in_file)] = _LOG10_ZERO
     return in_file

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from asr.errors import AsrError
 from asr.lm.ngram import arpa
 from asr.lm.ngram.arpa import LN_10, read_arpa, read_arpa_words, write_arpa
+from asr.lm.ngram.model import NgramLM
 from asr.text.symbols import Vocabulary
 from tests.reference.tiny_arpa import TINY
 
@@ -133,6 +135,17 @@ def test_extreme_scores_are_read(tmp_path: Path) -> None:
     assert trie.backoff[7] == pytest.approx(0.7 * LN_10)
     write_arpa(trie, tmp_path / "again.arpa")
     assert b"-99\tb a\t0\n" in (tmp_path / "again.arpa").read_bytes()
+
+
+@pytest.mark.parametrize("zero", ["-99", "-inf"])
+def test_a_word_that_only_follows_its_histories_is_listed(tmp_path: Path, zero: str) -> None:
+    """Its unigram has probability 0, its n-grams have not."""
+    write_arpa(read_arpa(_file(tmp_path, TINY.replace("-0.7\tb", f"{zero}\tb"))), tmp_path / "again.arpa")
+    trie = read_arpa(tmp_path / "again.arpa")
+    assert trie.counts == (5, 4, 1) and trie.score[5] == pytest.approx(-99 * LN_10)
+    lm = NgramLM.from_trie(trie)
+    log_prob, _ = lm.score(lm.score(lm.start(1), torch.tensor([4]))[1], torch.tensor([5]))
+    assert float(log_prob) == pytest.approx(-0.05 * LN_10)
 
 
 def test_words_alone(tmp_path: Path) -> None:
