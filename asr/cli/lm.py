@@ -137,7 +137,9 @@ def add_ngram_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         help="then drop n-grams whose removal raises the relative entropy by less than this (try 1e-7)",
     )
-    model.add_argument("--max-ngrams", type=int, help="then prune to at most this number of n-grams of all orders")
+    model.add_argument(
+        "--max-ngrams", type=int, help="also drop those, until there are at most this number of n-grams of all orders"
+    )
     output = parser.add_argument_group("output")
     output.add_argument("--arpa", type=output_path, help="write the model as ARPA text")
     output.add_argument("--binary", type=output_path, help="write the model as a binary file for look-up")
@@ -195,11 +197,10 @@ def run_ngram(args: argparse.Namespace) -> int:
             orders = ", ".join(map(str, model.fallback_orders))
             _say(f"the text is too small to determine discounts (order {orders}); using 0.5, 1 and 1.5")
             report["fallback_orders"] = model.fallback_orders
-    if args.entropy is not None:
-        trie = prune_to_threshold(trie, args.entropy, count)
-        count = None
     if args.max_ngrams is not None:
-        trie = prune_to_size(trie, args.max_ngrams, count)
+        trie = prune_to_size(trie, args.max_ngrams, count, args.entropy)
+    elif args.entropy is not None:
+        trie = prune_to_threshold(trie, args.entropy, count)
     _say(f"n-grams by order: {', '.join(map(str, trie.counts))}")
     if args.arpa:
         write_arpa(trie, args.arpa)

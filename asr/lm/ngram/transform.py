@@ -43,8 +43,11 @@ def prune_to_threshold(trie: NgramTrie, threshold: float, count: Int32Array | No
     return _keep(trie, _with_parents(trie, _losses(trie, count) >= threshold))
 
 
-def prune_to_size(trie: NgramTrie, num_ngrams: int, count: Int32Array | None = None) -> NgramTrie:
-    """The same with the threshold that leaves at most `num_ngrams` n-grams of all orders.
+def prune_to_size(
+    trie: NgramTrie, num_ngrams: int, count: Int32Array | None = None, threshold: float | None = None
+) -> NgramTrie:
+    """The same with the threshold that leaves at most `num_ngrams` n-grams of all orders, or the given one if that is
+    higher.
 
     Raises:
         AsrError: the unigrams alone are more than that.
@@ -56,7 +59,7 @@ def prune_to_size(trie: NgramTrie, num_ngrams: int, count: Int32Array | None = N
             "words."
         )
     if num_ngrams >= sum(trie.counts):
-        return trie
+        return trie if threshold is None else prune_to_threshold(trie, threshold, count)
     loss = _losses(trie, count)
     longer = np.log(np.maximum(loss[trie.order_begin[1] :], 1e-300))
     low, high = float(longer.min()), float(longer.max()) + 1.0
@@ -64,7 +67,7 @@ def prune_to_size(trie: NgramTrie, num_ngrams: int, count: Int32Array | None = N
         middle = (low + high) / 2
         num_kept = int(_with_parents(trie, loss >= np.exp(middle))[trie.order_begin[1] :].sum())
         low, high = (middle, high) if num_kept + num_unigrams > num_ngrams else (low, middle)
-    return _keep(trie, _with_parents(trie, loss >= np.exp(high)))
+    return _keep(trie, _with_parents(trie, loss >= max(np.exp(high), threshold or 0.0)))
 
 
 def lower_order_scores(trie: NgramTrie, suffix: npt.NDArray[np.int32], order: int) -> DoubleArray:

@@ -144,6 +144,19 @@ def test_pruning_keeps_what_matters(tmp_path: Path) -> None:
         prune_to_size(model.trie, num_words - 1)
 
 
+@pytest.mark.parametrize(("entropy", "size"), [("1e-5", 300), ("1e-3", 5_000), ("1e-3", 300)])
+def test_pruning_by_entropy_and_size_is_pruning_by_the_stricter(tmp_path: Path, entropy: str, size: int) -> None:
+    """With the counts of the text, as each alone."""
+    command = ["lm", "ngram", "--text", str(_text(tmp_path, toy_sentences(3, 300))), "--order", "3"]
+    by_entropy, by_size = ["--entropy", entropy], ["--max-ngrams", str(size)]
+    found = []
+    for number, options in enumerate((by_entropy, by_size, [*by_entropy, *by_size])):
+        arpa = tmp_path / f"{number}.arpa"
+        assert run([*command, *options, "--arpa", str(arpa)]) == 0
+        found.append(arpa.read_bytes())
+    assert found[0] != found[1] and found[2] == min(found[:2], key=len)
+
+
 def test_without_counts_histories_weigh_what_the_model_gives_them(tmp_path: Path) -> None:
     """As in SRILM, which has no counts: the entropies that both lose differ, and both keep the shorter n-grams."""
     model = estimate_kneser_ney(read_word_stream([_text(tmp_path, toy_sentences(3, 300))]), 3)
