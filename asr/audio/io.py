@@ -24,6 +24,7 @@ from torch import Tensor
 from asr.audio.decoder_messages import kept_complaints
 from asr.audio.media import MEDIA_SUFFIXES, container_of, open_media
 from asr.audio.resample import ResampleStream, checked_rate
+from asr.audio.segments import to_mono
 from asr.errors import AsrError
 
 AUDIO_SUFFIXES = (".flac", ".wav", ".mp3", ".sph", ".ogg", ".opus", ".aiff", ".aif", ".au", *MEDIA_SUFFIXES)
@@ -35,9 +36,6 @@ _MAX_DECODED_BYTES = 1 << 32
 _BLOCK_VALUES = 1 << 20
 _NO_LENGTH = 1 << 62  # lengths from here on mean that libsndfile does not know the length
 _OGG_HEADER_BYTES, _MAX_OGG_PAGE_BYTES = 27, 65307  # RFC 3533
-# Channels cancel each other if the power of their mean is below this fraction of their own power, for so many seconds.
-_CANCELLED = 1e-4
-_JUDGED_SECONDS = 10.0
 
 
 def read_audio(path: str | Path, sampling_rate: int = 16000) -> Tensor:
@@ -98,7 +96,7 @@ class AudioFile(os.PathLike[str]):
         rate, blocks = _decode(self.path)
         stream = ResampleStream(rate, self.sampling_rate)
         for block in blocks:
-            yield stream.push(torch.from_numpy(_mixed(block, rate)))
+            yield stream.push(torch.from_numpy(to_mono(block, rate)))
         if len(rest := stream.push(torch.zeros(0, dtype=torch.float32), is_last=True)):
             yield rest
 
@@ -364,21 +362,6 @@ def _as_asr_error(path: Path) -> Iterator[None]:
         raise AsrError(f"{path}: the audio cannot be decoded{_reason(error)}; it is damaged or not audio.") from error
 
 
-def _mixed(block: _Block, rate: int) -> _Block:
-    """(L, channels) -> (L,), the mean of the channels; the first channel in those seconds in which they cancel."""
-    if block.shape[1] == 1:
-        return block[:, 0]
-    with np.errstate(all="ignore"):  # samples that are not numbers are reported later
-        mean: _Block = block.mean(axis=1)
-        size = int(_JUDGED_SECONDS * rate)
-        for begin in range(0, len(block), size):
-            channels, mixed = block[begin : begin + size], mean[begin : begin + size]
-            power, power_of_channels = (np.square(each, dtype=np.float64).mean() for each in (mixed, channels))
-            if power < _CANCELLED * power_of_channels:
-                mixed[:] = channels[:, 0]
-    return mean
-
-
 def _unannounced(path: Path, rate: int) -> Iterator[Tensor]:
     """The samples after the header of a WAV file that announces no length, since it was written to a pipe."""
     with path.open("rb") as stream:
@@ -452,7 +435,7 @@ class PcmFormat:
                 values = (values - 128.0) / 128.0
             elif self.encoding[1] == "i":
                 values /= 2.0 ** (8 * int(self.encoding[2]) - 1)
-        return torch.from_numpy(_mixed(values.reshape(-1, self.num_channels), self.sampling_rate))
+        return torch.from_numpy(to_mono(values.reshape(-1, self.num_channels), self.sampling_rate))
 
 
 def file_pieces(path: str | Path, seconds: float) -> tuple[int, Iterator[Tensor]]:
@@ -468,7 +451,7 @@ def file_pieces(path: str | Path, seconds: float) -> tuple[int, Iterator[Tensor]
     if _is_media(path):
         rate, blocks = open_media(path)
         pieces = _gathered(blocks, int(seconds * checked_rate(rate)))
-        return rate, (torch.from_numpy(_mixed(piece, rate)) for piece in pieces)
+        return rate, (torch.from_numpy(to_mono(piece, rate)) for piece in pieces)
     file = _open(path)
     rate = int(file.samplerate)
     if file.format in ("WAV", "WAVEX") and file.frames == 0:
@@ -491,7 +474,7 @@ def _decoded(path: Path, file: _SequentialFile, size: int) -> Iterator[Tensor]:
                 if file.format == "MP3" and file.announces_more:
                     _LOGGER.warning("%s: the audio is cut short: its header announces more than there is.", path)
                 return
-            yield torch.from_numpy(_mixed(samples, int(file.samplerate)))
+            yield torch.from_numpy(to_mono(samples, int(file.samplerate)))
 
 
 def byte_pieces(stream: BinaryIO, seconds: float, raw: PcmFormat | None = None) -> tuple[int, Iterator[Tensor]]:

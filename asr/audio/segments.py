@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -31,8 +32,27 @@ _PAUSE_SECONDS = 0.2
 # Full scale of each integer type of samples.
 _FULL_SCALE = {torch.int16: 2.0**15, torch.int32: 2.0**31}
 
+# Channels cancel each other if the power of their mean is below this fraction of their own power, for so many seconds.
+_CANCELLED = 1e-4
+_JUDGED_SECONDS = 10.0
+
 # So many batches are read from files before they are recognized: enough to find segments of similar length.
 _BATCHES_AHEAD = 6
+
+
+def to_mono(block: npt.NDArray[np.float32], rate: int) -> npt.NDArray[np.float32]:
+    """(L, channels) -> (L,), the mean of the channels; the first channel in those seconds in which they cancel."""
+    if block.shape[1] == 1:
+        return block[:, 0]
+    with np.errstate(all="ignore"):  # samples that are not numbers are reported later
+        mean: npt.NDArray[np.float32] = block.mean(axis=1)
+        size = int(_JUDGED_SECONDS * rate)
+        for begin in range(0, len(block), size):
+            channels, mixed = block[begin : begin + size], mean[begin : begin + size]
+            power, power_of_channels = (np.square(each, dtype=np.float64).mean() for each in (mixed, channels))
+            if power < _CANCELLED * power_of_channels:
+                mixed[:] = channels[:, 0]
+    return mean
 
 
 def as_samples(array: Any, name: str) -> Tensor:
@@ -63,23 +83,26 @@ def _wrong_type(dtype: object, name: str) -> AsrError:
     return AsrError(f"{name} holds {dtype}; give floating-point samples in [-1, 1], int16 or int32.")
 
 
-def as_recording(waveform: Any, name: str) -> Tensor:
+def as_recording(waveform: Any, name: str, sampling_rate: int = 16000) -> Tensor:
     """An array (L,) or (C, L) as a float tensor (L,); the rules and errors of `as_recordings`."""
-    return _mono(_row(waveform, name), name)
+    return _mono(_row(waveform, name), name, sampling_rate)
 
 
-def as_recordings(waveform: Any, num_samples: Tensor | Sequence[int] | None = None) -> list[Tensor]:
+def as_recordings(
+    waveform: Any, num_samples: Tensor | Sequence[int] | None = None, sampling_rate: int = 16000
+) -> list[Tensor]:
     """One float tensor (L,) for each recording.
 
     One rule holds for all arrays: the last dimension is time, the one before it (in a batch, the middle one) is
-    channels, which are averaged. More channels than samples are refused: they are the samples, which come first in the
-    arrays of soundfile and SciPy.
+    channels, which are averaged; where they cancel each other, the first one is taken. More channels than samples are
+    refused: they are the samples, which come first in the arrays of soundfile and SciPy.
 
     Args:
         waveform: a tensor or NumPy array with one recording (L,), a batch of one channel (N, L), or a batch (N, C, L);
             or a list of recordings of any length, each (L,) or (C, L). Types of samples as in `as_samples`.
         num_samples: (N,) length of each recording of a padded batch. Without them, zeros at the end of a recording of a
             batch are taken for padding, which would otherwise count as speech where features are normalized.
+        sampling_rate: in Hz; whether channels cancel each other is judged every 10 s.
 
     Raises:
         AsrError: another type or shape, no samples, NaN or infinite samples, or lengths that do not fit. The message
@@ -93,7 +116,7 @@ def as_recordings(waveform: Any, num_samples: Tensor | Sequence[int] | None = No
         rows = _cut_to(rows, [int(num) for num in num_samples])
     elif not isinstance(waveform, (list, tuple)) and len(rows) > 1:
         rows = [_without_padding(row) for row in rows]
-    return [_mono(row, f"recording {index}") for index, row in enumerate(rows)]
+    return [_mono(row, f"recording {index}", sampling_rate) for index, row in enumerate(rows)]
 
 
 def _rows(waveform: Any, num_samples: Tensor | Sequence[int] | None) -> list[Tensor]:
@@ -145,7 +168,7 @@ def _cut_to(rows: list[Tensor], num_samples: list[int]) -> list[Tensor]:
     return [row[..., :num] for row, num in zip(rows, num_samples, strict=True)]
 
 
-def _mono(row: Tensor, name: str) -> Tensor:
+def _mono(row: Tensor, name: str, sampling_rate: int) -> Tensor:
     if row.numel() == 0:
         raise AsrError(f"{name} has no samples.")
     row = row.float()
@@ -153,7 +176,9 @@ def _mono(row: Tensor, name: str) -> Tensor:
     # with hours of audio, be more than the audio itself.
     if not all(math.isfinite(float(extreme)) for extreme in torch.aminmax(row)):
         raise AsrError(f"{name} has samples that are NaN or infinite.")
-    return row if row.dim() == 1 else row.mean(dim=0)
+    if row.dim() == 1:
+        return row
+    return torch.from_numpy(to_mono(row.detach().cpu().numpy().T, checked_rate(sampling_rate))).to(row.device)
 
 
 def at_rate(waveform: Tensor, old_rate: int, new_rate: int) -> Tensor:
@@ -269,7 +294,7 @@ def open_recordings(
     entries = audio if isinstance(audio, (list, tuple)) else []
     is_file = [isinstance(entry, (str, PathLike)) for entry in entries]
     if not any(is_file):
-        return [at_rate(row, given_rate, sampling_rate) for row in as_recordings(audio, num_samples)]
+        return [at_rate(row, given_rate, sampling_rate) for row in as_recordings(audio, num_samples, given_rate)]
     from asr.audio.io import AudioFile, read_audio  # needs soundfile, which arrays do not
 
     if num_samples is not None:
@@ -277,14 +302,15 @@ def open_recordings(
             read_audio(Path(entry), sampling_rate) if named else entry
             for entry, named in zip(entries, is_file, strict=True)
         ]
-        rows = zip(as_recordings(read, num_samples), is_file, strict=True)
+        rows = zip(as_recordings(read, num_samples, given_rate), is_file, strict=True)
         return [row if named else at_rate(row, given_rate, sampling_rate) for row, named in rows]
     recordings: list[Tensor | AudioFile] = []
     for index, entry in enumerate(entries):
         if is_file[index]:
             recordings.append(entry if isinstance(entry, AudioFile) else AudioFile(Path(entry), sampling_rate))
         else:
-            recordings.append(at_rate(as_recording(entry, f"recording {index}"), given_rate, sampling_rate))
+            row = as_recording(entry, f"recording {index}", given_rate)
+            recordings.append(at_rate(row, given_rate, sampling_rate))
     return recordings
 
 

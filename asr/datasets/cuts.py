@@ -21,6 +21,7 @@ from lhotse.dataset.sampling.base import CutSampler
 from lhotse.serialization import deserialize_item
 from torch import Tensor
 
+from asr.audio.segments import to_mono
 from asr.errors import AsrError
 from asr.text.documents import parse_json
 from asr.text.lexicon import Tokenizer
@@ -57,7 +58,7 @@ def cut_text(cut: MonoCut) -> str:
 
 
 def cut_waveform(cut: MonoCut, sampling_rate: int) -> Tensor:
-    """The samples (L,) of a cut at a sampling rate, with channels averaged.
+    """The samples (L,) of a cut at a sampling rate, mixed by `to_mono`.
 
     Raises:
         AsrError: the audio cannot be read.
@@ -66,7 +67,7 @@ def cut_waveform(cut: MonoCut, sampling_rate: int) -> Tensor:
         samples = cut.resample(sampling_rate).load_audio()
     except Exception as error:  # lhotse's backends each raise their own
         raise AsrError(f"{cut.id}: the audio of the cut cannot be read ({str(error).splitlines()[0]}).") from error
-    return torch.from_numpy(samples).mean(dim=0)
+    return torch.from_numpy(to_mono(samples.T, sampling_rate))
 
 
 def cut_source(cut: MonoCut) -> tuple[str, float, float] | None:

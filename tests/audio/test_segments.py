@@ -3,19 +3,23 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asr.audio.io import read_audio
 from asr.audio.segments import (
     as_recording,
     as_recordings,
     as_samples,
     at_rate,
     batches_of_similar_length,
+    open_recordings,
     segments_at_pauses,
     split_at_pauses,
 )
@@ -67,6 +71,20 @@ def test_batches_are_of_neighbours_in_length_and_as_large_as_allowed(lengths, mo
 def test_a_lists_entries_may_be_stereo():
     (row,) = as_recordings([torch.tensor([[1.0, 0.0], [0.0, 0.5]])])
     assert row.tolist() == [0.5, 0.25]
+
+
+@pytest.mark.parametrize("rate", [16000, 8000])
+def test_channels_that_cancel_each_other_are_heard_as_in_files(rate: int, tmp_path: Path) -> None:
+    """Ten seconds in which they do, and one in which the second is silent."""
+    left = torch.randn(11 * rate, generator=torch.Generator().manual_seed(0)) * 0.1
+    stereo = torch.stack([left, torch.cat([-left[: 10 * rate], torch.zeros(rate)])])
+    path = tmp_path / "stereo.wav"
+    soundfile.write(path, stereo.T.numpy(), rate, subtype="FLOAT")
+    expected = read_audio(path, rate)
+    assert torch.equal(expected[: 10 * rate], left[: 10 * rate]) and torch.equal(expected[-rate:], left[-rate:] / 2)
+    for audio in ([stereo], stereo[None].numpy(), [stereo, path]):
+        found = open_recordings(audio, rate, rate)[0]
+        assert isinstance(found, torch.Tensor) and torch.equal(found, expected)
 
 
 def test_zeros_at_the_end_of_a_row_of_a_batch_are_padding():

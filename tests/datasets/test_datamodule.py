@@ -17,6 +17,7 @@ from asr.audio.io import read_audio
 from asr.datasets.augment import NoiseMixer, SpecAugment
 from asr.datasets.corpora.librispeech import LibriSpeech
 from asr.datasets.corpora.lists import Table
+from asr.datasets.cuts import cut_waveform
 from asr.datasets.datamodule import AcousticDataModule
 from asr.datasets.dataset import WaveformCache
 from asr.datasets.prepare import prepare_part
@@ -231,6 +232,12 @@ def test_other_rates_and_stereo_become_frames_of_16_khz_mono(corpus: dict[str, A
     module.setup("fit")
     frames = {i: int(n) for b in module.train_dataloader() for i, n in zip(b["cut_ids"], b["num_frames"], strict=True)}
     assert frames["19-198-0000"] == 50
+
+
+def test_channels_that_cancel_each_other_are_heard(tmp_path: Path) -> None:
+    left = torch.randn(1600, generator=torch.Generator().manual_seed(0)) * 0.1
+    soundfile.write(tmp_path / "a.wav", torch.stack([left, -left], dim=1).numpy(), 16000, subtype="FLOAT")
+    assert torch.equal(cut_waveform(Recording.from_file(tmp_path / "a.wav").to_cut(), 16000), left)
 
 
 def test_noise_and_masks_change_training_only(corpus: dict[str, Any], tmp_path: Path) -> None:
