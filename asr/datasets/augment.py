@@ -29,12 +29,15 @@ _log = logging.getLogger(__name__)
 class NoiseMixer:
     """Adds noise to some of the utterances, from a random position in a random noise recording.
 
+    Where a recording cannot be read, the next one is taken.
+
     Args:
         noise_dir: folder of noise recordings, such as MUSAN's; subfolders are searched as well.
         probability: fraction of the utterances that get noise.
         min_snr_db: lowest signal-to-noise ratio.
         max_snr_db: highest signal-to-noise ratio; it is drawn uniformly in dB.
         sampling_rate: of the waveforms, in Hz.
+        memory_gb: maximum memory for decoded recordings, in GiB; further ones are decoded each time.
 
     Raises:
         AsrError: the folder cannot be read or has no audio in it.
@@ -47,6 +50,7 @@ class NoiseMixer:
         min_snr_db: float = 10.0,
         max_snr_db: float = 20.0,
         sampling_rate: int = 16000,
+        memory_gb: float = 1.0,
     ) -> None:
         self.files = find_audio_files(Path(noise_dir))
         if not self.files:
@@ -55,7 +59,9 @@ class NoiseMixer:
         self.min_snr_db = min_snr_db
         self.max_snr_db = max_snr_db
         self.sampling_rate = sampling_rate
+        self._room = int(memory_gb * 2**30)
         self._samples: dict[Path, Tensor] = {}
+        self._unreadable: dict[Path, AsrError] = {}
 
     def draw(self) -> list[float]:
         """The random numbers of one utterance."""
@@ -83,18 +89,26 @@ class NoiseMixer:
         return add_noise(waveform, stretch, snr_db)
 
     def _noise(self, draw: float) -> Tensor:
-        """The recording at fraction `draw` (in [0, 1)) of the list; unreadable recordings are removed from the list."""
-        while True:
-            path = self.files[int(draw * len(self.files))]
-            if path in self._samples:
-                return self._samples[path]
-            try:
-                self._samples[path] = to_int16(read_audio(path, self.sampling_rate))
-            except AsrError as error:
-                if len(self.files) == 1:
-                    raise
-                self.files.remove(path)
-                _log.warning("noise: skipped: %s", error)
+        """The recording at fraction `draw` (in [0, 1)) of the list, int16, or the next one that can be read."""
+        first = int(draw * len(self.files))
+        for path in (*self.files[first:], *self.files[:first]):
+            if path not in self._unreadable:
+                try:
+                    return self._read(path)
+                except AsrError as error:
+                    self._unreadable[path] = error
+                    _log.warning("noise: skipped: %s", error)
+        raise self._unreadable[self.files[first]]
+
+    def _read(self, path: Path) -> Tensor:
+        if path in self._samples:
+            return self._samples[path]
+        samples = to_int16(read_audio(path, self.sampling_rate))
+        size = samples.numel() * samples.element_size()
+        if size <= self._room:
+            self._samples[path] = samples
+            self._room -= size
+        return samples
 
 
 def add_noise(waveform: Tensor, noise: Tensor, snr_db: float) -> Tensor:

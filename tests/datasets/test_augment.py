@@ -11,6 +11,7 @@ import soundfile
 import torch
 
 from asr.audio.fbank import Fbank
+from asr.audio.io import read_audio
 from asr.datasets.augment import (
     CONDITIONS,
     NoiseMixer,
@@ -59,7 +60,34 @@ def test_a_bad_noise_file_is_left_out_and_the_last_one_raises(tmp_path: Path) ->
     mixer = NoiseMixer(tmp_path, probability=1.0)
     speech = torch.randn(8000)
     assert all(not torch.equal(mixer(speech), speech) for _ in range(10))
-    assert [path.name for path in mixer.files] == ["good.wav"]
+
+
+def test_a_bad_noise_file_does_not_change_what_the_others_are_drawn_for(tmp_path: Path) -> None:
+    """A run that is resumed has not met it yet."""
+    for name, seconds in (("a.wav", 0.1), ("b.wav", 0.11), ("d.wav", 0.12)):
+        write_audio(tmp_path / name, seconds)
+    (tmp_path / "c.wav").write_bytes(b"")
+    speech, mixer = torch.randn(800), NoiseMixer(tmp_path, probability=1.0)
+    draws = [[0.0, place, 0.0, 0.5] for place in (0.1, 0.3, 0.6, 0.8)]
+    first, second = ([mixer(speech, draw) for draw in draws] for _ in range(2))
+    assert torch.equal(torch.stack(first), torch.stack(second))
+    assert torch.equal(first[2], first[3]) and not torch.equal(first[1], first[2])
+
+
+def test_noise_is_kept_as_far_as_memory_suffices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Path] = []
+
+    def noted(path: Path, rate: int) -> torch.Tensor:
+        read.append(path)
+        return read_audio(path, rate)
+
+    monkeypatch.setattr("asr.datasets.augment.read_audio", noted)
+    for name in ("a.wav", "b.wav"):
+        write_audio(tmp_path / name, 0.1)
+    mixer = NoiseMixer(tmp_path, probability=1.0, memory_gb=2 * 1600 / 2**30)
+    for place in (0.0, 0.5, 0.0, 0.5):
+        mixer(torch.randn(800), [0.0, place, 0.0, 0.5])
+    assert [path.name for path in read] == ["a.wav", "b.wav", "b.wav"]
 
 
 def test_a_folder_without_noise(tmp_path: Path) -> None:
