@@ -25,7 +25,7 @@ from torch.utils.data import Dataset
 from asr.distributed import WHOLE, Share
 from asr.errors import AsrError
 from asr.lm.corpus import read_word_ids
-from asr.serialization import open_atomic
+from asr.serialization import open_atomic, write_whole_text
 from asr.text.documents import parse_json
 from asr.text.symbols import BOS_ID, EOS_ID, EPSILON_ID, UNK_ID, Vocabulary
 
@@ -52,24 +52,25 @@ class TokenFile:
     def build(cls, texts: Sequence[Path], transcripts: Sequence[Path], vocabulary: Vocabulary, path: Path) -> TokenFile:
         """Writes `path` from texts and transcripts, read as `read_word_ids` does.
 
-        An existing file is used again if it was made from the same texts, unchanged since, and the same vocabulary.
+        An existing file is used again if it was made from the same texts, unchanged since, and the same vocabulary, and
+        the file with its counts beside it is whole.
 
         Raises:
             AsrError: a text cannot be read, or none of them contains a word.
         """
         key = _fingerprint(texts, transcripts, vocabulary)
         counts_path = path.with_suffix(".json")
-        if path.exists() and counts_path.exists():
-            found = parse_json(counts_path.read_text(encoding="utf-8"))
-            if found.pop("fingerprint") == key:
-                return cls(np.memmap(path, dtype=np.int32, mode="r"), TokenCounts(**found))
+        if path.exists() and counts_path.exists() and (kept := _kept_counts(counts_path, key)) is not None:
+            return cls(np.memmap(path, dtype=np.int32, mode="r"), kept)
         path.parent.mkdir(parents=True, exist_ok=True)
         with open_atomic(path) as out:
             counts = _write_tokens(texts, transcripts, vocabulary, out)
             if counts.num_words == 0:
                 names = ", ".join(str(text) for text in (*texts, *transcripts)) or "no file given"
                 raise AsrError(f"The language model text is empty ({names}); it needs one sentence per line.")
-        counts_path.write_text(json.dumps({**asdict(counts), "fingerprint": key}), encoding="utf-8")
+            # The old counts must not stay beside new tokens if the process ends here.
+            counts_path.unlink(missing_ok=True)
+        write_whole_text(counts_path, json.dumps({**asdict(counts), "fingerprint": key}))
         return cls(np.memmap(path, dtype=np.int32, mode="r"), counts)
 
     def unigram_counts(self, vocabulary_size: int) -> NDArray[np.int64]:
@@ -78,6 +79,15 @@ class TokenFile:
         for begin in range(0, len(self.token_id), _WORDS_AT_ONCE):
             counts += np.bincount(self.token_id[begin : begin + _WORDS_AT_ONCE], minlength=vocabulary_size)
         return counts
+
+
+def _kept_counts(path: Path, fingerprint: str) -> TokenCounts | None:
+    """The counts in a file; None if they are of other tokens, or the file is damaged."""
+    try:
+        found = parse_json(path.read_text(encoding="utf-8"))
+        return TokenCounts(**found) if found.pop("fingerprint") == fingerprint else None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
 
 
 def _write_tokens(

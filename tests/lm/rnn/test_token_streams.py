@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import lzma
 import os
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -69,6 +71,31 @@ def test_a_text_is_the_same_for_all_models(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("A\n<s> A </s>\n")
     with pytest.raises(AsrError, match="line 2: the text contains the mark <s> as a word"):
         TokenFile.build(*files, vocabulary, tmp_path / "t.tokens")
+
+
+@pytest.mark.parametrize("damage", ["", '{"num_sentences": 3, "num_w', "[]", "1", '{"fingerprint": "x"}', "\xff"])
+def test_damaged_counts_are_made_again(tmp_path: Path, damage: str) -> None:
+    """As after a full disk."""
+    (tmp_path / "a.txt").write_text("A B\n")
+    made = [tmp_path / "a.txt"], [], Vocabulary(["A", "B"]), tmp_path / "t.tokens"
+    counts = TokenFile.build(*made).counts
+    content = (tmp_path / "t.json").read_bytes()
+    (tmp_path / "t.json").write_text(damage, encoding="latin-1")
+    assert TokenFile.build(*made).counts == counts and (tmp_path / "t.json").read_bytes() == content
+
+
+def test_counts_of_older_tokens_do_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, path = tmp_path / "a.txt", tmp_path / "t.tokens"
+    for content in ("A B\n", "B A B\n"):
+        text.write_text(content)
+        os.utime(text, (2_000, 2_000))
+        with contextlib.suppress(OSError):
+            TokenFile.build([text], [], Vocabulary(["A", "B"]), path)
+        monkeypatch.setattr("asr.lm.rnn.data.write_whole_text", mock.Mock(side_effect=OSError))
+    text.write_text("A B\n")
+    os.utime(text, (2_000, 2_000))
+    monkeypatch.undo()
+    assert TokenFile.build([text], [], Vocabulary(["A", "B"]), path).token_id.tolist() == [4, 5, EOS_ID]
 
 
 @pytest.mark.parametrize("content", [b"", b"\n \n"])
