@@ -54,6 +54,7 @@ _EXPLANATIONS = {
     "DataLoader worker": _WORKER_ENDED,
     "No supported gpu backend found": "trainer.accelerator: torch finds no GPU; give cpu or auto",
     r"(-?\d+) is not in bounds, numpy accepts from (\d+) to (\d+)": "seed_everything is {}; give {} to {}",
+    r"Errors:\s+- (\w+ is [^\n;]+; it must be [^\n]+)": "model: {}",
     "Connection (?:closed|reset) by peer": f"another process of this training was killed or failed, {_GO_ON}",
 }
 

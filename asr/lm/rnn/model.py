@@ -6,6 +6,7 @@ Shapes: T steps, B streams, Q queries, E embedding, H output width, S state, M h
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_type_hints
 
@@ -74,7 +75,12 @@ class RNNLMConfig:
 
     def __post_init__(self) -> None:
         """Checks the values, since configuration files may have been edited."""
-        for name in ("embedding_size", "hidden_size", "num_layers"):
+        sizes = ["embedding_size", "hidden_size", "num_layers"]
+        if self.maxent_order > 1:
+            sizes.append("maxent_size")
+        if self.output == "nce":
+            sizes.append("num_noise_words")
+        for name in sizes:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more")
         kinds = get_type_hints(RNNLMConfig)
@@ -83,6 +89,10 @@ class RNNLMConfig:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be one of {get_args(kinds[name])}")
         if self.log_z_penalty is not None and (self.output != "nce" or self.log_z_penalty < 0):
             raise ValueError(f"log_z_penalty is {self.log_z_penalty}; it must be 0 or more, and the output nce")
+        if not 0 <= self.noise_power < math.inf:
+            raise ValueError(f"noise_power is {self.noise_power}; it must be 0 or more")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout is {self.dropout}; it must be 0 or more and below 1")
 
 
 # From this number of histories on, those that end in the same word share its part of the gates.

@@ -81,7 +81,8 @@ class LitRNNLM(pl.LightningModule):
         """Initializes noise and biases from the training text's counts; weights come from `init_from`, if it is given.
 
         Raises:
-            AsrError: word lists or files do not fit, or several processes train with a strategy other than `ddp`.
+            AsrError: word lists or files do not fit, several processes train with a strategy other than `ddp`, or the
+                trainer clips gradients.
         """
         sparse = self._tables()
         prepare_wrapping(self, self.trainer, list(sparse), may_drop=False)
@@ -89,6 +90,8 @@ class LitRNNLM(pl.LightningModule):
         data = getattr(self.trainer, "datamodule", None)
         if stage != "fit" or data is None:
             return
+        if self.trainer.gradient_clip_val:
+            raise AsrError("trainer.gradient_clip_val has no effect on LitRNNLM; leave it out and set max_grad_norm.")
         if data.vocabulary != self.network.vocabulary:
             raise AsrError("data.vocabulary and model.vocabulary are different word lists; give both the same file.")
         data.num_history_words = self.network.num_history_words

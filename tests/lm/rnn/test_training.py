@@ -265,7 +265,7 @@ def test_pruned_half_precision_file_scores_alike(corpus: Path) -> None:
         ("network.json", lambda content: content.replace(b'_size": 8', b'_size": "8"'), "does not take the arguments"),
         ("network.json", lambda content: content.replace(b'"gru"', b'"lstm"'), "cell is 'lstm'; it must be one of"),
         ("network.json", lambda content: content.replace(b'layers": 1', b'layers": ' + b"%d" % 2**62), "does not take"),
-        ("network.json", lambda content: content.replace(b'maxent_size": ', b'maxent_size": -'), "does not take"),
+        ("network.json", lambda content: content.replace(b'maxent_size": ', b'maxent_size": -'), "it must be 1"),
     ],
 )
 def test_damaged_files_are_one_sentence(
@@ -323,6 +323,31 @@ def test_sizes_are_at_least_one(name: str) -> None:
         RNNLMConfig(**{name: 0})
 
 
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"dropout": 1.0}, "dropout is 1.0; it must be 0 or more and below 1"),
+        ({"dropout": -0.5}, "dropout is -0.5; it must be"),
+        ({"num_noise_words": 0}, "num_noise_words is 0; it must be 1 or more"),
+        ({"noise_power": -1.0}, "noise_power is -1.0; it must be 0 or more"),
+        ({"maxent_order": 2, "maxent_size": 0}, "maxent_size is 0; it must be 1 or more"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        RNNLMConfig(**options)
+
+
+def test_sizes_of_parts_that_a_network_does_not_have_do_not_matter() -> None:
+    RNNLMConfig(output="full", num_noise_words=0, maxent_size=0)
+
+
+def test_clipping_by_the_trainer_is_refused(corpus: Path) -> None:
+    trainer = _trainer(corpus, enable_checkpointing=False, gradient_clip_val=0.5)
+    with pytest.raises(AsrError, match="gradient_clip_val has no effect on LitRNNLM; leave it out"):
+        trainer.fit(_model(corpus), _data(corpus))
+
+
 def test_weights_that_are_no_numbers_are_refused(corpus: Path) -> None:
     model = _model(corpus)
     trainer = _trainer(corpus, enable_checkpointing=False, max_steps=1)
@@ -347,6 +372,8 @@ def test_bad_input_of_a_recipe_is_one_sentence(corpus: Path) -> None:
     command += ["--data", "asr.lm.rnn.datamodule.TextDataModule", "--data.cache_dir", str(corpus / "cache")]
     with pytest.raises(AsrError, match=r"words\.txt: the word 'THE' occurs twice"):
         train.run([*command, "--data.vocabulary", words, "--model.network.hidden_size", "8"])
+    with pytest.raises(AsrError, match=r"^model: dropout is 1\.0; it must be 0 or more and below 1\.$"):
+        train.run([*command, "--data.vocabulary", words, "--model.network.dropout", "1"])
 
 
 def test_two_word_lists_are_refused(corpus: Path) -> None:
