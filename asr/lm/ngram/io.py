@@ -110,7 +110,8 @@ def _mapped_model(path: Path, version: int, header: dict[str, Any], begin: int, 
             raise AsrError(f"{path}: the array {name!r} does not match its checksum; build or copy the file again.")
         arrays[name] = _decompressed(stored, dtype, length) if version == COMPRESSED else stored.view(dtype)
         room -= arrays[name].nbytes
-    vocabulary = Vocabulary(arrays.pop("words").tobytes().decode().split("\n"), name=str(path))
+    words = arrays.pop("words").tobytes().decode()
+    vocabulary = Vocabulary(words.split("\n") if words else [], name=str(path))
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     slot = tensors.pop("slot", None)
     index = ArcIndex(slot, *header["index"]) if slot is not None else None

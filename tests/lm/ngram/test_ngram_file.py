@@ -186,6 +186,18 @@ def test_full_disk_leaves_no_file(lm: NgramLM, tmp_path: Path, monkeypatch: pyte
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("compressed", [False, True], ids=["mapped", "compressed"])
+def test_a_model_without_ordinary_words_survives_the_file(tmp_path: Path, compressed: bool) -> None:
+    (tmp_path / "lm.arpa").write_text(
+        "\\data\\\nngram 1=3\n\n\\1-grams:\n-99\t<s>\n-0.5\t</s>\n-0.2\t<unk>\n\n\\end\\\n"
+    )
+    lm = NgramLM.from_arpa(tmp_path / "lm.arpa")
+    save_ngram_lm(lm, tmp_path / "lm.ngram", compressed)
+    again = load_ngram_lm(tmp_path / "lm.ngram")
+    assert again.vocabulary == lm.vocabulary and len(lm.vocabulary) == 4
+    assert torch.equal(again.score(*_all_queries(lm))[0], lm.score(*_all_queries(lm))[0])
+
+
 def test_words_that_the_model_lacks_survive_the_file(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("a b\nb a\na\n")
     stream = read_word_stream([tmp_path / "text"], Vocabulary(["a", "b", "c"]))
