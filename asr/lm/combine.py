@@ -441,7 +441,7 @@ class RemappedLM(WrappedLM):
         lm: the model.
         vocabulary: the words whose ids queries use.
         unknown_share: part of the probability of `<unk>` that goes to words of the vocabulary; the rest is for words in
-            neither. With 1, the probabilities of the vocabulary sum to one.
+            neither. With 1, the probabilities of all words but `<unk>` itself sum to one, if the model lacks some.
         warn: whether to log a warning if the model lacks words of the vocabulary.
 
     `num_oov_words` is the number of words of the vocabulary that the model does not have.

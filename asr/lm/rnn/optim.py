@@ -26,8 +26,8 @@ class AdamWithSparseRows(torch.optim.Optimizer):
 
     Gradients are expected summed, not averaged, over the words of a batch: then a step does not depend on the batch
     size, and `initial_accumulator`, in units of one word's squared gradient, keeps rows that only noise has touched
-    from moving as far as rows that data has touched. One-column tables are updated entry by entry, in the order of the
-    gradients, without sorting or adding up repeated entries.
+    from moving as far as rows that data has touched. Tables of one dimension are updated entry by entry, in the order
+    of the gradients, without sorting or adding up repeated entries.
 
     Args:
         params: parameters or groups; each group may set its own `lr`, `sparse_lr` and `initial_accumulator`.
