@@ -43,10 +43,6 @@ def current_names(options: Mapping[str, Any]) -> dict[str, Any]:
     return {OLD_NAMES.get(name, name): value for name, value in options.items()}
 
 
-# On a CPU, a block of this many rows costs hardly more than a block of two.
-_ROWS_AHEAD = 8
-
-
 def available_modes(bundle: Bundle) -> list[str]:
     """The modes that the bundle's parts allow: its default mode first, then the others from best to worst."""
     has_rnn = bundle.rnn_lm is not None and bundle.small_ngram is not None
@@ -236,8 +232,7 @@ def _cached(network: nn.Module, placement: Placement, cache: CacheOptions) -> Ca
     home, hidden = placement.device, placement.hidden_device or placement.device
     network = _on(network, home)
     others: Any = None if hidden == home else [_on(network, hidden)]
-    options = dataclasses.replace(cache, rows_ahead=_ROWS_AHEAD if hidden.type == "cpu" else 0)
-    return CachedRNNLM(network, options, hidden_networks=others)  # type: ignore[arg-type]
+    return CachedRNNLM(network, cache, hidden_networks=others)  # type: ignore[arg-type]
 
 
 def _on(network: nn.Module, device: torch.device) -> nn.Module:

@@ -7,7 +7,6 @@ _GROWTH = "how much room is made at once, or when: time and memory, no result"
 _HASH = "another hash function, which tells keys apart as well"
 _NO_COLLECTION = "unreachable backpointers are collected from a million on; paths stay"
 _NO_OTHER_TOKEN = "no arc of a lattice reads another token than the first"
-_ONE_ROW_AHEAD = "the first row ahead is the one asked for"
 _SETTLED = "how often settled words are looked for; they stay the same"
 _SHORTER_STEPS = "shorter steps to the same optimum"
 _SHORTCUT = "takes the long way where the short one would do, with the same result"
@@ -33,12 +32,11 @@ WITH_K2 = {
 
 SIZES = {
     "asr/decoding/backtrace.py": ("_FIRST_COLLECTION",),
-    "asr/decoding/build.py": ("_ROWS_AHEAD",),
     "asr/decoding/cpu/chunk_lm.py": ("_TURNS_BETWEEN_COLLECTIONS",),
     "asr/decoding/frame.py": ("FRAMES_BETWEEN_COLLECTIONS", "_LARGEST_TABLE"),
     "asr/decoding/online.py": ("_FRAMES_BETWEEN_SETTLINGS",),
     "asr/lm/cached/engine.py": ("_KEPT_LEVELS",),
-    "asr/lm/cached/states.py": ("_FIRST_ROWS", "_ROOM, _GROWTH", "_NEWEST", "_ROWS_WORTH_BRANCHES"),
+    "asr/lm/cached/states.py": ("_FIRST_ROWS", "_ROOM, _GROWTH", "_ROWS_WORTH_BRANCHES"),
     "asr/lm/cached/trie.py": ("_FIRST_NODES", "_FIRST_BUCKETS"),
     "asr/lm/combine.py": ("_MAPPED_AT_MOST",),
     "asr/lm/contexts.py": ("_FIRST_BUCKETS", "_FORGET_FROM", "_ROOM"),
@@ -219,7 +217,6 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
         ): "numbers, which double from fewer, run out no later than slots",
     },
     "asr/lm/cached/approximations.py": {
-        ("rows_ahead: int = 0", "0 -> 1"): _ONE_ROW_AHEAD,
         ("loop_room: int = 1024", "1024 -> 1025"): _GROWTH,
         ("generator = torch.Generator().manual_seed(0)", "0 -> 1"): _HASH,
         ("generator = torch.Generator().manual_seed(1)", "1 -> 2"): _HASH,
@@ -238,12 +235,6 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
             "self._factor = (torch.randint(-bound, bound, (num_columns + 1,), generator=generator) * 2 + 1).to(device)",
             "2 -> 3",
         ): _HASH,
-    },
-    "asr/lm/cached/engine.py": {
-        (
-            "ahead = options.rows_ahead if options.capacity_bytes is None and options.cache_hidden else 0",
-            "0 -> 1",
-        ): _ONE_ROW_AHEAD,
     },
     "asr/lm/cached/eviction.py": {
         (
@@ -283,10 +274,6 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
             "torch.empty(0, self.hidden.state_size, dtype=torch.float32, device=self.hidden.device),",
             "0 -> 1",
         ): "the parents of the oldest level have rows, so that nothing is looked up",
-        (
-            "self.trie.hidden_row.index_fill_(0, others, 0)  # so that they are not found below",
-            "0 -> 1",
-        ): "any row will do, for the time of the search",
     },
     "asr/lm/evaluate.py": {
         (

@@ -69,8 +69,6 @@ class CacheOptions:
             their last digits, or by a rounding step of `hidden_dtype`, since a matrix product may depend on how many
             rows it has. But with `recombination_length` or `history_precision`, another history may come first after
             one was forgotten. See `asr.lm.cached.eviction` for when the bound cannot be kept. None is unlimited.
-        rows_ahead: a run of the hidden layer for fewer histories than this also computes the newest other histories, up
-            to this many rows, since the weights are read only once. Not used with a capacity or without `cache_hidden`.
         batching: "frame" runs the hidden layer once for each call, "query" once for each row (for comparison).
         compiled: whether to use numba's loops on a CPU, where numba is installed.
         loop_room: the minimum number of new edges for which there is room when a loop begins.
@@ -107,7 +105,6 @@ class CacheOptions:
         needs="recurrent model",
     )
     capacity_bytes: int | None = None
-    rows_ahead: int = 0
     batching: str = "frame"
     compiled: bool = True
     loop_room: int = 1024

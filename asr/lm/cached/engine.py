@@ -258,8 +258,7 @@ class CachedRNNLM(LanguageModel):
         self._clock = clock
         networks = hidden_networks or [network]
         layer = HiddenLayer(networks, self.device, options.batching, options.hidden_products, self._counts, self._clock)
-        ahead = options.rows_ahead if options.capacity_bytes is None and options.cache_hidden else 0
-        self.expansion = Expansion(self.trie, self.hidden, layer, self.sharing, ahead)
+        self.expansion = Expansion(self.trie, self.hidden, layer, self.sharing)
         self.capacity = self._capacity(options.capacity_bytes) if options.capacity_bytes is not None else None
         self._torch_engine = TorchEngine(
             self.expansion, self.output, self.recombination, self.capacity, options, self.reset

@@ -345,9 +345,7 @@ class NumbaEngine:
         node, before, which, word = map(torch.from_numpy, self._waiting(context_idx.contiguous().numpy(), *nodes))
         if self._capacity is not None and not self._capacity.has_row_room(len(node)):
             return False
-        if 0 < len(node) < self._expansion.rows_ahead:
-            self._expansion.compute(node)
-        elif len(node):
+        if len(node):
             layer = self._expansion.layer
             if layer.branches:
                 state = layer.step(hidden.read(before), word, which)

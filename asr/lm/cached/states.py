@@ -21,7 +21,7 @@ from asr.errors import AsrError
 from asr.kernels.hash_table import first_of_each
 from asr.kernels.linear import byte_products
 from asr.lm.cached.approximations import HIDDEN_DTYPES, QuantizedHistory
-from asr.lm.cached.trie import START, HistoryTrie, RowAllocator
+from asr.lm.cached.trie import HistoryTrie, RowAllocator
 from asr.lm.interface import StatefulNetwork
 
 _FIRST_ROWS = 16
@@ -258,10 +258,6 @@ def _unpacked(block: Tensor) -> tuple[Tensor, Tensor]:
     return block[:, :-1], block[:, -1].contiguous().view(torch.int32).long()
 
 
-# How many of the newest nodes are searched for nodes without a row.
-_NEWEST = 256
-
-
 # From this many rows on, it pays to look for rows that follow the same state.
 _ROWS_WORTH_BRANCHES = 16
 
@@ -271,25 +267,15 @@ class Expansion:
 
     An ancestor has no row only if it was dropped because of a capacity; its state is then computed on the way, but not
     kept.
-
-    Args:
-        rows_ahead: a run of fewer rows than this also computes those of the newest nodes that have not been queried
-            yet, up to this many rows.
     """
 
     def __init__(
-        self,
-        trie: HistoryTrie,
-        hidden: HiddenStore,
-        layer: HiddenLayer,
-        sharing: QuantizedHistory | None,
-        rows_ahead: int = 0,
+        self, trie: HistoryTrie, hidden: HiddenStore, layer: HiddenLayer, sharing: QuantizedHistory | None
     ) -> None:
         self.trie = trie
         self.hidden = hidden
         self.layer = layer
         self.sharing = sharing
-        self.rows_ahead = rows_ahead
 
     def lacking(self, context_idx: Tensor) -> Tensor:
         """The distinct contexts among (Q,) that have no row, (R,)."""
@@ -299,21 +285,7 @@ class Expansion:
 
     def compute(self, node: Tensor) -> None:
         """Computes rows of distinct nodes (R,) without one; in one run of the hidden layer if all parents have one."""
-        if node.numel() < self.rows_ahead:
-            node = torch.cat([node, self._newest_without_row(self.rows_ahead - node.numel(), node)])
         self.trie.hidden_row.index_copy_(0, node, self._rows(*self.state_before(node)).int())
-
-    def _newest_without_row(self, most: int, others: Tensor) -> Tensor:
-        """At most `most` of the newest nodes without a row, apart from `others` (R,).
-
-        Nothing may have been forgotten: then nodes are numbered in order of creation, and all parents have their rows.
-        """
-        end = self.trie.num_nodes
-        begin = max(START, end - _NEWEST)
-        self.trie.hidden_row.index_fill_(0, others, 0)  # so that they are not found below
-        waiting = (self.trie.hidden_row[begin:end] < 0).nonzero().squeeze(1)
-        self.trie.hidden_row.index_fill_(0, others, -1)
-        return waiting[-most:].add_(begin)
 
     def state_before(self, node: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Arguments of `HiddenLayer.step` for nodes (R,): states (R, S), words (R,), and which state each follows."""

@@ -25,7 +25,6 @@ WORDS = Vocabulary([f"w{i}" for i in range(NUM_WORDS)])
 # Each must give plain scores; some leave room for few histories, or none for compiled loops.
 OPTIONS: dict[str, dict[str, Any]] = {
     "default": {},
-    "rows ahead": {"rows_ahead": 8},
     "tensors": {"compiled": False},
     "no rows": {"cache_hidden": False},
     "no scores": {"cache_scores": False},

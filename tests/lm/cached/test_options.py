@@ -52,29 +52,6 @@ def test_caches_batching_and_workers_change_no_score(hypotheses, caches, batchin
         assert torch.allclose(scores(engine, hypotheses), plain_scores(network, hypotheses), atol=1e-5)
 
 
-@pytest.mark.slow
-@given(hypotheses=HYPOTHESES, rows_ahead=st.integers(1, 9))
-def test_rows_ahead_change_no_score(hypotheses, rows_ahead):
-    network = ToyNetwork()
-    engine = CachedRNNLM(network, CacheOptions(rows_ahead=rows_ahead))
-    for words, expected in zip(hypotheses, plain_scores(network, hypotheses), strict=True):
-        assert torch.allclose(scores(engine, [words])[0], expected, atol=1e-5)
-    assert torch.allclose(scores(engine, hypotheses), plain_scores(network, hypotheses), atol=1e-5)
-
-
-def test_rows_ahead_spare_runs_and_take_the_newest():
-    network = ToyNetwork()
-    engine = CachedRNNLM(network, CacheOptions(rows_ahead=4))
-    _, context = engine.score(engine.start(8), torch.arange(3, 11))
-    assert (network.num_steps, network.num_rows) == (1, 1)
-    engine.score(context[:1], torch.tensor([5]))  # its row, and those of the three newest
-    assert (network.num_steps, network.num_rows) == (2, 5)
-    engine.score(context[5:], torch.tensor([5, 6, 7]))
-    assert (network.num_steps, network.num_rows) == (2, 5)
-    _, context = engine.score(context[1:5], torch.tensor([5, 6, 7, 8]))  # as many as are taken anyway
-    assert (network.num_steps, network.num_rows) == (3, 9)
-
-
 def test_products_of_a_state_are_made_once_for_all_that_follow_it(monkeypatch):
     network = RNNLanguageModel(Vocabulary([f"W{i}" for i in range(30)]), RNNLMConfig(embedding_size=6, hidden_size=9))
     num_states = []
