@@ -25,8 +25,9 @@ from torch import Tensor
 
 from asr.bundle import Bundle
 from asr.decoding.build import language_models, recognition_settings
-from asr.decoding.interface import DecodeResult, DecodingOptions
+from asr.decoding.interface import DecodeResult, DecodingOptions, LanguageModels
 from asr.decoding.online import StreamingDecoder
+from asr.decoding.settings import ResourceOptions, Settings
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from scripts.benchmarks import decode_tables
@@ -91,11 +92,16 @@ def warm_up(bundle: Bundle, workload: Workload) -> None:
     """Compiles numba's loops and touches the models once."""
     some = [min(workload.frames, key=len)[:20]]
     settings = recognition_settings(bundle, "rnn", {})
-    options, weight = settings.decoding, settings.language_models.rnn_weight
-    models = language_models(bundle, "rnn", weight, torch.device("cpu"))
+    options, models = settings.decoding, users_models(bundle, settings)
     decode_all(TokenPassingDecoder(bundle.graph, options), some)
     decode_all(TokenPassingDecoder(bundle.graph, options, lm_fusion="lattice"), some, models.model)
     decode_all(best_first_pass(bundle.graph, options, rescores=True), some, models.model)
+
+
+def users_models(bundle: Bundle, settings: Settings) -> LanguageModels:
+    """New language models on the CPU, with the bundle's approximations and the memory that users have by default."""
+    cache = replace(settings.cache, capacity_bytes=ResourceOptions().cache_bytes)
+    return language_models(bundle, "rnn", settings.language_models.rnn_weight, torch.device("cpu"), cache)
 
 
 def quick(bundle: Bundle, workload: Workload, sampled: int) -> dict[str, Any]:
@@ -120,12 +126,12 @@ def quick(bundle: Bundle, workload: Workload, sampled: int) -> dict[str, Any]:
     report["best_score_max_diff"], report["compared_with"] = agreement(bundle, options, workload)
     for suffix, beams in (("", RNN_BEAMS), ("_bundle_beams", {})):
         settings = recognition_settings(bundle, "rnn", beams)
-        rnn_options, weight = settings.decoding, settings.language_models.rnn_weight
+        rnn_options = settings.decoding
         first_pass = best_first_pass(bundle.graph, rnn_options, rescores=True)
 
-        def with_rnn_lm(first_pass: Any, weight: float = weight) -> tuple[Any, float]:
+        def with_rnn_lm(first_pass: Any, settings: Settings = settings) -> tuple[Any, float]:
             # An engine of its own: what another run has computed must not be found again.
-            models = language_models(bundle, "rnn", weight, torch.device("cpu"))
+            models = users_models(bundle, settings)
             assert models.engine is not None
             results, seconds = decode_all(first_pass, workload.frames, models.model)
             return (results, models.engine.statistics()), seconds

@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from asr.bundle import Bundle
+from asr.decoding.build import recognition_settings
+from asr.recognizer import Recognizer
 from scripts.benchmarks.__main__ import main
+from scripts.benchmarks.decode import users_models
 from tests.benchmarks.test_speech import corpus
 
 
@@ -35,6 +39,16 @@ def test_the_papers_tables_are_printed(
     assert hidden[0] >= queries[0] > hidden[-1]
     inside = [int(row[1].replace(",", "")) for row in rows_of(printed, "Queries")[:5]]
     assert inside[-1] == max(inside) > inside[0]
+
+
+def test_the_recurrent_model_is_measured_with_the_caches_that_users_have(tiny_bundle_folder: Path) -> None:
+    bundle = Bundle.load(tiny_bundle_folder)
+    bundle.decoding["rnn"] = {"hidden_dtype": "int8"}
+    recognizer = Recognizer(bundle, mode="rnn")
+    users = recognizer.build_language_models(recognizer.resources.cache_bytes).engine
+    measured = users_models(bundle, recognition_settings(bundle, "rnn", {})).engine
+    assert users is not None and measured is not None
+    assert measured.options == users.options and measured.options.hidden_dtype == "int8"
 
 
 def test_an_unknown_table_is_named(tiny_bundle_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
