@@ -191,6 +191,36 @@ def test_torchscript(tmp_path: Path) -> None:
     assert (model.tokens.symbols, model.frame_shift) == (tuple(SYMBOLS), 0.02)
 
 
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        CTCTokens(["_", "a", "b", "c", "d"], blank=4),  # `_` at the beginning would be taken for the blank
+        CTCTokens(["a", "b", "c", "|", ""]),
+        CTCTokens(["<blk>", "a", "b", "|", "c"], word_boundary="b"),
+        CTCTokens(["<blk>", "|", *"abc"], word_boundary=""),
+        CTCTokens(["<blk>", *"abcd"], kind="phones"),
+    ],
+)
+def test_torchscript_keeps_what_tokens_are(tmp_path: Path, tokens: CTCTokens) -> None:
+    path = tmp_path / "network.pt"
+    save(torch.jit.script(Windows()), path, tokens, frame_shift=0.02)
+    found = load_acoustic_model(f"torchscript:{path}").tokens
+    for name in ("symbols", "blank_id", "word_boundary", "kind"):
+        assert getattr(found, name) == getattr(tokens, name), name
+
+
+def test_torchscript_takes_tokens_and_their_marks(tmp_path: Path) -> None:
+    path = tmp_path / "network.pt"
+    save(torch.jit.script(Windows()), path, CTCTokens(SYMBOLS), frame_shift=0.02)
+    mine = CTCTokens([*"abcde"], blank=2)
+    assert load_acoustic_model(f"torchscript:{path}", tokens=mine).tokens is mine
+    given = load_acoustic_model(f"torchscript:{path}", tokens=[*"abc|-"], blank=-1).tokens
+    assert (given.blank_id, given.word_boundary) == (4, "|")
+    for wrong in ([1], "x"):
+        with pytest.raises(AsrError, match=f"^torchscript:{path}: "):
+            load_acoustic_model(f"torchscript:{path}", blank=wrong)
+
+
 def test_torchscript_with_tokens_beside(tmp_path: Path) -> None:
     path = tmp_path / "network.pt"
     torch.jit.script(Windows()).save(str(path))

@@ -42,7 +42,8 @@ class TorchScriptModel(ExternalModel):
         metadata: `sampling_rate` (16000), `frame_shift` in seconds, `input` (`waveform` or `fbank`), and for the latter
             `fbank`, the arguments of `asr.audio.fbank.Fbank`. A network with states has `states`, their shapes and
             torch types; `T`, the frames of a chunk; and `decode_chunk_len`, the frames from one chunk to the next. It
-            is called like `asr.models.export_streaming.StreamingNetwork`.
+            is called like `asr.models.export_streaming.StreamingNetwork`. `load` also reads
+            `blank`, `word_boundary` and `kind`, see `CTCTokens`.
         name: shown to users.
 
     Raises:
@@ -145,14 +146,15 @@ def save(network: Any, path: str | Path, tokens: CTCTokens, **metadata: Any) -> 
     Raises:
         OSError: the file cannot be written.
     """
-    content = {METADATA: json.dumps(metadata), TOKENS: "".join(f"{symbol}\n" for symbol in tokens.symbols)}
+    described = {"blank": tokens.blank_id, "word_boundary": tokens.word_boundary or "", "kind": tokens.kind, **metadata}
+    content = {METADATA: json.dumps(described), TOKENS: "".join(f"{symbol}\n" for symbol in tokens.symbols)}
     file = io.BytesIO()  # torch's own file writer aborts the process if the disk is full
     torch.jit.save(network, file, _extra_files=content)
     Path(path).write_bytes(file.getbuffer())
 
 
 def load(path: str, **metadata: Any) -> TorchScriptModel:
-    """Reads a file; metadata given here override the file's.
+    """Reads a file; metadata given here override the file's, and `tokens`, in any form of `CTCTokens`, its tokens.
 
     Raises:
         AsrError: the file is missing or damaged, there are no tokens in it or next to it, or its metadata cannot be
@@ -171,7 +173,7 @@ def load(path: str, **metadata: Any) -> TorchScriptModel:
     beside = file.with_name(TOKENS)
     tokens: Any = metadata.pop("tokens", None)
     if tokens is None and texts[TOKENS]:
-        tokens = texts[TOKENS].rstrip("\n").split("\n")
+        tokens = texts[TOKENS].removesuffix("\n").split("\n")
     elif tokens is None and beside.is_file():
         tokens = beside
     if tokens is None:
@@ -180,6 +182,8 @@ def load(path: str, **metadata: Any) -> TorchScriptModel:
         described = parse_json(texts[METADATA]) if texts[METADATA] else {}
         if not isinstance(described, dict):
             raise ValueError(f"it is of type {type(described).__name__}")
+    described |= metadata
     with named(f"torchscript:{path}"):
-        symbols = CTCTokens(tokens)
-    return TorchScriptModel(network.eval(), symbols, {**described, **metadata}, f"torchscript:{path}")
+        marks = {name: described[name] for name in ("blank", "word_boundary", "kind") if name in described}
+        symbols = tokens if isinstance(tokens, CTCTokens) else CTCTokens(tokens, **marks)
+    return TorchScriptModel(network.eval(), symbols, described, f"torchscript:{path}")
