@@ -127,14 +127,22 @@ class PrefixBeam:
         self._loops.settle(log_prob, next_context, self.prefixes, self.rules)
 
     def contexts(self) -> npt.NDArray[np.int64]:
-        """The language model contexts of the surviving prefixes and, within a frame, of its new hypotheses."""
+        """The language model contexts that the search may still use.
+
+        They are those of the surviving prefixes, of all longer ones, which may come back into the beam, and, within a
+        frame, of new hypotheses.
+        """
         prefixes, count = self.prefixes, self.prefixes.count
-        alive, num_slots = prefixes.node[: int(count[NUM_ALIVE])], int(count[NUM_SLOTS])
-        known = prefixes.context[int(count[FIRST_NEW]) : int(count[NUM_PREFIXES])]
+        num, num_slots = int(count[NUM_PREFIXES]), int(count[NUM_SLOTS])
+        parent = prefixes.parent[:num]
+        is_held, num_held = np.zeros(num, dtype=bool), 0
+        is_held[prefixes.node[: int(count[NUM_ALIVE])]] = True
+        is_held[int(count[FIRST_NEW]) :] = True
+        while num_held < (num_held := int(is_held.sum())):
+            is_held |= is_held[parent]
+        known = prefixes.context[:num][is_held]
         of_slots = prefixes.slot_context[:num_slots][prefixes.slot_node[:num_slots] < 0]
-        return cast(
-            "npt.NDArray[np.int64]", np.concatenate([prefixes.context[alive], known[known != UNKNOWN], of_slots])
-        )
+        return np.unique(np.concatenate([known[known != UNKNOWN], of_slots]))
 
     def alive(self) -> list[Alive]:
         """The surviving prefixes, each once, best first."""
