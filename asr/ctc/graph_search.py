@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
+from contextlib import AbstractContextManager
+from typing import Any
 
 from asr.ctc.frames import Frames
 from asr.ctc.graphs import WordGraph
@@ -81,6 +83,10 @@ class GraphSearch:
         graph = self._graph_of_streams
         decoder = StreamingDecoder(graph, self._options, model, commit_frames=commit_frames, inputs="scores")
         return decoder, decoder.start()[0]
+
+    def turn(self) -> AbstractContextManager[Any]:
+        """A block in which a stream may search."""
+        return self._models.turn()
 
     @functools.cached_property
     def _graph_of_streams(self) -> DecodingGraph:

@@ -7,15 +7,17 @@ Shapes: N streams, Q queries.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
 import math
 import threading
+import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +26,7 @@ from asr.bundle import FILE_NAME, Bundle, read_rnn_lm
 from asr.ctc.word_models import is_kenlm_binary, read_ngram
 from asr.decoding.build import recognition_settings
 from asr.errors import AsrError
+from asr.kernels.lookup import LookupTables
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.combine import CheckedLM
@@ -35,24 +38,49 @@ from asr.text.symbols import UNK_ID, Vocabulary
 RECURRENT_MODES = ("rnn", "interpolated")
 """The modes of a bundle whose settings say how its recurrent model runs, the preferred one first."""
 _CACHE_BYTES = 1 << 30
+_FORGET_FROM = 1 << 16
 _LN_10 = math.log(10.0)
+
+_Stateful = TypeVar("_Stateful", bound="StatefulModel")
 
 
 class StatefulModel(LanguageModel):
-    """A language model that caches the score of each (state, word); contexts number the states seen so far, from 0.
+    """A language model that caches the score of each (state, word); contexts number the states in use, from 0.
 
     Several times slower than models that score in batches. Several threads may query it.
 
     Args:
         vocabulary: the words of `word_id`.
         first: the state before the first word.
+        forget_from: how many states may be in use before `retain` forgets any.
     """
 
-    def __init__(self, vocabulary: Vocabulary, first: Any) -> None:
+    def __init__(self, vocabulary: Vocabulary, first: Any, forget_from: int = _FORGET_FROM) -> None:
         self._vocabulary = vocabulary
-        self._states: list[Any] = [first]
-        self._edges: dict[tuple[int, int], tuple[float, int]] = {}
+        self._forget_from = forget_from
         self._lock = threading.Lock()
+        self._begin(first)
+
+    def _begin(self, first: Any) -> None:
+        self._states: list[Any] = [first]
+        # Contexts whose states were forgotten.
+        self._free: list[int] = []
+        self._edges: dict[tuple[int, int], tuple[float, int]] = {}
+        self._forget_at = self._forget_from
+
+    def fresh(self: _Stateful) -> _Stateful:
+        """The same model with contexts of its own; of all models made in this way, one answers at a time."""
+        other = type(self).__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other._begin(self._states[0])
+        return other
+
+    def __getstate__(self) -> dict[str, Any]:
+        """State without contexts, but for the first."""
+        return {**self.fresh().__dict__, "_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock())
 
     @abstractmethod
     def after(self, state: Any, word_id: int) -> tuple[float, Any]:
@@ -84,6 +112,21 @@ class StatefulModel(LanguageModel):
             scores = [self.at_end(self._states[idx]) for idx in context_idx.tolist()]
         return torch.tensor(scores, dtype=torch.float32)
 
+    def retain(self, live: Tensor) -> None:
+        """Once many states are in use, forgets all those that contexts (L,) do not need."""
+        with self._lock:
+            if len(self._states) - len(self._free) < self._forget_at:
+                return
+            kept = {0, *live.tolist()}
+            self._keep(kept)
+            self._forget_at = max(self._forget_from, 2 * len(kept))
+
+    def _keep(self, kept: set[int]) -> None:
+        """Forgets all other contexts."""
+        self._states = [state if idx in kept else None for idx, state in enumerate(self._states)]
+        self._free = [idx for idx in range(len(self._states)) if idx not in kept]
+        self._edges = {query: edge for query, edge in self._edges.items() if query[0] in kept and edge[1] in kept}
+
     def _edge(self, context_idx: int, word_id: int) -> tuple[float, int]:
         known = self._edges.get((context_idx, word_id))
         if known is None:
@@ -93,6 +136,10 @@ class StatefulModel(LanguageModel):
 
     def _context_of(self, state: Any) -> int:
         """The context of a state; states are not compared, as those of some models cannot be."""
+        if self._free:
+            idx = self._free.pop()
+            self._states[idx] = state
+            return idx
         self._states.append(state)
         return len(self._states) - 1
 
@@ -123,10 +170,13 @@ class KenLanguageModel(StatefulModel):
             raise AsrError(f"{path}: KenLM cannot read this model ({str(error).splitlines()[0]}).") from error
         if not any(word in self._model for word in words):
             raise AsrError(f"{path}: the model has none of the {len(words)} words; check their letter case.")
+        self._arguments = (path, words)
         first = self._kenlm.State()
         self._model.BeginSentenceWrite(first)
-        self._number_of = {first: 0}
         super().__init__(Vocabulary(words, name=str(path)), first)
+
+    def __reduce__(self) -> tuple[type[KenLanguageModel], tuple[str | Path, Sequence[str]]]:
+        return KenLanguageModel, self._arguments
 
     @property
     def order(self) -> int:
@@ -141,8 +191,18 @@ class KenLanguageModel(StatefulModel):
 
     def _context_of(self, state: Any) -> int:
         """The context of a state. Equal ones have one context, so that their number is limited and paths recombine."""
-        number: int = self._number_of.setdefault(state, len(self._states))
-        return number if number < len(self._states) else super()._context_of(state)
+        if state not in self._context:
+            self._context[state] = super()._context_of(state)
+        return self._context[state]
+
+    def _keep(self, kept: set[int]) -> None:
+        """Like `StatefulModel._keep`."""
+        super()._keep(kept)
+        self._context = {state: idx for state, idx in self._context.items() if idx in kept}
+
+    def _begin(self, first: Any) -> None:
+        super()._begin(first)
+        self._context: dict[Any, int] = {first: 0}
 
     def at_end(self, state: Any) -> float:
         """Like `StatefulModel.at_end`."""
@@ -150,13 +210,60 @@ class KenLanguageModel(StatefulModel):
 
 
 class SharedModel(CheckedLM):
-    """The user's own model, which several searches query.
+    """One search's view of the user's own model, which others query as well, though no two at the same time.
 
-    It forgets nothing, since no search knows what others hold.
+    The model may forget what no view holds. If it has tables, it forgets nothing, since loops make contexts that no
+    view sees.
+
+    Args:
+        lm: the model.
+        views: all views of the model; None for the first one.
     """
 
+    def __init__(self, lm: LanguageModel, views: weakref.WeakSet[SharedModel] | None = None) -> None:
+        super().__init__(lm)
+        self._views = weakref.WeakSet() if views is None else views
+        self._views.add(self)
+        self._held: list[Tensor] = []
+        self._has_tables = False
+
+    def __reduce__(self) -> tuple[type[SharedModel], tuple[LanguageModel]]:
+        return SharedModel, (self._lm,)
+
+    def another(self) -> SharedModel:
+        """A view for another search."""
+        return SharedModel(self._lm, self._views)
+
+    def start(self, num_streams: int) -> Tensor:
+        """The history `<s>`, (num_streams,)."""
+        return self._hold(super().start(num_streams))
+
+    def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
+        """Like `CheckedLM.score`."""
+        log_prob, next_idx = super().score(context_idx, word_id)
+        return log_prob, self._hold(next_idx)
+
+    def start_from(self, state: Tensor) -> Tensor:
+        """The contexts of `<s>` after the carried states (N, D)."""
+        return self._hold(super().start_from(state))
+
+    def lookup_tables(self) -> LookupTables | None:
+        """The model's own."""
+        tables = super().lookup_tables()
+        self._has_tables |= tables is not None
+        return tables
+
     def retain(self, live: Tensor) -> None:
-        """Does nothing."""
+        """Tells the model which contexts the searches of all views hold, of which this one's are (L,)."""
+        self._held = [live]
+        views = list(self._views)
+        if not any(view._has_tables for view in views):
+            self._lm.retain(torch.cat([context for view in views for context in view._held]))
+
+    def _hold(self, context_idx: Tensor) -> Tensor:
+        if context_idx.numel():
+            self._held.append(context_idx)
+        return context_idx
 
 
 class LentModels:
@@ -164,15 +271,22 @@ class LentModels:
 
     Args:
         make: makes a model; None for no language model.
-        is_shared: whether the models that `make` returns query the same one; searches then take turns.
+        is_shared: whether the models that `make` returns query the same one; searches and streams then take turns.
     """
 
     def __init__(self, make: Callable[[], LanguageModel] | None, is_shared: bool) -> None:
         self._make = make
-        self._lock = threading.Lock() if is_shared else None
+        self._lock = threading.RLock() if is_shared else None
         self._idle: list[LanguageModel] = []
 
-    @contextmanager
+    def __reduce__(self) -> tuple[type[LentModels], tuple[Callable[[], LanguageModel] | None, bool]]:
+        return LentModels, (self._make, self._lock is not None)
+
+    def turn(self) -> contextlib.AbstractContextManager[Any]:
+        """A block in which a stream may query its model."""
+        return contextlib.nullcontext() if self._lock is None else self._lock
+
+    @contextlib.contextmanager
     def lent(self) -> Iterator[LanguageModel | None]:
         """Lends a model until the block ends; None if there is no language model."""
         if self._make is None:
@@ -193,8 +307,9 @@ class LentModels:
             self._idle.append(model)
 
     def for_good(self) -> LanguageModel | None:
-        """A model that is never returned, for a stream."""
-        return None if self._make is None else self._make()
+        """A model that is never returned, for a stream, which may query it in its turns."""
+        with self.turn():
+            return None if self._make is None else self._make()
 
 
 def is_ngram_file(path: str | Path) -> bool:
@@ -211,7 +326,7 @@ def is_ngram_file(path: str | Path) -> bool:
 def model_maker(
     source: Any, words: Sequence[str], options: Mapping[str, Any] | None = None
 ) -> tuple[Callable[[], LanguageModel], bool]:
-    """Returns a function that makes the language model, and whether it always returns the same one.
+    """Returns a function that makes the language model, and whether all that it makes query the same one.
 
     Args:
         source: a file or folder, a bundle, a network, or a language model.
@@ -238,24 +353,33 @@ def model_maker(
         network: Any = source.eval()
         # Histories are kept between utterances; when the cache is full, the least used ones are evicted.
         settings = replace(settings, **{"capacity_bytes": _CACHE_BYTES, **_known(options or {})})
-        return lambda: CachedRNNLM(network, settings), False
+        return functools.partial(CachedRNNLM, network, settings), False
     if options:
         raise AsrError(
             f"{next(iter(options))} has no effect here: it is for a recurrent network, and the language model is not "
             "one that is run here; leave it out."
         )
     if isinstance(source, (str, Path)):
-        ken = KenLanguageModel(source, words)
-        return lambda: ken, True
+        return KenLanguageModel(source, words).fresh, False
     if isinstance(source, NgramLM):
-        return lambda: source, False
+        return functools.partial(same, source), False
+    if isinstance(source, StatefulModel):
+        return functools.partial(_checked_fresh, source), False
     if isinstance(source, LanguageModel):
-        shared = SharedModel(source)
-        return lambda: shared, True
+        return SharedModel(source).another, True
     raise AsrError(
         f"{type(source).__name__} is not a language model; give a file or folder, a network of this program, or an "
         "object with vocabulary, start, score and final."
     )
+
+
+def same(model: LanguageModel) -> LanguageModel:
+    """The model itself: with `functools.partial`, a function that makes a model which any number of searches share."""
+    return model
+
+
+def _checked_fresh(model: StatefulModel) -> LanguageModel:
+    return CheckedLM(model.fresh())
 
 
 def _recurrent(bundle: Bundle) -> tuple[nn.Module, CacheOptions]:

@@ -6,6 +6,8 @@ Shapes: N utterances, T frames, C tokens.
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 import torch
@@ -73,6 +75,10 @@ class TokenSearch:
     def model_for_good(self) -> LanguageModel | None:
         """A language model for a stream."""
         return self._models.for_good()
+
+    def turn(self) -> AbstractContextManager[Any]:
+        """A block in which a stream may search."""
+        return self._models.turn()
 
     def hypotheses(
         self, beam: PrefixBeam, lm: LanguageModel | None, nbest: int, is_end: bool = True

@@ -44,11 +44,13 @@ class CTCStream:
         self._tokens, self._inputs, self._device = tokens, inputs, device
         self._num_frames = 0
         self._is_open = True
+        self._turn = search.turn
         self._reader: _GraphStream | _TokenStream
-        if isinstance(search, GraphSearch):
-            self._reader = _GraphStream(search, commit_frames)
-        else:
-            self._reader = _TokenStream(search)
+        with self._turn():
+            if isinstance(search, GraphSearch):
+                self._reader = _GraphStream(search, commit_frames)
+            else:
+                self._reader = _TokenStream(search)
 
     @property
     def num_frames(self) -> int:
@@ -66,7 +68,7 @@ class CTCStream:
         if not frames.is_single:
             raise AsrError("a stream reads one utterance; give (frames, tokens), and open a stream for each utterance.")
         if len(frames.log_prob[0]):
-            with no_autograd():
+            with self._turn(), no_autograd():
                 self._reader.accept(frames.log_prob)
         self._num_frames += len(frames.log_prob[0])
 
@@ -86,8 +88,11 @@ class CTCStream:
         """Ends the stream and returns the best hypothesis."""
         self._require_open()
         self._is_open = False
-        with no_autograd():
-            return self._reader.finish(self._num_frames)
+        with self._turn(), no_autograd():
+            found = self._reader.finish(self._num_frames)
+        # A language model that others query may then forget what this stream has held.
+        del self._reader
+        return found
 
     def _require_open(self) -> None:
         if not self._is_open:

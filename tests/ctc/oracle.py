@@ -106,6 +106,5 @@ class ForgetfulNgram(StatefulModel):
         return float(self._lm.final(state))
 
     def retain(self, live: torch.Tensor) -> None:
-        kept = set(live.tolist())
-        self._states = [state if number in kept else None for number, state in enumerate(self._states)]
-        self._edges = {query: edge for query, edge in self._edges.items() if {query[0], edge[1]} <= kept}
+        self._forget_at = 0
+        super().retain(live)

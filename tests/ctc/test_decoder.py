@@ -6,6 +6,8 @@ import itertools
 import math
 import re
 import threading
+import time
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,11 +21,12 @@ pytest.importorskip("kaldifst", reason="compiling graphs needs kaldifst")
 from asr.bundle import Bundle
 from asr.ctc import CTCDecoder, CTCDecodingConfig, CTCHypothesis, CTCTokens
 from asr.ctc.graphs import compile_graph, read_lexicon, spelled_lexicon
-from asr.ctc.language_models import model_maker
+from asr.ctc.language_models import StatefulModel, model_maker
 from asr.ctc.word_models import graph_ngram, trie_of, uniform_ngram
 from asr.errors import AsrError
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
+from asr.lm.combine import WrappedLM
 from asr.lm.ngram.model import NgramLM
 from asr.text.symbols import Vocabulary
 from tests.ctc.oracle import ForgetfulNgram, best_of_paths, best_word_sequences
@@ -213,13 +216,15 @@ def test_batches_streams_and_threads_agree(word_model: NgramLM) -> None:
 
 
 @pytest.mark.parametrize("has_words", [True, False])
+@pytest.mark.parametrize("is_shared", [True, False])
 def test_searches_do_not_make_each_other_forget(
-    has_words: bool, ngram_of: Callable[..., NgramLM], word_model: NgramLM
+    has_words: bool, is_shared: bool, ngram_of: Callable[..., NgramLM], word_model: NgramLM
 ) -> None:
+    lm: Any = ForgetfulNgram(word_model if has_words else ngram_of(["a b", "b a a"], ["a", "b", "|"]))
+    lm = WrappedLM(lm) if is_shared else lm
+    models: dict[str, Any] = {"token_lm": lm}
     if has_words:
-        models: dict[str, Any] = {"ngram": word_model, "lm": ForgetfulNgram(word_model), "lm_weight": 0.5}
-    else:
-        models = {"token_lm": ForgetfulNgram(ngram_of(["a b", "b a a"], ["a", "b", "|"]))}
+        models = {"ngram": word_model, "lm": lm, "lm_weight": 0.5}
     decoder = CTCDecoder(SYMBOLS, warm_up=False, **models)
     utterances = [random_frames(40, seed) for seed in range(3)]
     alone = []
@@ -233,6 +238,82 @@ def test_searches_do_not_make_each_other_forget(
             stream.accept(frames[at : at + 4])
         decoder(random_frames(10, at))
     assert [stream.finish().text for stream in streams] == alone
+
+
+class Remembered(StatefulModel):
+    """All words are equally probable; knows which states are still in memory."""
+
+    class State:
+        pass
+
+    def __init__(self) -> None:
+        super().__init__(Vocabulary(["a", "b", "|"]), self.State(), forget_from=1000)
+        self.made: list[weakref.ref[Remembered.State]] = []
+
+    def after(self, state: Any, word_id: int) -> tuple[float, Any]:
+        following = self.State()
+        self.made.append(weakref.ref(following))
+        return -1.0, following
+
+    def at_end(self, state: Any) -> float:
+        return 0.0
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_language_models_forget_earlier_utterances(is_shared: bool) -> None:
+    lm = Remembered()
+    decoder = CTCDecoder(SYMBOLS, token_lm=WrappedLM(lm) if is_shared else lm, warm_up=False)
+    open_stream = decoder.stream()
+    open_stream.accept(random_frames(5, 0))
+    most = 0
+    for seed in range(8):
+        decoder(random_frames(40, seed))
+        stream = decoder.stream()
+        stream.accept(random_frames(40, seed))
+        most = max(most, sum(state() is not None for state in lm.made))
+        stream.finish()
+    assert len(lm.made) > 4 * most
+    open_stream.accept(random_frames(5, 1))
+    again = decoder.stream()
+    again.accept(torch.cat([random_frames(5, seed) for seed in range(2)]))
+    assert open_stream.finish() == again.finish()
+
+
+class Entered(WrappedLM):
+    """Notices if two threads query it at the same time."""
+
+    is_busy = was_entered_twice = False
+
+    def score(self, context_idx: torch.Tensor, word_id: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.was_entered_twice |= self.is_busy
+        self.is_busy = True
+        time.sleep(0.001)
+        self.is_busy = False
+        return super().score(context_idx, word_id)
+
+
+@pytest.mark.parametrize("has_words", [True, False])
+def test_threads_do_not_enter_a_users_model_together(
+    has_words: bool, ngram_of: Callable[..., NgramLM], word_model: NgramLM
+) -> None:
+    lm = Entered(ForgetfulNgram(word_model if has_words else ngram_of(["a b", "b a a"], ["a", "b", "|"])))
+    models: dict[str, Any] = {"words": WORDS, "lm": lm} if has_words else {"token_lm": lm}
+    decoder = CTCDecoder(SYMBOLS, warm_up=False, **models)
+    frames = random_frames(12, 0)
+
+    def read() -> None:
+        stream = decoder.stream()
+        for chunk in frames.split(4):
+            stream.accept(chunk)
+        stream.finish()
+
+    threads = [threading.Thread(target=read) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    decoder(frames)
+    for thread in threads:
+        thread.join()
+    assert not lm.was_entered_twice
 
 
 def test_nothing_to_read_is_the_empty_text() -> None:
