@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -300,20 +301,14 @@ class CTCDecoder:
             if small.vocabulary == large.vocabulary and small.num_arcs == large.num_arcs:
                 return graph, LentModels(None, False)
             placed = large.to(lm_device)
-            return graph, LentModels(lambda: Difference(mapped_to(placed, small.vocabulary), small), False)
+            return graph, LentModels(functools.partial(_instead_of, small, placed), False)
         make, is_shared = model_maker(lm, small.vocabulary.words[4:], lm_options)
         placed = large.to(lm_device)
 
-        def combined() -> LanguageModel:
-            other = on_device(mapped_to(make(), small.vocabulary), lm_device)
-            if lm_weight == 1.0:
-                return Difference(other, small)
-            if large.num_arcs == small.num_arcs:
-                return Difference(Interpolated([other, small], [lm_weight, 1.0 - lm_weight]), small)
-            mixed = Interpolated([other, mapped_to(placed, small.vocabulary)], [lm_weight, 1.0 - lm_weight])
-            return Difference(mixed, small)
-
-        return graph, LentModels(combined, is_shared)
+        # An n-gram model that is in the graph as a whole needs no second look-up.
+        ngram_beside = small if large.num_arcs == small.num_arcs else placed
+        make_combined = functools.partial(_combined, small, ngram_beside, make, lm_weight, lm_device)
+        return graph, LentModels(make_combined, is_shared)
 
     def _spelling_model(
         self, lexicon: Lexicon, token_lm: str | Path | nn.Module | LanguageModel | None, penalty: float
@@ -353,6 +348,21 @@ class CTCDecoder:
         with no_autograd():
             for nbest in (1, 2):
                 self._search.decode(frames, nbest)
+
+
+def _instead_of(small: NgramLM, large: LanguageModel) -> LanguageModel:
+    """A model that replaces the graph's own."""
+    return Difference(mapped_to(large, small.vocabulary), small)
+
+
+def _combined(
+    small: NgramLM, ngram: NgramLM, make: Callable[[], LanguageModel], weight: float, device: torch.device
+) -> LanguageModel:
+    """A model of words interpolated with the n-gram model, instead of the graph's own."""
+    other = on_device(mapped_to(make(), small.vocabulary), device)
+    if weight == 1.0:
+        return Difference(other, small)
+    return Difference(Interpolated([other, mapped_to(ngram, small.vocabulary)], [weight, 1.0 - weight]), small)
 
 
 def _config_of(config: CTCDecodingConfig | None, settings: dict[str, Any]) -> CTCDecodingConfig:

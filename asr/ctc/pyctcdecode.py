@@ -23,6 +23,7 @@ words outside the unigrams cost `unk_score_offset`. The differences:
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import shutil
@@ -36,7 +37,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from asr.ctc.language_models import KenLanguageModel, LentModels, model_maker
+from asr.ctc.language_models import KenLanguageModel, LentModels, model_maker, same
 from asr.ctc.prefix_beam import Alive, PrefixBeam, ask, ask_final, read_chunks
 from asr.ctc.prefix_kernel import BOUNDARY, Rules
 from asr.ctc.word_models import is_kenlm_binary, listed_words, read_ngram
@@ -46,6 +47,7 @@ from asr.kernels.memory import no_autograd
 from asr.lm.combine import CombinedLM
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.model import NgramLM
+from asr.serialization import copied_to_processes
 from asr.text.documents import parse_json
 from asr.text.symbols import UNK_ID, ordinary_words
 
@@ -141,6 +143,7 @@ class LanguageModelSettings:
         self.score_boundary = score_boundary
 
 
+@copied_to_processes
 class BeamSearchDecoderCTC:
     """Decodes logits of a CTC network like pyctcdecode's class of this name; made by `build_ctcdecoder`.
 
@@ -672,10 +675,10 @@ def build_ctcdecoder(
                 f"{kenlm_model_path}: a binary file of KenLM does not list its words; give unigrams, or the ARPA file."
             )
         known = KenLanguageModel(str(kenlm_model_path), ordinary_words(unigrams))
-        models = LentModels(lambda: known, True)
+        models = LentModels(known.fresh, False)
     else:
         ngram = read_ngram(str(kenlm_model_path))
-        models = LentModels(lambda: ngram, False)
+        models = LentModels(functools.partial(same, ngram), False)
     return BeamSearchDecoderCTC(alphabet, models, unigrams or (), settings, kenlm_model_path, ahead)
 
 

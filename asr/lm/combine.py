@@ -562,6 +562,9 @@ class WordMapper:
         self._mapped: dict[int, tuple[LanguageModel, LanguageModel]] = {}
         self._lock = threading.Lock()
 
+    def __reduce__(self) -> tuple[type[WordMapper], tuple[Vocabulary]]:
+        return WordMapper, (self._vocabulary,)
+
     def mapped(self, lm: LanguageModel | None) -> LanguageModel | None:
         """The same language model, queried with the graph's word ids; None for None."""
         if lm is None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+import pickle
 import re
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -314,6 +316,37 @@ def test_threads_do_not_enter_a_users_model_together(
     for thread in threads:
         thread.join()
     assert not lm.was_entered_twice
+
+
+def test_decoders_in_other_processes(
+    word_model: NgramLM, ngram_of: Callable[..., NgramLM], arpa_file: Callable[[NgramLM], Path]
+) -> None:
+    frames = random_frames(20, 0)
+    tokens = ngram_of(["a b", "b a a"], ["a", "b", "|"])
+    small = len(word_model.vocabulary) + 4
+    network = ToyNetwork(len(WORDS))
+    network.vocabulary = Vocabulary(WORDS)
+    sources: list[dict[str, Any]] = [
+        {"ngram": word_model},
+        {"ngram": word_model, "graph_ngrams": small},
+        {"words": WORDS, "spell_unknown": True},
+        {"ngram": word_model, "lm": CachedRNNLM(network)},
+        {"ngram": word_model, "lm": WrappedLM(ForgetfulNgram(word_model)), "lm_fusion": "search"},
+        {"words": WORDS, "lm": ForgetfulNgram(word_model)},
+        {"token_lm": tokens},
+        {"token_lm": ForgetfulNgram(tokens)},
+        {},
+    ]
+    for models in sources:
+        decoder = CTCDecoder(SYMBOLS, warm_up=False, **models)
+        wanted = decoder(frames, nbest=2)
+        for received in (pickle.loads(pickle.dumps(decoder)), pickle.loads(ForkingPickler.dumps(decoder))):
+            assert received(frames, nbest=2) == wanted
+            stream, other = received.stream(), decoder.stream()
+            for each in (stream, other):
+                each.accept(frames)
+            assert stream.finish() == other.finish()
+        assert decoder(frames, nbest=2) == wanted
 
 
 def test_nothing_to_read_is_the_empty_text() -> None:

@@ -6,7 +6,9 @@ import importlib
 import itertools
 import json
 import math
+import pickle
 from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,7 @@ from asr.ctc.prefix_beam import PrefixBeam, read_chunks
 from asr.ctc.prefix_kernel import NUM_ALIVE, NUM_PREFIXES
 from asr.ctc.pyctcdecode import Alphabet, BeamSearchDecoderCTC, build_ctcdecoder
 from asr.errors import AsrError
+from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.combine import Interpolated, RemappedLM
 from asr.lm.ngram.model import NgramLM
 from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
@@ -282,6 +285,33 @@ def network() -> RNNLanguageModel:
         for parameter in made.parameters():
             parameter.mul_(4.0)
     return made
+
+
+@pytest.mark.parametrize("source", [None, "arpa", "kenlm", "network", "mix"])
+def test_decoders_in_other_processes(
+    source: str | None,
+    word_model: NgramLM,
+    network: RNNLanguageModel,
+    arpa_file: Callable[[NgramLM], Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = arpa_file(word_model)
+    models = {
+        None: {},
+        "arpa": {"kenlm_model_path": path},
+        "kenlm": {"kenlm_model_path": path, "unigrams": WORDS},
+        "network": {"language_model": network},
+        "mix": {"language_model": Interpolated([CachedRNNLM(network), word_model], [0.5, 0.5])},
+    }
+    if source == "kenlm":
+        pytest.importorskip("kenlm")
+        monkeypatch.setattr("asr.ctc.pyctcdecode.is_kenlm_binary", lambda path: True)  # KenLM reads ARPA text, too
+    decoder = build_ctcdecoder(LABELS, **models[source])  # type: ignore[arg-type]
+    logits = random_logits(14, 0)
+    wanted = decoder.decode_beams(logits)
+    for received in (pickle.loads(pickle.dumps(decoder)), pickle.loads(ForkingPickler.dumps(decoder))):
+        assert received.decode_beams(logits) == wanted
+    assert decoder.decode_beams(logits) == wanted
 
 
 def test_states_may_be_used_later_and_elsewhere(network: RNNLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
