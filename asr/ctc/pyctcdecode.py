@@ -237,14 +237,24 @@ class BeamSearchDecoderCTC:
             return
         for change, case in ((str.upper, "upper"), (str.lower, "lower")):
             if 2 * self._num_written(map(change, words)) > len(words):
-                wrong = next(word for word in words if not self._num_written([word]))
+                wrong = next(word for word in words if not self._is_written(word))
                 raise AsrError(
                     f"the words ({wrong!r}, ...) cannot be written with the labels, which are in {case} case; convert "
                     "unigrams and language model to that case."
                 )
 
     def _num_written(self, words: Iterable[str]) -> int:
-        return sum(all(char in self._char_of for char in word) for word in words)
+        return sum(map(self._is_written, words))
+
+    def _is_written(self, word: str) -> bool:
+        return self._char_of.keys() >= set(word)
+
+    def _numbered(self, word: str) -> list[int]:
+        return list(map(self._char_of.__getitem__, word))
+
+    @functools.cached_property
+    def _known_words(self) -> _KnownWords:
+        return _KnownWords.build(self)
 
     def decode(
         self,
@@ -573,6 +583,46 @@ class BeamSearchDecoderCTC:
 
 
 @dataclass(frozen=True, eq=False)
+class _KnownWords:
+    """The trie of the unigrams and of the language model's words, N nodes; it depends on neither weights nor hot words.
+
+    Attributes:
+        trie: the trie.
+        word: (N,) int64, the language model's word that ends at each node; `UNK_ID` where none does.
+        ends: (N,) bool, whether a known word that the language model has ends at each node.
+        inside: (N,) bool, whether such a word ends at or below each node.
+        best_below: (N,) the highest unigram score of these words, relative to the best of all; zeros without `ahead`.
+    """
+
+    trie: WordTrie
+    word: npt.NDArray[np.int64]
+    ends: npt.NDArray[np.bool_]
+    inside: npt.NDArray[np.bool_]
+    best_below: npt.NDArray[np.float64]
+
+    @classmethod
+    def build(cls, decoder: BeamSearchDecoderCTC) -> _KnownWords:
+        """Builds the trie of a decoder's words that can be written with its labels."""
+        listed, vocabulary, known = decoder._listed, decoder._vocabulary, decoder._unigrams or decoder._listed
+        written = [word for word in dict.fromkeys([*known, *listed]) if decoder._is_written(word)]
+        trie = WordTrie.build([decoder._numbered(word) for word in written])
+        word = np.full(trie.num_nodes, UNK_ID, dtype=np.int64)
+        ends, best_below = np.zeros(trie.num_nodes, dtype=bool), np.zeros(trie.num_nodes)
+        if vocabulary is not None:
+            word[trie.word_node] = [vocabulary.id_of(each) if each in listed else UNK_ID for each in written]
+        scored = listed.intersection(known)
+        usable = [place for place, each in enumerate(written) if each in scored]
+        ends[trie.word_node[usable]] = True
+        if decoder._ahead is not None and usable:
+            word_id = torch.from_numpy(word[trie.word_node[usable]])
+            unigram = decoder._ahead.arrays.arc_score(word_id).cpu().double().clamp(min=_LEAST_LOG_PROB)
+            best_below = trie.highest_of(usable, unigram.numpy())
+            # Relative to the best of all words, any of which may follow a finished one.
+            best_below -= best_below[0]
+        return cls(trie, word, ends, trie.is_prefix_of(usable), best_below)
+
+
+@dataclass(frozen=True, eq=False)
 class _ScoredWords:
     """The trie of known and hot words, and their contributions to scores; see `Rules`."""
 
@@ -587,36 +637,26 @@ class _ScoredWords:
 
     @classmethod
     def build(cls, decoder: BeamSearchDecoderCTC, hot: list[str], hotword_weight: float) -> _ScoredWords:
-        """Builds one trie of the language model's words, the unigrams and the hot words."""
-        settings, char_of = decoder._settings, decoder._char_of
-        known = decoder._unigrams or list(decoder._listed)
-        every = list(dict.fromkeys([*known, *decoder._listed, *hot]))
-        every = [word for word in every if all(char in char_of for char in word)]
-        position = {word: number for number, word in enumerate(every)}
-        trie = WordTrie.build([[char_of[char] for char in word] for word in every])
-        word = np.full(trie.num_nodes, UNK_ID, dtype=np.int64)
-        end, guess = np.zeros(trie.num_nodes), np.zeros(trie.num_nodes)
+        """Adds hot words to the trie of known words, and scores both."""
+        known, settings = decoder._known_words, decoder._settings
+        hot = [word for word in hot if decoder._is_written(word)]
+        trie = known.trie.extended([decoder._numbered(word) for word in hot]) if hot else known.trie
+        num_known, num_nodes = known.trie.num_nodes, trie.num_nodes
+        word = np.full(num_nodes, UNK_ID, dtype=np.int64)
+        word[:num_known] = known.word
+        end, guess = np.zeros(num_nodes), np.zeros(num_nodes)
         outside_end = outside_guess = 0.0
-        if settings is not None and decoder._vocabulary is not None:
+        if settings is not None:
             outside_end, outside_guess = settings.alpha * settings.unk_score_offset * _LN_10, settings.unk_score_offset
-            listed = decoder._listed
-            ids = [decoder._vocabulary.id_of(each) if each in listed else UNK_ID for each in every]
-            word[trie.word_node] = ids
-            usable = [position[each] for each in known if each in position and each in listed]
             end[:] = outside_end
-            end[trie.word_node[usable]] = 0.0
-            inside = trie.is_prefix_of(usable)
-            guess = np.where(inside, 0.0, outside_guess * np.maximum(1.0, trie.depth / _LONG_WORD))
-            if decoder._ahead is not None and usable:
-                unigram = decoder._ahead.arrays.arc_score(torch.tensor([ids[place] for place in usable])).cpu()
-                best_below = trie.highest_of(usable, unigram.double().clamp(min=_LEAST_LOG_PROB).numpy())
-                # Relative to the best of all words, any of which may follow a finished one.
-                guess = np.where(inside, settings.alpha * (best_below - best_below[0]), guess)
-        hot_positions = [position[each] for each in hot if each in position]
-        if hot_positions:
-            shortest = trie.shortest_of(hot_positions)
+            end[:num_known][known.ends] = 0.0
+            guess = outside_guess * np.maximum(1.0, trie.depth / _LONG_WORD)
+            guess[:num_known][known.inside] = settings.alpha * known.best_below[known.inside]
+        if hot:
+            places = range(len(trie.word_node) - len(hot), len(trie.word_node))
+            shortest = trie.shortest_of(places)
             guess = np.where(shortest > 0, hotword_weight * trie.depth / np.maximum(shortest, 1), guess)
-            end[trie.word_node[hot_positions]] += hotword_weight
+            end[trie.word_node[places]] += hotword_weight
         most = (max(0.0, float(values.max())) for values in (end, guess))
         return cls(trie, word, end, guess, outside_end, outside_guess, *most)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -65,6 +64,46 @@ class WordTrie:
         begin = np.concatenate([[0], np.cumsum(counts)])
         return cls(begin, char[1:][order], 1 + order, depth_of, parent, node)
 
+    def extended(self, words: Sequence[Sequence[int]]) -> WordTrie:
+        """The trie with a few more words, new or not; nodes keep their numbers, and new ones follow."""
+        begin, char = self.begin, self.char
+        added: dict[tuple[int, int], int] = {}
+        word_node, depth, parent = [], [], []
+        for word in words:
+            node = 0
+            for length, symbol in enumerate(word, 1):
+                following = added.get((node, symbol), -1)
+                if following < 0 and node < self.num_nodes:
+                    arc = begin[node] + int(np.searchsorted(char[begin[node] : begin[node + 1]], symbol))
+                    if arc < begin[node + 1] and char[arc] == symbol:
+                        following = int(self.next[arc])
+                if following < 0:
+                    following = added[node, symbol] = self.num_nodes + len(added)
+                    depth.append(length)
+                    parent.append(node)
+                node = following
+            word_node.append(node)
+        arcs = sorted(added)
+        source = np.array([node for node, _ in arcs], dtype=np.int64)
+        new_char = np.array([symbol for _, symbol in arcs], dtype=np.int64)
+        # Among the arcs of an old node, or after all arcs.
+        place = [
+            begin[node] + np.searchsorted(char[begin[node] : begin[node + 1]], symbol)
+            if node < self.num_nodes
+            else len(char)
+            for node, symbol in arcs
+        ]
+        counts = np.concatenate([np.diff(begin), np.zeros(len(arcs), dtype=np.int64)])
+        np.add.at(counts, source, 1)
+        return WordTrie(
+            np.concatenate([[0], np.cumsum(counts)]),
+            np.insert(char, np.array(place, dtype=np.int64), new_char),
+            np.insert(self.next, np.array(place, dtype=np.int64), [added[arc] for arc in arcs]),
+            np.concatenate([self.depth, np.array(depth, dtype=np.int64)]),
+            np.concatenate([self.parent, np.array(parent, dtype=np.int64)]),
+            np.concatenate([self.word_node, np.array(word_node, dtype=np.int64)]),
+        )
+
     @property
     def num_nodes(self) -> int:
         """N, the number of nodes."""
@@ -73,11 +112,10 @@ class WordTrie:
     def is_prefix_of(self, words: Iterable[int]) -> npt.NDArray[np.bool_]:
         """Which nodes are prefixes of one of the words, given by their indices; (N,)."""
         lies = np.zeros(self.num_nodes, dtype=bool)
-        node: npt.NDArray[Any] = np.unique(self.word_node[np.fromiter(words, np.int64)])
+        node = self.word_node[np.fromiter(words, np.int64)]
         while len(node):
             lies[node] = True
-            node = np.unique(self.parent[node])
-            node = node[node >= 0]
+            node = self.parent[node[node > 0]]
             node = node[~lies[node]]
         return lies
 
@@ -93,9 +131,8 @@ class WordTrie:
 
     def _highest(self, node: IntArray, value: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         highest = np.full(self.num_nodes, -np.inf)
-        np.maximum.at(highest, node, value)
-        # Maxima propagate from the deepest level up to the parents.
-        for level in range(int(self.depth.max()), 0, -1):
-            at_level = np.flatnonzero(self.depth == level)
-            np.maximum.at(highest, self.parent[at_level], highest[at_level])
+        while len(node):
+            np.maximum.at(highest, node, value)
+            is_below = node > 0
+            node, value = self.parent[node[is_below]], value[is_below]
         return highest

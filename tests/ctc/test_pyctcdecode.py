@@ -18,6 +18,7 @@ import torch
 from asr.ctc.prefix_beam import PrefixBeam, read_chunks
 from asr.ctc.prefix_kernel import NUM_ALIVE, NUM_PREFIXES
 from asr.ctc.pyctcdecode import Alphabet, BeamSearchDecoderCTC, build_ctcdecoder
+from asr.ctc.word_trie import WordTrie
 from asr.errors import AsrError
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.combine import Interpolated, RemappedLM
@@ -154,6 +155,53 @@ def test_same_as_a_plain_search(
     if "prune_history" in settings:
         others = {name: value for name, value in settings.items() if name != "prune_history"}
         assert decoder.decode(logits, **others) == found[0][0]  # type: ignore[arg-type]
+
+
+def prefixes_of(trie: WordTrie) -> dict[tuple[int, ...], int]:
+    """The nodes of a trie by the characters that lead to them, found along its arcs."""
+    found, new = {(): 0}, [()]
+    while new:
+        prefix = new.pop()
+        node = found[prefix]
+        chars = trie.char[trie.begin[node] : trie.begin[node + 1]].tolist()
+        assert chars == sorted(chars)
+        for char, following in zip(chars, trie.next[trie.begin[node] :].tolist(), strict=False):
+            found[(*prefix, char)] = following
+            new.append((*prefix, char))
+            assert (trie.parent[following], trie.depth[following]) == (node, len(prefix) + 1)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_words_added_to_a_trie(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    words = [rng.integers(1, 4, size=rng.integers(1, 6)).tolist() for _ in range(30)]
+    for num in (0, 1, 10, 29):
+        trie = WordTrie.build(words[:num]).extended(words[num:])
+        nodes = prefixes_of(trie)
+        assert nodes.keys() == prefixes_of(WordTrie.build(words)).keys()
+        assert sorted(nodes.values()) == list(range(trie.num_nodes))
+        assert [nodes[tuple(word)] for word in words] == trie.word_node.tolist()
+        for chosen in (range(0, 30, 7), range(0)):
+            shortest, inside = trie.shortest_of(chosen), trie.is_prefix_of(chosen)
+            for prefix, node in nodes.items():
+                lengths = [len(words[one]) for one in chosen if tuple(words[one][: len(prefix)]) == prefix]
+                assert (shortest[node], inside[node]) == (min(lengths, default=0), bool(lengths))
+
+
+def test_hot_words_and_weights_leave_the_known_words_as_they_are(
+    word_model: NgramLM, arpa_file: Callable[[NgramLM], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Building the trie of 200,000 words takes seconds."""
+    path, logits, hot = arpa_file(word_model), random_logits(12, 0), ["dab", "bad", "zzz"]
+    wanted = build_ctcdecoder(LABELS, path, alpha=0.7).decode_beams(logits, hotwords=hot)
+    decoder = build_ctcdecoder(LABELS, path)
+    before = decoder.decode_beams(logits)
+    monkeypatch.setattr(WordTrie, "build", None)
+    decoder.reset_params(alpha=0.7)
+    assert decoder.decode_beams(logits, hotwords=hot) == wanted
+    decoder.reset_params(alpha=0.5)
+    assert decoder.decode_beams(logits) == before != wanted
 
 
 def test_impossible_labels_have_the_least_score() -> None:
