@@ -126,7 +126,7 @@ class GraphSearch:
         """The text of a word outside the list, from its tokens."""
         if self.word_graph.letters is not None:
             return self.word_graph.letters.spell([self._tokens.table.tokens[entry] for entry in entries])
-        return "".join(self._tokens.text_of(entry) for entry in entries)
+        return self._tokens.text_of(*entries)
 
     def _word(self, text: str, start_frame: int, end_frame: int, confidence: float | None, spelled: bool) -> CTCWord:
         shift = self._frame_shift

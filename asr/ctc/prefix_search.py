@@ -110,7 +110,7 @@ class TokenSearch:
             spans = self.tokens.group(entries)
         words = []
         for begin, end in spans:
-            text = "".join(self.tokens.text_of(entry) for entry in entries[begin:end])
+            text = self.tokens.text_of(*entries[begin:end])
             first, last = tokens[begin].start_frame, tokens[end - 1].end_frame
             seconds = (None, None) if shift is None else (first * shift, last * shift)
             words.append(CTCWord(text, first, last, *seconds))

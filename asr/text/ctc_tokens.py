@@ -28,8 +28,11 @@ _SPECIAL = frozenset(
     ("<s>", "</s>", "<unk>", "<pad>", "<sos/eos>", "<sos>", "<eos>", "<bos>", "[UNK]", "[PAD]", "[CLS]", "[SEP]", "⁇")
 )
 _SCORED_PIECE = re.compile(r"(.+)\t-?\d+(?:\.\d+)?(?:e-?\d+)?")
-# Replaces symbols that a `TokenTable` cannot hold; never part of a text.
+# Replaces symbols that a `TokenTable` cannot hold, and stands for columns without a symbol; never part of a text.
 _PLACEHOLDER = "<unused-{}>"
+_PLACEHOLDERS = re.compile(r"<unused-\d+>")
+# SentencePiece writes characters that it has no piece for in the bytes of their UTF-8.
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class PieceModel(Protocol):
@@ -100,7 +103,11 @@ class CTCTokens:
         self.columns = [self.blank_id, *(column for column in range(len(self.symbols)) if column != self.blank_id)]
         self.table = TokenTable((self._table_name(column) for column in self.columns[1:]), name=self.name)
         self._longest = max(len(symbol) for symbol in self.symbols)
-        self._text_symbols = frozenset(self.table.tokens[1:]) - _SPECIAL
+        self._text_symbols = frozenset(
+            symbol for symbol in self.table.tokens[1:] if symbol not in _SPECIAL and not _PLACEHOLDERS.fullmatch(symbol)
+        )
+        matches = [_BYTE.fullmatch(symbol) if self.kind == "pieces" else None for symbol in self.table.tokens]
+        self._byte_of = {entry: int(match[1], 16) for entry, match in enumerate(matches) if match is not None}
         self.piece_model: PieceModel | None = None
         if piece_model is not None:
             self.piece_model = self._checked_model(piece_model)
@@ -127,8 +134,17 @@ class CTCTokens:
         symbol = self.table.tokens[entry]
         return symbol.startswith(CONTINUATION_PREFIX) is False if self.uses_continuations else symbol[0] == PIECE_PREFIX
 
-    def text_of(self, entry: int) -> str:
-        """The text of an entry of `table`, without marks of word boundaries."""
+    def text_of(self, *entries: int) -> str:
+        """The text of entries of `table`, without marks of word boundaries; bytes that are not UTF-8 are replaced."""
+        parts = []
+        for is_byte, run in itertools.groupby(entries, self._byte_of.__contains__):
+            if is_byte:
+                parts.append(bytes(self._byte_of[entry] for entry in run).decode("utf-8", errors="replace"))
+            else:
+                parts += map(self._symbol_text, run)
+        return "".join(parts)
+
+    def _symbol_text(self, entry: int) -> str:
         symbol = self.table.tokens[entry]
         if not self.is_text(entry) or symbol == _as_entry(self.word_boundary or ""):
             return ""
@@ -342,7 +358,8 @@ def _refuse_duplicates(symbols: Iterable[str], name: str) -> None:
 
 
 def _kind_of(symbols: Sequence[str], blank_id: int) -> TokenKind:
-    text = [symbol for column, symbol in enumerate(symbols) if column != blank_id and symbol not in _SPECIAL]
+    others = (symbol for column, symbol in enumerate(symbols) if column != blank_id)
+    text = [symbol for symbol in others if symbol not in _SPECIAL and not _PLACEHOLDERS.fullmatch(symbol)]
     if any(symbol.startswith((PIECE_PREFIX, CONTINUATION_PREFIX)) for symbol in text):
         return "pieces"
     if all(len(symbol) == 1 for symbol in text):

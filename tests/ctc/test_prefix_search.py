@@ -157,3 +157,9 @@ def test_words_and_times_of_a_clear_text(frames_of: Callable[..., torch.Tensor])
         (12, 17, 6.0, 8.5),
     ]
     assert np.isclose(best.score, best.am_score)
+
+
+def test_bytes_of_pieces_are_text() -> None:
+    symbols = ["<blk>", "▁caf", "<0xC3>", "<0xA9>", "s"]
+    log_probs = torch.full((4, 5), -20.0).scatter(1, torch.tensor([[1], [2], [3], [4]]), 0.0)
+    assert CTCDecoder(symbols, warm_up=False)(log_probs)[0].text == "cafés"

@@ -122,6 +122,21 @@ def test_groups_of_letters() -> None:
     assert CTCTokens(["-", "a", "b", " "]).boundary_id == 3
 
 
+def test_placeholders_are_no_text() -> None:
+    tokens = CTCTokens(["<blk>", "a\u3000b", "c", "<unused-3>", "|", ""], blank=0, kind="letters")
+    assert [entry for entry in range(6) if tokens.is_text(entry)] == [2, 4]
+    assert tokens.text_of(1, 2, 3, 4, 5) == "c"
+    assert tokens.group([1, 2, 3]) == [(1, 2)]
+
+
+def test_bytes_of_pieces_are_utf_8() -> None:
+    symbols = ["<blk>", "\u2581caf", "<0xC3>", "<0xA9>", "s", "\u2581", "<unk>"]
+    tokens = CTCTokens(symbols)
+    assert tokens.text_of(1, 2, 3, 4) == "caf\u00e9s"
+    assert tokens.text_of(1, 3, 4, 2, 6, 3) == "caf\ufffds\ufffd\ufffd"
+    assert tokens.group([5, 2, 3, 1]) == [(0, 3), (3, 4)]
+
+
 def test_phones_need_a_lexicon() -> None:
     tokens = CTCTokens(["<blk>", "AA", "B"])
     assert tokens.kind == "phones"
