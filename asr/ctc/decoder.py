@@ -280,7 +280,10 @@ class CTCDecoder:
         assert listed is not None
         if spellings is None:
             if tokens.kind == "phones":
-                raise AsrError(f"{tokens.name}: these tokens are phones; give a lexicon with pronunciations.")
+                raise AsrError(
+                    f"{tokens.name}: these tokens look like phones; give a lexicon with pronunciations, or, if they "
+                    'are letters, kind="letters" and the word_boundary.'
+                )
             spellings, _ = spelled_lexicon(listed, tokens)
         else:
             spellings, missing = spellings.restricted_to(listed)

@@ -1,15 +1,15 @@
 """The output symbols of a CTC network: the blank, word boundaries, and the spelling of words.
 
-There are three kinds, recognized by their symbols. `letters`: each symbol is a character, and `|` or a space separates
-words (wav2vec 2.0). `pieces`: a piece that begins a word has the prefix `▁` (SentencePiece), or a piece that continues
-one has the prefix `##` (WordPiece). `phones`: anything else; words need a lexicon.
+There are three kinds, recognized by their symbols. `letters`: each symbol is a character, and `|` (wav2vec 2.0),
+`<space>` (ESPnet) or a space separates words. `pieces`: a piece that begins a word has the prefix `▁` (SentencePiece),
+or a piece that continues one has the prefix `##` (WordPiece). `phones`: anything else; words need a lexicon.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
@@ -21,7 +21,8 @@ TokenKind = Literal["letters", "pieces", "phones"]
 
 PIECE_PREFIX = "▁"
 CONTINUATION_PREFIX = "##"
-LETTER_BOUNDARIES = ("|", " ")
+# Beside `<space>`, `|` is a character.
+LETTER_BOUNDARIES = ("<space>", "|", " ")
 _UNAMBIGUOUS_BLANKS = ("<blk>", "<blank>", "[blank]", "<ctc_blank>", "<ctc>", "<pad>", "[PAD]", "<eps>", "")
 _OTHER_BLANKS = ("-", "_")
 _SPECIAL = frozenset(
@@ -52,7 +53,8 @@ class CTCTokens:
             transformers).
         blank: the blank, as a column or a symbol; -1 is the last column. `len(symbols)` means that the list omits a
             blank after its last symbol (NeMo). None looks for a symbol with a usual name of the blank.
-        word_boundary: the symbol between words, or "" for none; None looks for `|` or a space if the kind is `letters`.
+        word_boundary: the symbol between words, or "" for none; None looks for `<space>`, `|` or a space if the kind is
+            `letters`.
         kind: `letters`, `pieces` or `phones`; None infers it from the symbols.
         piece_model: a SentencePiece model, as a file or loaded, to spell words; without it, a word is spelled with as
             few pieces as possible.
@@ -93,7 +95,7 @@ class CTCTokens:
             listed.append(BLANK)
         self.symbols: tuple[str, ...] = tuple(listed)
         _refuse_duplicates(self.symbols, self.name)
-        self.kind: TokenKind = kind if kind is not None else _kind_of(self.symbols, self.blank_id)
+        self.kind: TokenKind = kind if kind is not None else _kind_of(self.symbols, self.blank_id, word_boundary)
         if self.kind not in ("letters", "pieces", "phones"):
             raise AsrError(f"{self.name}: there is no kind of tokens {kind!r}; give letters, pieces or phones.")
         self.word_boundary = self._boundary(word_boundary)
@@ -163,7 +165,10 @@ class CTCTokens:
             AsrError: the symbols are phones, for which a lexicon is needed.
         """
         if self.kind == "phones":
-            raise AsrError(f"{self.name}: words cannot be spelled in these tokens, which are phones; give a lexicon.")
+            raise AsrError(
+                f"{self.name}: words cannot be spelled in these tokens, which look like phones; give a lexicon, or, if "
+                'they are letters, kind="letters" and the word_boundary.'
+            )
         spellings: list[tuple[str, ...]] = []
         if self.piece_model is not None:
             pieces = tuple(self.piece_model.encode(word, out_type=str))
@@ -349,21 +354,26 @@ def _blank_column(symbols: list[str], blank: int | str | None, name: str) -> int
     return symbols.index(known)
 
 
-def _refuse_duplicates(symbols: Iterable[str], name: str) -> None:
+def _refuse_duplicates(symbols: Sequence[str], name: str) -> None:
     seen: dict[str, int] = {}
     for column, symbol in enumerate(symbols):
         first = seen.setdefault(_as_entry(symbol), column)
+        if first != column and symbols[first] != symbol:
+            raise AsrError(
+                f"{name}: columns {first} and {column} are {symbols[first]!r} and {symbol!r}, which both mean the "
+                "space between words; rename one."
+            )
         if first != column:
             raise AsrError(f"{name}: the token {symbol!r} occurs twice, in columns {first} and {column}; rename one.")
 
 
-def _kind_of(symbols: Sequence[str], blank_id: int) -> TokenKind:
+def _kind_of(symbols: Sequence[str], blank_id: int, word_boundary: str | None) -> TokenKind:
     others = (symbol for column, symbol in enumerate(symbols) if column != blank_id)
     text = [symbol for symbol in others if symbol not in _SPECIAL and not _PLACEHOLDERS.fullmatch(symbol)]
     if any(symbol.startswith((PIECE_PREFIX, CONTINUATION_PREFIX)) for symbol in text):
         return "pieces"
     if all(len(symbol) == 1 for symbol in text):
         return "letters"
-    has_boundary = any(symbol in LETTER_BOUNDARIES for symbol in text)
+    has_boundary = any(symbol in (*LETTER_BOUNDARIES, word_boundary) for symbol in text)
     # Some networks of letters have a few digraphs.
     return "letters" if has_boundary and sum(len(symbol) == 1 for symbol in text) > len(text) // 2 else "phones"

@@ -24,6 +24,22 @@ def test_letters_of_wav2vec() -> None:
     assert not tokens.is_text(tokens.table.id_of("<s>"))
 
 
+def test_letters_of_espnet() -> None:
+    tokens = CTCTokens(["<blank>", "<unk>", "<space>", *"ETAON|", "<sos/eos>"])
+    assert (tokens.kind, tokens.word_boundary) == ("letters", "<space>")
+    assert tokens.spell("NOT") == [("N", "O", "T", "<space>")]
+    assert tokens.group([2, 6, 7, 2, 4]) == [(1, 3), (4, 5)]
+    assert tokens.text_of(2, 6, 7) == "ON"
+
+
+def test_letters_with_a_boundary_of_any_name() -> None:
+    symbols = ["<blank>", "<sp>", *"ETAON"]
+    assert CTCTokens(symbols).kind == "phones"
+    assert CTCTokens(symbols, word_boundary="<sp>").spell("NOT") == [("N", "O", "T", "<sp>")]
+    with pytest.raises(AsrError, match='if they are letters, kind="letters" and the word_boundary'):
+        CTCTokens(symbols).spell("NOT")
+
+
 @pytest.mark.parametrize(
     ("symbols", "blank", "column"),
     [
@@ -165,7 +181,7 @@ def test_files(tmp_path: Path) -> None:
     [
         (["A", "B", "|"], {}, "none of the 3 tokens has a usual name of the blank"),
         (["-", "A", "A"], {}, "'A' occurs twice, in columns 1 and 2"),
-        (["-", "|", " "], {}, "occurs twice"),
+        (["-", "|", "A", " "], {}, "columns 1 and 3 are '|' and ' ', which both mean the space between words"),
         (["<blk>", "A"], {"blank": 1}, "blank is column 1, but column 0 is '<blk>'"),
         (["<blk>", "A"], {"blank": 7}, "column is 7, but the columns are 0 to 1"),
         (["<blk>", "A"], {"blank": "-"}, "blank '-' is not one of the 2 tokens"),
