@@ -565,10 +565,10 @@ def test_filterbanks_of_nemo_are_those_of_kaldi_native_fbank() -> None:
 # --- torchaudio and transformers
 
 
-def tiny_wav2vec2(torchaudio_models: Any, num_tokens: int) -> Any:
+def tiny_wav2vec2(torchaudio_models: Any, num_tokens: int, norm: str = "layer_norm") -> Any:
     torch.manual_seed(0)
     return torchaudio_models.wav2vec2_model(
-        extractor_mode="layer_norm", extractor_conv_layer_config=[(8, 10, 5), (8, 8, 4), (8, 4, 4)],
+        extractor_mode=norm, extractor_conv_layer_config=[(8, 10, 5), (8, 8, 4), (8, 4, 4)],
         extractor_conv_bias=True, encoder_embed_dim=16, encoder_projection_dropout=0.0, encoder_pos_conv_kernel=4,
         encoder_pos_conv_groups=2, encoder_num_layers=1, encoder_num_heads=2, encoder_attention_dropout=0.0,
         encoder_ff_interm_features=16, encoder_ff_interm_dropout=0.0, encoder_dropout=0.0,
@@ -601,6 +601,46 @@ def test_torchaudio_network() -> None:
         TorchaudioModel(tiny_wav2vec2(models, 5), ("-", "|", "A", "A", "C"))
     with pytest.raises(AsrError, match=r"^Wav2Vec2Model: the network cannot read this audio .* may be too short"):
         model(noise(0.0005))
+
+
+@pytest.mark.parametrize("norm", ["layer_norm", "group_norm"])
+def test_torchaudio_recordings_do_not_depend_on_others(norm: str) -> None:
+    try:
+        models = importlib.import_module("torchaudio.models")
+    except (ImportError, OSError) as error:
+        pytest.skip(f"no torchaudio: {error}")
+    from asr.models.external.torchaudio import TorchaudioModel
+
+    model = TorchaudioModel(tiny_wav2vec2(models, 5, norm), ("-", "|", "A", "B", "C"))
+    batch = [noise(0.2), noise(0.1)]
+    log_prob, num_frames = model(batch)
+    for utterance, found, num in zip(batch, log_prob, num_frames, strict=True):
+        single, _ = model(utterance)
+        assert len(single[0]) == num
+        assert torch.allclose(found[:num], single[0], atol=1e-5)
+
+
+def test_torchaudio_norm_of_waveforms() -> None:
+    """In some pipelines, the whole batch is normalized."""
+    from asr.models.external.torchaudio import TorchaudioModel
+
+    class Normalizing(nn.Module):
+        normalize_waveform = True
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.feature_extractor = nn.Conv1d(1, 5, 320, 320)
+
+        def forward(self, waveform: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+            normal = nn.functional.layer_norm(waveform, waveform.shape)
+            return self.feature_extractor(normal.unsqueeze(1)).transpose(1, 2), lengths // 320
+
+    model = TorchaudioModel(Normalizing(), ("-", "|", "A", "B", "C"))
+    batch = [noise(0.4), 5.0 * noise(0.2)]
+    log_prob, num_frames = model(batch)
+    assert num_frames.tolist() == [20, 10]
+    for utterance, found, num in zip(batch, log_prob, num_frames, strict=True):
+        assert torch.equal(found[:num], model(utterance)[0][0])
 
 
 def test_torchaudio_names() -> None:

@@ -41,9 +41,22 @@ class TorchaudioModel(ExternalModel):
         self.sampling_rate = positive_integer(sampling_rate, f"{self.name}: the sampling_rate")
         with named(f"{self.name}: it is not a network like Wav2Vec2Model", "use CallableModel for others"):
             self.frame_shift = _stride(network) / self.sampling_rate
+        # Group norm, and the norm of waveforms, average over all samples, padding and other recordings included.
+        self._runs_alone = any(isinstance(module, nn.GroupNorm) for module in network.modules()) or bool(
+            getattr(network, "normalize_waveform", False)
+        )
 
     def forward(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
         """See `ExternalModel.forward`."""
+        if not self._runs_alone:
+            return self._emissions(waveform, num_samples)
+        parts = [
+            self._emissions(each[None, : int(num)], num[None]) for each, num in zip(waveform, num_samples, strict=True)
+        ]
+        padded = nn.utils.rnn.pad_sequence([emissions[0] for emissions, _ in parts], batch_first=True)
+        return padded, torch.cat([num_frames for _, num_frames in parts])
+
+    def _emissions(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
         device = next(self.network.parameters()).device
         with named(f"{self.name}: the network cannot read this audio", "the recording may be too short"):
             emissions, num_frames = self.network(waveform.to(device), num_samples.to(device))
