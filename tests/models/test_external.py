@@ -300,7 +300,12 @@ def test_names(name: str) -> None:
 
 
 def onnx_file(
-    path: Path, kind: str, metadata: dict[str, str], num_tokens: int = len(SYMBOLS), longer_by: int = 0
+    path: Path,
+    kind: str,
+    metadata: dict[str, str],
+    num_tokens: int = len(SYMBOLS),
+    longer_by: int = 0,
+    num_utts: str | int = "N",
 ) -> np.ndarray:
     """A file in the form of icefall (`x`), of NeMo (`audio_signal`) or of transformers (`input_values`)."""
     onnx = pytest.importorskip("onnx")
@@ -311,14 +316,14 @@ def onnx_file(
     weight = rng.normal(size=(width, num_tokens)).astype(np.float32) / np.float32(np.sqrt(width))
     constants = [numpy_helper.from_array(weight, "weight")]
     make = helper.make_node
-    outputs = [helper.make_tensor_value_info("log_probs", TensorProto.FLOAT, ["N", "S", num_tokens])]
+    outputs = [helper.make_tensor_value_info("log_probs", TensorProto.FLOAT, [num_utts, "S", num_tokens])]
     if kind == "input_values":
-        inputs = [helper.make_tensor_value_info(kind, TensorProto.FLOAT, ["N", "L"])]
+        inputs = [helper.make_tensor_value_info(kind, TensorProto.FLOAT, [num_utts, "L"])]
         constants.append(numpy_helper.from_array(np.array([0, -1, 320], dtype=np.int64), "shape"))
         nodes = [make("Reshape", [kind, "shape"], ["frames"]), make("MatMul", ["frames", "weight"], ["log_probs"])]
     elif kind == "audio_signal":
         lengths = helper.make_tensor_value_info("length", TensorProto.INT64, ["N"])
-        inputs = [helper.make_tensor_value_info(kind, TensorProto.FLOAT, ["N", 80, "T"]), lengths]
+        inputs = [helper.make_tensor_value_info(kind, TensorProto.FLOAT, [num_utts, 80, "T"]), lengths]
         nodes = [
             make("Transpose", [kind], ["frames"], perm=[0, 2, 1]),
             make("MatMul", ["frames", "weight"], ["logits"]),
@@ -326,7 +331,7 @@ def onnx_file(
         ]
     else:
         lengths = helper.make_tensor_value_info("x_lens", TensorProto.INT64, ["N"])
-        inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", "T", 80]), lengths]
+        inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [num_utts, "T", 80]), lengths]
         outputs.append(helper.make_tensor_value_info("log_probs_len", TensorProto.INT64, ["N"]))
         constants.append(numpy_helper.from_array(np.array([longer_by], dtype=np.int64), "more"))
         nodes = [
@@ -392,6 +397,26 @@ def test_onnx_of_icefall(folder: Path) -> None:
         features = in_unit_range(fbank(utterance.unsqueeze(0), torch.tensor([len(utterance)]))[0])[0]
         wanted = (features @ torch.from_numpy(weight)).log_softmax(1)
         assert torch.allclose(found[: len(wanted)], wanted, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["x", "audio_signal", "input_values"])
+def test_onnx_of_one_recording(folder: Path, kind: str) -> None:
+    metadata, batch = {"subsampling_factor": "1"}, [noise(0.32), noise(0.16, 1)]
+    onnx_file(folder / "model.onnx", kind, metadata)
+    wanted, num_wanted = load_acoustic_model(f"onnx:{folder}")(batch)
+    onnx_file(folder / "model.onnx", kind, metadata, num_utts=1)
+    found, num_frames = load_acoustic_model(f"onnx:{folder}")(batch)
+    assert torch.equal(num_frames, num_wanted)
+    for one, other, num in zip(found, wanted, num_frames, strict=True):
+        assert torch.allclose(one[:num], other[:num], atol=1e-4)
+
+
+def test_onnx_of_wenet(folder: Path) -> None:
+    metadata = {"subsampling_factor": "1", "model_type": "wenet_ctc"}
+    weight = onnx_file(folder / "model.onnx", "x", metadata)
+    log_prob, _ = load_acoustic_model(f"onnx:{folder}")(noise(0.3))
+    features = Fbank(high_freq=-400.0)(noise(0.3)[None], torch.tensor([4800]))[0][0]
+    assert torch.allclose(log_prob[0], (features @ torch.from_numpy(weight)).log_softmax(1), atol=1e-4)
 
 
 def test_onnx_of_nemo(folder: Path) -> None:

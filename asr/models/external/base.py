@@ -237,6 +237,15 @@ def frames_by_share(num_samples: Tensor, max_samples: int, max_frames: int) -> T
     return share.ceil().long().clamp(max=max_frames)
 
 
+def each_alone(
+    forward: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], waveform: Tensor, num_samples: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Calls a function like `ExternalModel.forward` with one recording at a time; padding is zeros."""
+    outputs = [forward(each[None, : int(num)], num[None]) for each, num in zip(waveform, num_samples, strict=True)]
+    padded = torch.nn.utils.rnn.pad_sequence([log_prob[0] for log_prob, _ in outputs], batch_first=True)
+    return padded, torch.cat([num_frames for _, num_frames in outputs])
+
+
 @contextmanager
 def named(what: str, cure: str = "") -> Iterator[None]:
     """Puts the name of a network into the messages of errors that its description or its audio causes.

@@ -5,6 +5,7 @@ What a file expects is read from the names of its inputs and from its metadata:
 | input | is |
 | --- | --- |
 | `x`, `x_lens` (or `speech`, `feats`, ...) | filterbanks (N, T, F) as icefall makes them, and frames |
+| the same and `model_type` `wenet_ctc` | the same of 16-bit integers, as WeNet makes them |
 | `audio_signal`, `length` | filterbanks (N, F, T) as NeMo makes them, normalized as `normalize_type` says, and frames |
 | the same and `fbank` in the metadata | filterbanks with those settings: an export of this program |
 | `input_values`, `waveform`, `audio` | samples (N, L) |
@@ -29,6 +30,7 @@ from asr.errors import AsrError
 from asr.models.external.base import (
     ExternalModel,
     StreamingModel,
+    each_alone,
     fbank_of,
     named,
     package,
@@ -142,6 +144,8 @@ class OnnxModel(ExternalModel):
         """See `ExternalModel.forward`."""
         if self.is_streaming:
             return whole_in_chunks(self, waveform, num_samples)
+        if len(num_samples) > 1 and self._inputs[self._signal].shape[0] == 1:
+            return each_alone(self.forward, waveform, num_samples)
         signal, lengths = self._signal_of(waveform, num_samples)
         feed: dict[str, Any] = {self._signal: signal.numpy().astype(np.float32)}
         if self._length is not None:
@@ -183,8 +187,9 @@ class OnnxModel(ExternalModel):
         return self._length is not None
 
     def normal_features(self, features: Tensor) -> Tensor:
-        """Log energies scaled as in the network's training, from those of 16-bit integers."""
-        return features if "fbank" in self.metadata else in_unit_range(features)
+        """Log energies scaled as in the network's training, from those of 16-bit integers, which WeNet's read."""
+        are_as_read = "fbank" in self.metadata or self.metadata.get("model_type") == "wenet_ctc"
+        return features if are_as_read else in_unit_range(features)
 
     def chunk_sizes(self) -> tuple[int, int]:
         """Frames of a chunk, and frames from one chunk to the next.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from asr.errors import AsrError
-from asr.models.external.base import ExternalModel, named, package, positive_integer, reason_of
+from asr.models.external.base import ExternalModel, each_alone, named, package, positive_integer, reason_of
 from asr.text.ctc_tokens import CTCTokens
 
 
@@ -50,11 +50,7 @@ class TorchaudioModel(ExternalModel):
         """See `ExternalModel.forward`."""
         if not self._runs_alone:
             return self._emissions(waveform, num_samples)
-        parts = [
-            self._emissions(each[None, : int(num)], num[None]) for each, num in zip(waveform, num_samples, strict=True)
-        ]
-        padded = nn.utils.rnn.pad_sequence([emissions[0] for emissions, _ in parts], batch_first=True)
-        return padded, torch.cat([num_frames for _, num_frames in parts])
+        return each_alone(self._emissions, waveform, num_samples)
 
     def _emissions(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
         device = next(self.network.parameters()).device
