@@ -57,8 +57,8 @@ def as_frames(
         AsrError: the shape or width is wrong, or values are NaN, not numbers, or not of the given kind.
     """
     if isinstance(log_probs, (list, tuple)) and log_probs and not _is_nested_numbers(log_probs):
-        log_probs, lengths = _padded([_as_tensor(each) for each in log_probs], lengths)
-    log_prob = _as_tensor(log_probs).detach()
+        log_probs, lengths = _padded([as_tensor(each) for each in log_probs], lengths)
+    log_prob = as_tensor(log_probs).detach()
     shape = tuple(log_prob.shape)
     is_single = log_prob.dim() == 2
     if is_single:
@@ -98,7 +98,12 @@ def _is_nested_numbers(value: Any) -> bool:
     return isinstance(value, (int, float))
 
 
-def _as_tensor(value: Any) -> Tensor:
+def as_tensor(value: Any) -> Tensor:
+    """A tensor of a tensor or an array.
+
+    Raises:
+        AsrError: the value is neither.
+    """
     if isinstance(value, Tensor):
         return value
     try:
@@ -127,7 +132,7 @@ def _padded(utterances: list[Tensor], lengths: Any) -> tuple[Tensor, Tensor]:
 def _lengths(lengths: Any, num_utts: int, max_frames: int) -> Tensor:
     if lengths is None:
         return torch.full((num_utts,), max_frames, dtype=torch.int64)
-    num_frames = _as_tensor(lengths).detach().reshape(-1).cpu()
+    num_frames = as_tensor(lengths).detach().reshape(-1).cpu()
     if num_frames.is_floating_point() and not bool((num_frames == num_frames.round()).all()):
         raise AsrError("the lengths are not whole numbers; give frames, not fractions of the longest utterance.")
     num_frames = num_frames.to(torch.int64)

@@ -24,7 +24,7 @@ The differences:
 - A listed n-gram that is less probable than backing off counts as the latter.
 - Texts more than 20 below the best are not in n-best lists.
 - Words that are not in the language model share the probability of its `<unk>` evenly.
-- `emissions` may be on any device and of any floating-point type, with or without gradients.
+- `emissions` may be tensors or arrays, on any device and of any floating-point type, with or without gradients.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ import torch
 from torch import Tensor, nn
 
 from asr.ctc.decoder import CTCDecoder as WordDecoder
+from asr.ctc.frames import as_tensor
 from asr.ctc.graphs import read_lexicon
 from asr.ctc.interface import CTCHypothesis as Found
 from asr.ctc.language_models import StatefulModel, is_ngram_file
@@ -94,8 +95,9 @@ class CTCDecoder:
         self._num_tokens = num_tokens
         self._stream: CTCStream | None = None
 
-    def __call__(self, emissions: Tensor, lengths: Tensor | None = None) -> list[list[CTCHypothesis]]:
+    def __call__(self, emissions: Any, lengths: Any = None) -> list[list[CTCHypothesis]]:
         """Decodes a batch of emissions (N, T, C) with lengths (N,) -> the best hypotheses of each utterance."""
+        emissions = as_tensor(emissions)
         if emissions.dim() != 3:
             raise AsrError(f"the emissions have the shape {tuple(emissions.shape)}; give (batch, frames, tokens).")
         found = self._decoder(self._scored(emissions), lengths, nbest=self._nbest)
@@ -111,9 +113,9 @@ class CTCDecoder:
             raise AsrError(f"nbest is {self._nbest}, but an utterance in chunks has one hypothesis; give nbest=1.")
         self._stream = self._decoder.stream()
 
-    def decode_step(self, emissions: Tensor) -> None:
+    def decode_step(self, emissions: Any) -> None:
         """Reads the utterance's next frames, (T, C)."""
-        self._open().accept(self._scored(emissions))
+        self._open().accept(self._scored(as_tensor(emissions)))
 
     def decode_end(self) -> None:
         """Ends the utterance."""

@@ -217,6 +217,18 @@ def test_against_all_paths(seed: int, num_tokens: int | None, end: str) -> None:
     assert wanted[tuple(best.words)] == pytest.approx(best.score, abs=1e-3)
 
 
+@pytest.mark.parametrize("sil_score", [0.0, 0.5])
+def test_emissions_may_be_arrays(sil_score: float) -> None:
+    given = (2.0 * torch.randn((1, 6, 5), generator=torch.Generator().manual_seed(0))).log_softmax(2)
+    decoder = ctc_decoder(None, TOKENS[:5], sil_score=sil_score, beam_size_token=3)
+    ((wanted,),), ((found,),) = decoder(given), decoder(given.numpy())
+    assert (found.score, found.tokens.tolist()) == (wanted.score, wanted.tokens.tolist())
+    decoder.decode_begin()
+    decoder.decode_step(given[0].numpy())
+    decoder.decode_end()
+    assert decoder.get_final_hypothesis()[0].score == pytest.approx(wanted.score)
+
+
 @pytest.mark.parametrize("num_tokens", [None, 3])
 def test_tokens_against_all_paths(num_tokens: int | None) -> None:
     given = (2.0 * torch.randn((1, 6, 5), generator=torch.Generator().manual_seed(0))).log_softmax(2)
