@@ -17,7 +17,7 @@ from asr.bundle import Bundle
 from asr.ctc.frames import FRAME_INPUTS, FrameInput, as_frames
 from asr.ctc.graph_search import GraphSearch
 from asr.ctc.graphs import SILENCES, WordGraph, compile_graph, read_lexicon, read_words, spelled_lexicon
-from asr.ctc.interface import CTCDecodingConfig, CTCHypothesis
+from asr.ctc.interface import CTCDecodingConfig, CTCHypothesis, require_number
 from asr.ctc.language_models import LentModels, is_ngram_file, model_maker
 from asr.ctc.prefix_search import TokenSearch
 from asr.ctc.spelled_words import SpellingModel
@@ -155,6 +155,10 @@ class CTCDecoder:
         self.frame_shift = frame_shift
         self._inputs = _checked_inputs(inputs)
         self._confidences = confidences
+        numbers = {"frame_shift": frame_shift, "lm_weight": lm_weight, "graph_ngrams": graph_ngrams}
+        for name, value in (numbers | {"spelling_penalty": spelling_penalty}).items():
+            if value is not None:
+                require_number(name, value)
         if frame_shift is not None and not 0 < frame_shift < 10:
             raise AsrError(f"frame_shift is {frame_shift}; give the seconds from one frame to the next, such as 0.02.")
         if lm_weight is not None and not 0.0 <= lm_weight <= 1.0:

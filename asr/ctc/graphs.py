@@ -7,8 +7,9 @@ import json
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +75,11 @@ def read_lexicon(source: str | Path | Lexicon | Mapping[str, Any], tokens: CTCTo
     if isinstance(source, Lexicon):
         lexicon = source
     elif isinstance(source, Mapping):
+        _refuse_others(source)
         _refuse_lists_of_tokens(source)
         lexicon = Lexicon({word: _spellings(given) for word, given in source.items()})
+    elif not isinstance(source, (str, PathLike)):
+        raise AsrError(f"lexicon is of type {type(source).__name__}; give a file, a mapping or a Lexicon.")
     else:
         has_stress = any(token[-1:] in "012" and token[:-1].isalpha() for token in tokens.table.tokens if token)
         lexicon = Lexicon.from_file(source, keep_stress=has_stress or tokens.kind != "phones", upper_case=False)
@@ -105,12 +109,15 @@ def read_words(source: str | Path | Iterable[str]) -> list[str]:
     if isinstance(source, (str, Path)):
         name = str(source)
         source = first_words(source)
-    words = ordinary_words(source)
+    if not isinstance(source, Iterable):
+        raise AsrError(f"words is of type {type(source).__name__}; give a file, or a collection of strings.")
+    listed = list(source)
+    wrong = [word for word in listed if not isinstance(word, str) or word.split() != [word]]
+    if wrong:
+        raise AsrError(f"{name}: {wrong[0]!r} is not a word; words are strings without white space.")
+    words = ordinary_words(listed)
     if not words:
         raise AsrError(f"{name}: there is no word in it; give one word per line.")
-    wrong = next((word for word in words if not isinstance(word, str) or word.split() != [word]), None)
-    if wrong is not None:
-        raise AsrError(f"{name}: {wrong!r} is not a word; words are strings without white space.")
     return words
 
 
@@ -282,6 +289,16 @@ def _keep(compiled: WordGraph, path: Path) -> None:
 
 def _content_of(lexicon: Lexicon) -> Hashable:
     return hash(tuple((word, tuple(ways)) for word, ways in lexicon.pronunciations.items()))
+
+
+def _refuse_others(lexicon: Mapping[Any, Any]) -> None:
+    """Refuses what is neither a word nor its spellings."""
+    for word, given in lexicon.items():
+        if not isinstance(word, str):
+            raise AsrError(f"lexicon: {word!r} is not a word; words are strings.")
+        ways = [given] if isinstance(given, (str, tuple)) else given
+        if not isinstance(ways, Collection) or any(not isinstance(way, (str, list, tuple)) for way in ways):
+            raise AsrError(f"lexicon: {given!r} is not a spelling of {word!r}; give a string of tokens.")
 
 
 def _refuse_lists_of_tokens(lexicon: Mapping[str, Any]) -> None:

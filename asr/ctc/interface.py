@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from numbers import Real
+from typing import Any
 
 from asr.decoding.interface import DecodingOptions
 from asr.errors import AsrError
+
+
+def require_number(name: str, value: Any) -> None:
+    """Checks an argument.
+
+    Raises:
+        AsrError: it is not a number, or is NaN.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real) or math.isnan(value):
+        raise AsrError(f"{name} is {value!r}; it must be a number.")
 
 
 @dataclass(frozen=True)
@@ -54,8 +66,7 @@ class CTCDecodingConfig:
             is_left_out = value is None and field.default is None
             if field.name in ("lm_fusion",) or is_left_out or (field.name == "context_beam" and value is None):
                 continue
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise AsrError(f"decoding: {field.name} is {value!r}; it must be a number.")
+            require_number(f"decoding: {field.name}", value)
         if self.lm_fusion not in ("lattice", "search"):
             raise AsrError(f"decoding: lm_fusion is {self.lm_fusion!r}; it must be lattice or search.")
         if not math.isfinite(self.lm_scale) or self.lm_scale < 0:

@@ -37,6 +37,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from asr.ctc.interface import require_number
 from asr.ctc.language_models import KenLanguageModel, LentModels, model_maker, same
 from asr.ctc.prefix_beam import Alive, PrefixBeam, ask, ask_final, read_chunks
 from asr.ctc.prefix_kernel import BOUNDARY, Rules
@@ -137,9 +138,11 @@ class LanguageModelSettings:
     """The language model weights that `reset_params` changes; see `build_ctcdecoder`."""
 
     def __init__(self, alpha: float, beta: float, unk_score_offset: float, score_boundary: bool) -> None:
-        self.alpha = alpha
-        self.beta = beta
-        self.unk_score_offset = unk_score_offset
+        for name, value in {"alpha": alpha, "beta": beta, "unk_score_offset": unk_score_offset}.items():
+            require_number(name, value)
+        self.alpha = float(alpha)
+        self.beta = float(beta)
+        self.unk_score_offset = float(unk_score_offset)
         self.score_boundary = score_boundary
 
 
@@ -203,7 +206,8 @@ class BeamSearchDecoderCTC:
         """Changes weights, except those given as None.
 
         Raises:
-            AsrError: there is no language model, or sentences of this one always begin with `<s>`.
+            AsrError: there is no language model, sentences of this one always begin with `<s>`, or a weight is not a
+                number.
         """
         given = {
             "alpha": alpha,
@@ -211,12 +215,11 @@ class BeamSearchDecoderCTC:
             "unk_score_offset": unk_score_offset,
             "score_boundary": lm_score_boundary,
         }
-        for name, value in given.items():
-            if value is None:
-                continue
-            if self._settings is None:
-                raise AsrError(f"{name} has no effect here: there is no language model; leave it out.")
-            setattr(self._settings, name, value)
+        given = {name: value for name, value in given.items() if value is not None}
+        if given and self._settings is None:
+            raise AsrError(f"{next(iter(given))} has no effect here: there is no language model; leave it out.")
+        if self._settings is not None:
+            self._settings = LanguageModelSettings(**{**vars(self._settings), **given})
         self._check_boundary()
 
     def _check_boundary(self) -> None:
@@ -457,8 +460,11 @@ class BeamSearchDecoderCTC:
                 f"the logits have the shape {values.shape}; give (frames, {len(self._columns)}), one column per label."
             )
         values = values.astype(np.float64, order="C")
-        if not (values.max(axis=1) < np.inf).all():  # NaN is not less, either
-            raise AsrError("the logits have NaN or infinity in them; check the network's input and weights.")
+        if not np.isfinite(values.max(axis=1)).all():
+            raise AsrError(
+                "the logits have NaN, infinity or a frame of nothing but -inf in them; check the network's input and "
+                "weights."
+            )
         if len(values) and values.min() >= 0 and np.abs(values.sum(axis=1) - 1).max() <= _TOLERANCE:
             values = np.log(np.clip(values, 1e-15, 1))
         else:
@@ -478,9 +484,11 @@ class BeamSearchDecoderCTC:
         return [self._char_of[char] for char in label if char != " "]
 
     def _scored_words(self, hotwords: Iterable[str] | None, hotword_weight: float) -> _ScoredWords:
-        if not math.isfinite(hotword_weight):
-            raise AsrError(f"hotword_weight is {hotword_weight}; give a number.")
-        given = [hotwords] if isinstance(hotwords, str) else list(hotwords or ())
+        require_number("hotword_weight", hotword_weight)
+        if math.isinf(hotword_weight):
+            raise AsrError(f"hotword_weight is {hotword_weight}; it must be finite.")
+        given = [hotwords] if isinstance(hotwords, str) else list(() if hotwords is None else hotwords)
+        _require_strings("hotwords", given)
         hot = list(dict.fromkeys(word for phrase in given for word in phrase.split()))
         settings = self._settings
         weights = None if settings is None else (settings.alpha, settings.unk_score_offset)
@@ -496,6 +504,9 @@ class BeamSearchDecoderCTC:
     def _rules(
         self, words: _ScoredWords, beam_width: int, beam_prune_logp: float, token_min_logp: float, history: int
     ) -> Rules:
+        beams = {"beam_width": beam_width, "beam_prune_logp": beam_prune_logp, "token_min_logp": token_min_logp}
+        for name, value in beams.items():
+            require_number(name, value)
         if not (beam_width >= 1 and beam_prune_logp <= 0):
             raise AsrError(f"beam_width is {beam_width} and beam_prune_logp {beam_prune_logp}; give >= 1 and <= 0.")
         settings = self._settings
@@ -689,6 +700,9 @@ def build_ctcdecoder(
         AsrError: a model cannot be read, the labels are not usable, or an argument would have no effect.
     """
     alphabet = Alphabet.build_alphabet(labels)
+    if unigrams is not None:
+        unigrams = list(unigrams)
+        _require_strings("unigrams", unigrams)
     if kenlm_model_path is not None and language_model is not None:
         raise AsrError("give either kenlm_model_path or language_model, not both.")
     if kenlm_model_path is None and language_model is None:
@@ -708,7 +722,7 @@ def build_ctcdecoder(
     if isinstance(language_model, CombinedLM):
         ahead = next((model for model in language_model.models if isinstance(model, NgramLM)), None)
     if language_model is not None:
-        models = LentModels(*model_maker(language_model, list(unigrams or ())))
+        models = LentModels(*model_maker(language_model, unigrams or ()))
     elif is_kenlm_binary(str(kenlm_model_path)):
         if unigrams is None:
             raise AsrError(
@@ -744,6 +758,16 @@ def _from_wordpiece(label: str) -> str:
     return label if is_special or label in ("", _PIECE_PREFIX) else _PIECE_PREFIX + label
 
 
+def _require_strings(name: str, words: Iterable[Any]) -> None:
+    wrong = [word for word in words if not isinstance(word, str)]
+    if wrong:
+        raise AsrError(f"{name}: {wrong[0]!r} is not a word; words are strings.")
+
+
 def as_array(values: Any) -> npt.NDArray[Any]:
     """An array of an array or of a tensor, on any device, with gradients or without."""
-    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    if not isinstance(values, Tensor):
+        return np.asarray(values)
+    values = values.detach().cpu()
+    # NumPy has no bfloat16.
+    return (values.float() if values.dtype == torch.bfloat16 else values).numpy()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,10 +31,13 @@ def read_ngram(source: str | Path | NgramLM) -> NgramLM:
     """Reads a model from ARPA text or our binary file; a model is returned as it is.
 
     Raises:
-        AsrError: the file is missing or damaged, or is a KenLM binary, which cannot be compiled into a graph.
+        AsrError: it is neither, or the file is missing, damaged or a KenLM binary, which cannot be compiled into a
+            graph.
     """
     if isinstance(source, NgramLM):
         return source
+    if not isinstance(source, (str, os.PathLike)):
+        raise AsrError(f"{type(source).__name__} is not an n-gram model; give a file or an NgramLM.")
     if is_kenlm_binary(source):
         raise AsrError(
             f"{source}: a KenLM binary does not list its n-grams, so it cannot be compiled into a graph; give the ARPA "

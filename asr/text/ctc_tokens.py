@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
@@ -293,6 +294,8 @@ def _symbols_of(symbols: Sequence[str] | Mapping[str, int] | str | Path, name: s
         if not all(isinstance(column, int) for column in columns) or sorted(columns) != list(range(len(symbols))):
             raise AsrError(f"{name}: the tokens' ids are not 0, 1, 2, ... without gaps; give one token per column.")
         symbols = sorted(symbols, key=symbols.__getitem__)
+    if not isinstance(symbols, Iterable):
+        raise AsrError(f"the tokens are of type {type(symbols).__name__}; give a list or a file.")
     listed = list(symbols)
     if len(listed) < 2:
         raise AsrError(f"{name}: there are {len(listed)} tokens; a network has at least a blank and one symbol.")
@@ -337,8 +340,8 @@ def _blank_column(symbols: list[str], blank: int | str | None, name: str) -> int
         return symbols.index(blank)
     known = next((symbol for symbol in _UNAMBIGUOUS_BLANKS if symbol in symbols), None)
     if blank is not None:
-        if isinstance(blank, bool) or not -1 <= blank <= len(symbols):
-            raise AsrError(f"{name}: the blank's column is {blank}, but the columns are 0 to {len(symbols) - 1}.")
+        if isinstance(blank, bool) or not isinstance(blank, Integral) or not -1 <= blank <= len(symbols):
+            raise AsrError(f"{name}: the blank's column is {blank!r}, but the columns are 0 to {len(symbols) - 1}.")
         column = len(symbols) - 1 if blank == -1 else int(blank)
         if known in _UNAMBIGUOUS_BLANKS[:5] and column != symbols.index(str(known)):
             raise AsrError(f"{name}: blank is column {column}, but column {symbols.index(str(known))} is {known!r}.")

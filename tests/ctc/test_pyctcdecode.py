@@ -574,3 +574,25 @@ def test_same_as_the_package(seed: int, word_model: NgramLM, arpa_file: Callable
         wanted, found = theirs.decode_beams(logits, **settings), ours.decode_beams(logits, **settings)
         assert [beam[0] for beam in found[:3]] == [beam[0] for beam in wanted[:3]]
         assert [beam[-1] for beam in found[:3]] == pytest.approx([beam[-1] for beam in wanted[:3]], abs=1e-3)
+
+
+def test_values_of_other_types(word_model: NgramLM) -> None:
+    logits = torch.from_numpy(random_logits(12, 0)).bfloat16()
+    decoder = build_ctcdecoder(LABELS, language_model=word_model, unigrams=np.array(WORDS))  # type: ignore[arg-type]
+    assert decoder.decode_beams(logits) == decoder.decode_beams(logits.float())
+    given = logits.float()
+    given[3] = -math.inf
+    with pytest.raises(AsrError, match="a frame of nothing but -inf"):
+        decoder.decode(given)
+    for name in ("alpha", "beta", "unk_score_offset"):
+        with pytest.raises(AsrError, match=f"{name} is 'x'; it must be a number"):
+            decoder.reset_params(**{name: "x"})  # type: ignore[arg-type]
+        with pytest.raises(AsrError, match=f"{name} is nan; it must be a number"):
+            build_ctcdecoder(LABELS, language_model=word_model, **{name: math.nan})  # type: ignore[arg-type]
+    for name in ("beam_width", "beam_prune_logp", "token_min_logp", "hotword_weight"):
+        with pytest.raises(AsrError, match=f"{name} is 'x'; it must be a number"):
+            decoder.decode(logits, **{name: "x"})  # type: ignore[arg-type]
+    with pytest.raises(AsrError, match="hotwords: None is not a word"):
+        decoder.decode(logits, hotwords=[None])  # type: ignore[list-item]
+    with pytest.raises(AsrError, match="unigrams: None is not a word"):
+        build_ctcdecoder(LABELS, language_model=word_model, unigrams=["bad", None])  # type: ignore[list-item]

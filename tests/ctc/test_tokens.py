@@ -190,6 +190,7 @@ def test_files(tmp_path: Path) -> None:
         ({"<blk>": 0, "A": "x"}, {}, "not 0, 1, 2, ..."),
         ({"<blk>": 0, "A": [1]}, {}, "not 0, 1, 2, ..."),
         (["<blk>"], {}, "there are 1 tokens"),
+        (5, {}, "the tokens are of type int; give a list or a file"),
         (["<blk>", "A"], {"kind": "sounds"}, "no kind of tokens 'sounds'"),
     ],
 )
