@@ -215,6 +215,23 @@ class PrefixBeam:
         self._loops.fill_table(prefixes)
 
 
+def in_order(begin: npt.ArrayLike, end: npt.ArrayLike) -> tuple[list[int], list[int]]:
+    """Frames (L,) of tokens or words in a row, made such that none begins before another ends.
+
+    Each of them has the frames of the best path that ends with it, and these paths differ.
+
+    Args:
+        begin: (L,) the first frames.
+        end: (L,) the frames after the last ones.
+    """
+    place = np.arange(len(np.asarray(begin)))
+    # Each has a frame or more, so that the next one's beginning limits its own.
+    first = place + np.minimum.accumulate((np.asarray(begin) - place)[::-1])[::-1]
+    last = np.maximum(first + 1, end)
+    last[:-1] = np.minimum(last[:-1], first[1:])
+    return first.tolist(), last.tolist()
+
+
 def read_chunks(beams: Sequence[PrefixBeam], chunks: Sequence[FrameArray], lm: LanguageModel | None) -> None:
     """Reads a chunk of each utterance; language model queries of all utterances form one batch.
 

@@ -16,7 +16,7 @@ from asr.ctc.frames import Frames
 from asr.ctc.graph_search import no_hypothesis
 from asr.ctc.interface import CTCDecodingConfig, CTCHypothesis, CTCToken, CTCWord
 from asr.ctc.language_models import LentModels
-from asr.ctc.prefix_beam import Alive, PrefixBeam, ask_final, read_chunks
+from asr.ctc.prefix_beam import Alive, PrefixBeam, ask_final, in_order, read_chunks
 from asr.ctc.prefix_kernel import Rules
 from asr.errors import AsrError
 from asr.lm.interface import LanguageModel
@@ -102,8 +102,9 @@ class TokenSearch:
     ) -> CTCHypothesis:
         runs = beam.characters(alive.prefix)
         symbols, shift = self.tokens.table.tokens, self._frame_shift
-        tokens = tuple(CTCToken(symbols[entry], first, end) for entry, first, end in runs)
         entries = [entry for entry, _, _ in runs]
+        frames = in_order([first for _, first, _ in runs], [end for _, _, end in runs])
+        tokens = tuple(map(CTCToken, [symbols[entry] for entry in entries], *frames))
         if self.tokens.kind == "phones":
             spans = [(position, position + 1) for position in range(len(entries))]
         else:

@@ -39,7 +39,7 @@ from torch import Tensor, nn
 
 from asr.ctc.interface import require_number
 from asr.ctc.language_models import KenLanguageModel, LentModels, model_maker, same
-from asr.ctc.prefix_beam import Alive, PrefixBeam, ask, ask_final, read_chunks
+from asr.ctc.prefix_beam import Alive, PrefixBeam, ask, ask_final, in_order, read_chunks
 from asr.ctc.prefix_kernel import BOUNDARY, Rules
 from asr.ctc.word_models import is_kenlm_binary, listed_words, read_ngram
 from asr.ctc.word_trie import WordTrie
@@ -588,9 +588,10 @@ class BeamSearchDecoderCTC:
         words, first = [], 0
         for word in written.split(" "):
             if word:
-                words.append((word, (begin[first], end[first + len(word) - 1])))
+                words.append((word, begin[first], end[first + len(word) - 1]))
             first += len(word) + 1
-        return words
+        frames = in_order([begin for _, begin, _ in words], [end for _, _, end in words])
+        return [(word, span) for (word, _, _), span in zip(words, zip(*frames, strict=True), strict=True)]
 
 
 @dataclass(frozen=True, eq=False)

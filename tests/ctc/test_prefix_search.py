@@ -12,7 +12,7 @@ import torch
 from asr.ctc import CTCDecoder, CTCDecodingConfig, CTCTokens
 from asr.ctc.frames import as_frames
 from asr.ctc.language_models import LentModels
-from asr.ctc.prefix_beam import PrefixBeam, read_chunks
+from asr.ctc.prefix_beam import PrefixBeam, in_order, read_chunks
 from asr.ctc.prefix_search import TokenSearch, token_rules
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.model import NgramLM
@@ -157,6 +157,26 @@ def test_words_and_times_of_a_clear_text(frames_of: Callable[..., torch.Tensor])
         (12, 17, 6.0, 8.5),
     ]
     assert np.isclose(best.score, best.am_score)
+
+
+@pytest.mark.parametrize("num_tokens", [2, 4])
+def test_times_of_tokens_and_words_are_in_order(num_tokens: int) -> None:
+    decoder = CTCDecoder(SYMBOLS[:num_tokens], warm_up=False)
+    for seed in range(20):
+        for best in decoder(random_frames(30, seed, num_tokens), nbest=5):
+            for runs in (best.tokens, best.words):
+                frames = [frame for run in runs for frame in (run.start_frame, run.end_frame)]
+                assert frames == sorted(frames)
+                assert all(run.start_frame < run.end_frame for run in runs)
+                assert min(frames, default=0) >= 0 and max(frames, default=0) <= 30
+
+
+def test_frames_in_order() -> None:
+    assert in_order([], []) == ([], [])
+    assert in_order([4], [6]) == ([4], [6])
+    assert in_order([0, 2, 7], [1, 5, 9]) == ([0, 2, 7], [1, 5, 9])
+    assert in_order([0, 2, 3], [4, 9, 3]) == ([0, 2, 3], [2, 3, 4])
+    assert in_order([0, 5, 4, 4], [1, 6, 5, 5]) == ([0, 2, 3, 4], [1, 3, 4, 5])
 
 
 def test_bytes_of_pieces_are_text() -> None:

@@ -307,6 +307,16 @@ def test_frames_of_words() -> None:
     assert frames == [("ab", (1, 5)), ("c", (8, 10))]
 
 
+@pytest.mark.parametrize("labels", [LABELS[:5], PIECES])
+def test_frames_of_words_are_in_order(labels: list[str]) -> None:
+    decoder = build_ctcdecoder(labels)
+    for seed in range(20):
+        for _, _, spans, _, _ in decoder.decode_beams(random_logits(30, seed, len(labels)))[:5]:
+            frames = [frame for _, span in spans for frame in span]
+            assert frames == sorted(frames)
+            assert all(begin < end for _, (begin, end) in spans)
+
+
 def test_batches_and_states(word_model: NgramLM, arpa_file: Callable[[NgramLM], Path]) -> None:
     decoder = build_ctcdecoder(LABELS, arpa_file(word_model), WORDS)
     utterances = [random_logits(length, length) for length in (12, 1, 30)]
