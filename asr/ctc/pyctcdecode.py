@@ -19,6 +19,8 @@ words outside the unigrams cost `unk_score_offset`. The differences:
 - `language_model` accepts any other model of words, such as a recurrent one. Only n-gram models that are loaded here
   can score sentences without `<s>` (`lm_score_boundary=False`).
 - Unigrams and weights without a language model are refused, because they would have no effect.
+- There is no class `LanguageModel`: `build_ctcdecoder` takes files and models. A model is freed with its decoders, so
+  that `cleanup` and `clear_class_models` do nothing.
 """
 
 from __future__ import annotations
@@ -30,13 +32,15 @@ import shutil
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from asr.ctc.alphabet import Alphabet as Alphabet
+from asr.ctc.alphabet import fields_of
 from asr.ctc.interface import require_number
 from asr.ctc.language_models import KenLanguageModel, LentModels, model_maker, same
 from asr.ctc.prefix_beam import Alive, PrefixBeam, ask, ask_final, in_order, read_chunks
@@ -46,10 +50,10 @@ from asr.ctc.word_trie import WordTrie
 from asr.errors import AsrError
 from asr.kernels.memory import no_autograd
 from asr.lm.combine import CombinedLM
-from asr.lm.interface import LanguageModel
+from asr.lm.interface import LanguageModel as WordModel
 from asr.lm.ngram.model import NgramLM
 from asr.serialization import copied_to_processes
-from asr.text.documents import parse_json
+from asr.text.ctc_tokens import PIECE_PREFIX
 from asr.text.symbols import UNK_ID, ordinary_words
 
 DEFAULT_ALPHA = 0.5
@@ -59,13 +63,13 @@ DEFAULT_BEAM_WIDTH = 100
 DEFAULT_HOTWORD_WEIGHT = 10.0
 DEFAULT_PRUNE_LOGP = -10.0
 DEFAULT_MIN_TOKEN_LOGP = -5.0
+_ALPHABET, _LANGUAGE_MODEL, _WEIGHTS, _UNIGRAMS = "alphabet.json", "language_model", "attrs.json", "unigrams.txt"
 _LONG_WORD = 6.0
 _LEAST_LOG_PROB = math.log(1e-15)
 # Rounding errors of sums of probabilities: half precision, thousands of labels.
 _TOLERANCE = 0.1
 _WORDS_LOOKED_AT = 1000
 _LN_10 = math.log(10.0)
-_PIECE_PREFIX = "▁"
 _MOST_TRIES_KEPT = 4
 # Models that forget nothing: chosen on training speakers, for a GRU. Without pruning by history, texts that differ in
 # early words fill the beam.
@@ -84,54 +88,6 @@ class LMState:
     """
 
     words: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Alphabet:
-    """Normalized labels: the blank is "", and the word boundary is " " or the prefix `▁`."""
-
-    labels: list[str]
-    is_bpe: bool
-
-    @classmethod
-    def build_alphabet(cls, labels: Sequence[str]) -> Alphabet:
-        """Normalizes labels such as `|`, `_`, `<pad>`, `[PAD]` and `##...`; a missing blank is appended.
-
-        Raises:
-            AsrError: a label occurs twice, or a word piece has a space in it.
-        """
-        found = list(labels)
-        twice = next((label for position, label in enumerate(found) if label in found[:position]), None)
-        if twice is not None:
-            raise AsrError(f"the label {twice!r} occurs twice; labels must be distinct.")
-        is_bpe = any(label.startswith(("##", _PIECE_PREFIX)) for label in found)
-        if is_bpe and any(" " in label for label in found):
-            raise AsrError("a label has a space in it although the labels look like word pieces.")
-        if any(label.startswith("##") for label in found):
-            found = [_from_wordpiece(label) for label in found]
-        if not is_bpe and "|" in found and " " not in found:
-            found[found.index("|")] = " "
-        found = ["" if label.lower() in ("<pad>", "[pad]") else label for label in found]
-        if not is_bpe and "_" in found and "" not in found:
-            found[found.index("_")] = ""
-        if "" not in found:
-            found.append("")
-        unknown = "▁⁇▁" if is_bpe else "⁇"
-        found = [unknown if label.lower() in ("<unk>", "[unk]") else label for label in found]
-        return cls(found, is_bpe)
-
-
-def _fields_of(path: Path, **kinds: Any) -> dict[str, Any]:
-    """Reads a JSON object whose fields must have the given types.
-
-    Raises:
-        ValueError: the file is not such an object.
-    """
-    content = parse_json(path.read_text(encoding="utf-8"))
-    for name, kind in kinds.items():
-        if not isinstance(content, dict) or not isinstance(content.get(name), kind):
-            raise ValueError(f"{path.name} lacks a valid {name!r}")
-    return cast("dict[str, Any]", content)
 
 
 class LanguageModelSettings:
@@ -362,18 +318,64 @@ class BeamSearchDecoderCTC:
 
     def _write(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        content = {"labels": self._alphabet.labels, "is_bpe": self._alphabet.is_bpe}
-        (folder / "alphabet.json").write_text(json.dumps(content), encoding="utf-8")
+        (folder / _ALPHABET).write_text(self._alphabet.dumps(), encoding="utf-8")
         if self._settings is None or self._source is None:
             return
-        target = folder / "language_model"
+        target = folder / _LANGUAGE_MODEL
         target.mkdir(parents=True, exist_ok=True)
-        (target / "attrs.json").write_text(json.dumps(vars(self._settings)), encoding="utf-8")
+        (target / _WEIGHTS).write_text(json.dumps(vars(self._settings)), encoding="utf-8")
         lines = "".join(f"{word}\n" for word in sorted(self._unigrams))
-        (target / "unigrams.txt").write_text(lines, encoding="utf-8")
+        (target / _UNIGRAMS).write_text(lines, encoding="utf-8")
         copy = target / Path(self._source).name
         if not (copy.exists() and copy.samefile(self._source)):
             shutil.copyfile(self._source, copy)
+
+    @staticmethod
+    def parse_directory_contents(filepath: str | Path) -> dict[str, str | None]:
+        """The paths of `alphabet` and `language_model` in a folder of `save_to_dir`; None without a language model.
+
+        Raises:
+            AsrError: the folder has no alphabet.
+        """
+        folder = Path(filepath)
+        if not (folder / _ALPHABET).is_file():
+            raise AsrError(f"{folder}: this is not the folder of a saved decoder (it has no {_ALPHABET}).")
+        has_model = (folder / _LANGUAGE_MODEL).is_dir()
+        return {
+            "alphabet": str(folder / _ALPHABET),
+            "language_model": str(folder / _LANGUAGE_MODEL) if has_model else None,
+        }
+
+    @classmethod
+    def load_from_hf_hub(
+        cls, model_id: str, cache_dir: str | Path | None = None, **kwargs: Any
+    ) -> BeamSearchDecoderCTC:
+        """Downloads the folder of a saved decoder from the Hugging Face hub, and reads it.
+
+        Args:
+            model_id: the name of the repository.
+            cache_dir: where downloads are kept; by default, where `huggingface_hub` keeps them.
+            kwargs: passed on to `huggingface_hub.snapshot_download`.
+
+        Raises:
+            AsrError: `huggingface_hub` is not installed, the download fails, or as for `load_from_dir`.
+        """
+        try:
+            from huggingface_hub import snapshot_download
+        except ImportError as error:
+            raise AsrError(f"{model_id}: a download needs the package; `pip install huggingface_hub`.") from error
+        try:
+            folder = snapshot_download(model_id, cache_dir=cache_dir, **kwargs)
+        except (OSError, ValueError) as error:
+            raise AsrError(f"{model_id}: the decoder cannot be downloaded ({error}).") from error
+        return cls.load_from_dir(folder)
+
+    @classmethod
+    def clear_class_models(cls) -> None:
+        """Does nothing, since models belong to their decoders."""
+
+    def cleanup(self) -> None:
+        """Does nothing, since the model is freed with the decoder."""
 
     @classmethod
     def load_from_dir(cls, filepath: str | Path, unigram_encoding: str | None = None) -> BeamSearchDecoderCTC:
@@ -383,23 +385,24 @@ class BeamSearchDecoderCTC:
             AsrError: a file is missing or damaged.
         """
         folder = Path(filepath)
-        model_folder = folder / "language_model"
+        found = cls.parse_directory_contents(folder)
         try:
-            content = _fields_of(folder / "alphabet.json", labels=list, is_bpe=bool)
-            if not all(isinstance(label, str) for label in content["labels"]):
-                raise ValueError("a label is not a string")
-            if content["is_bpe"] and any(" " in label for label in content["labels"]):
-                raise ValueError("a label of word pieces has a space in it")
-            if not model_folder.is_dir():
-                return cls(Alphabet(content["labels"], content["is_bpe"]))
+            alphabet = Alphabet.loads(Path(str(found["alphabet"])).read_text(encoding="utf-8"))
+            if found["language_model"] is None:
+                return cls(alphabet)
+            model_folder = Path(found["language_model"])
             weights = {"alpha": (int, float), "beta": (int, float), "unk_score_offset": (int, float)}
-            attributes = _fields_of(model_folder / "attrs.json", score_boundary=bool, **weights)
-            unigrams = (model_folder / "unigrams.txt").read_text(encoding=unigram_encoding or "utf-8").split("\n")
-            (source,) = (path for path in model_folder.iterdir() if path.name not in ("attrs.json", "unigrams.txt"))
-        except (OSError, ValueError) as error:
-            raise AsrError(f"{folder}: this is not the folder of a saved decoder ({error}).") from error
+            written = (model_folder / _WEIGHTS).read_text(encoding="utf-8")
+            attributes = fields_of(written, _WEIGHTS, score_boundary=bool, **weights)
+            unigrams = (model_folder / _UNIGRAMS).read_text(encoding=unigram_encoding or "utf-8").split("\n")
+            others = [path for path in model_folder.iterdir() if path.name not in (_WEIGHTS, _UNIGRAMS)]
+            # Systems leave files such as .DS_Store behind.
+            (source,) = (path for path in others if not path.name.startswith((".", "__")))
+        except (OSError, ValueError, AsrError) as error:
+            reason = str(error).rstrip(".")
+            raise AsrError(f"{folder}: this is not the folder of a saved decoder ({reason}).") from error
         decoder = build_ctcdecoder(
-            content["labels"],
+            alphabet.labels,
             str(source),
             [word for word in unigrams if word] or None,
             attributes["alpha"],
@@ -407,7 +410,7 @@ class BeamSearchDecoderCTC:
             attributes["unk_score_offset"],
             attributes["score_boundary"],
         )
-        decoder._alphabet = Alphabet(content["labels"], content["is_bpe"])
+        decoder._alphabet = alphabet
         return decoder
 
     @property
@@ -441,7 +444,7 @@ class BeamSearchDecoderCTC:
             read_chunks(beams, chunks, lm)
             return [self._outputs(beam, words, before, lm) for beam in beams]
 
-    def _context_after(self, words: tuple[str, ...], lm: LanguageModel) -> int:
+    def _context_after(self, words: tuple[str, ...], lm: WordModel) -> int:
         """The language model's context after words, of which n-gram models only read those that they remember."""
         settings = self._settings
         has_boundary = settings is None or settings.score_boundary
@@ -476,7 +479,7 @@ class BeamSearchDecoderCTC:
     def _characters(self, label: str) -> list[int]:
         """The character numbers of a label; 0 is the word boundary."""
         if self._alphabet.is_bpe:
-            begins, ends = label.startswith(_PIECE_PREFIX), label.endswith(_PIECE_PREFIX) and len(label) > 1
+            begins, ends = label.startswith(PIECE_PREFIX), label.endswith(PIECE_PREFIX) and len(label) > 1
             inside = [self._char_of[char] for char in label[int(begins) : len(label) - int(ends)]]
             return [BOUNDARY] * begins + inside + [BOUNDARY] * ends
         if label == " ":
@@ -541,7 +544,7 @@ class BeamSearchDecoderCTC:
         )
 
     def _outputs(
-        self, beam: PrefixBeam, words: _ScoredWords, before: tuple[str, ...], lm: LanguageModel | None
+        self, beam: PrefixBeam, words: _ScoredWords, before: tuple[str, ...], lm: WordModel | None
     ) -> Iterator[OutputBeam]:
         """The texts of all surviving prefixes, after the words before, best first; each is spelled when it is taken.
 
@@ -682,7 +685,7 @@ def build_ctcdecoder(
     unk_score_offset: float = DEFAULT_UNK_LOGP_OFFSET,
     lm_score_boundary: bool = True,
     *,
-    language_model: str | Path | nn.Module | LanguageModel | None = None,
+    language_model: str | Path | nn.Module | WordModel | None = None,
 ) -> BeamSearchDecoderCTC:
     """Builds a decoder like pyctcdecode's function of this name.
 
@@ -737,7 +740,7 @@ def build_ctcdecoder(
     return BeamSearchDecoderCTC(alphabet, models, unigrams or (), settings, kenlm_model_path, ahead)
 
 
-def _listed_words(lm: LanguageModel | None) -> frozenset[str]:
+def _listed_words(lm: WordModel | None) -> frozenset[str]:
     if lm is None:
         return frozenset()
     if isinstance(lm, NgramLM):
@@ -745,18 +748,11 @@ def _listed_words(lm: LanguageModel | None) -> frozenset[str]:
     return frozenset(lm.vocabulary.words[UNK_ID + 1 :])
 
 
-def _history_of(lm: LanguageModel | None) -> int:
+def _history_of(lm: WordModel | None) -> int:
     """How many of the last words hypotheses must share for pruning by history."""
     if lm is None:
         return 1
     return max(1, lm.order - 1) if isinstance(lm, (NgramLM, KenLanguageModel)) else _HISTORY_OF_OTHERS
-
-
-def _from_wordpiece(label: str) -> str:
-    if label.startswith("##"):
-        return label[2:]
-    is_special = len(label) > 2 and label[0] in "<[" and label[-1] in ">]"
-    return label if is_special or label in ("", _PIECE_PREFIX) else _PIECE_PREFIX + label
 
 
 def _require_strings(name: str, words: Iterable[Any]) -> None:

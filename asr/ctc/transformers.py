@@ -22,12 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from asr.ctc.alphabet import Alphabet
 from asr.ctc.pyctcdecode import (
     DEFAULT_BEAM_WIDTH,
     DEFAULT_HOTWORD_WEIGHT,
     DEFAULT_MIN_TOKEN_LOGP,
     DEFAULT_PRUNE_LOGP,
-    Alphabet,
     BeamSearchDecoderCTC,
     OutputBeamMPSafe,
     as_array,

@@ -7,9 +7,11 @@ import itertools
 import json
 import math
 import pickle
+import sys
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -447,10 +449,47 @@ def test_saved_and_loaded(tmp_path: Path, word_model: NgramLM, arpa_file: Callab
     again.reset_params(alpha=0.3)
     again.save_to_dir(folder)  # over the files that it was loaded from
     assert BeamSearchDecoderCTC.load_from_dir(folder).decode_beams(logits) == again.decode_beams(logits)
+    (folder / "language_model" / ".DS_Store").write_bytes(b"")
+    found = BeamSearchDecoderCTC.parse_directory_contents(folder)
+    assert found == {"alphabet": str(folder / "alphabet.json"), "language_model": str(folder / "language_model")}
+    decoder.cleanup()
+    BeamSearchDecoderCTC.clear_class_models()
+    assert BeamSearchDecoderCTC.load_from_dir(folder).decode_beams(logits) == again.decode_beams(logits)
     with pytest.raises(AsrError, match=r"model\.arpa: the decoder cannot be saved there"):
         decoder.save_to_dir(arpa_file(word_model))
     with pytest.raises(AsrError, match="not the folder of a saved decoder"):
         BeamSearchDecoderCTC.load_from_dir(tmp_path)
+    (folder / "alphabet.json").write_text("[]")
+    with pytest.raises(AsrError, match=f"^{folder}: this is not the folder of a saved decoder .*valid 'labels'"):
+        BeamSearchDecoderCTC.load_from_dir(folder)
+
+
+def test_decoders_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build_ctcdecoder(LABELS).save_to_dir(tmp_path / "me" / "mine")
+
+    def downloaded(name: str, cache_dir: Path, **arguments: str) -> str:
+        assert arguments == {"revision": "main"}
+        if not (cache_dir / name).is_dir():
+            raise OSError("404")
+        return str(cache_dir / name)
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=downloaded))
+    decoder = BeamSearchDecoderCTC.load_from_hf_hub("me/mine", tmp_path, revision="main")
+    logits = random_logits(12, 0)
+    assert decoder.decode_beams(logits) == build_ctcdecoder(LABELS).decode_beams(logits)
+    with pytest.raises(AsrError, match=r"me/other: the decoder cannot be downloaded \(404\)"):
+        BeamSearchDecoderCTC.load_from_hf_hub("me/other", tmp_path, revision="main")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(AsrError, match="me/mine: a download needs the package; `pip install huggingface_hub`"):
+        BeamSearchDecoderCTC.load_from_hf_hub("me/mine")
+
+
+def test_alphabets_as_text() -> None:
+    alphabet = Alphabet.build_alphabet(["<unk>", "▁a"])
+    assert Alphabet.loads(alphabet.dumps()) == alphabet
+    for text in ("[", "[]", "{}", '{"labels": [1], "is_bpe": false}', '{"labels": ["▁ a"], "is_bpe": true}'):
+        with pytest.raises(AsrError, match="these are not the labels of a saved decoder"):
+            Alphabet.loads(text)
 
 
 @pytest.mark.parametrize(
