@@ -193,6 +193,12 @@ class CTCDecoder:
                 )
             if tokens.kind == "phones" or (lexicon is not None and words is None):
                 _refuse_given(of_spellings, "the lexicon has the spellings of all words")
+            if tokens.kind == "letters" and all(len(tokens.text_of(entry)) <= 1 for entry in range(len(tokens))):
+                _refuse_given({"num_spellings": num_spellings}, "there is one way to write a word in single letters")
+            if self.config.lm_fusion == "search":
+                _refuse_given(
+                    given, "it is for rescoring lattices, not for a model inside the search", ("context_beam",)
+                )
             _refuse_given(given, "it is for searches without words", _OF_TOKENS)
             weight = _LM_WEIGHT if lm_weight is None else lm_weight
             penalty = 0.0 if spelling_penalty is None else spelling_penalty

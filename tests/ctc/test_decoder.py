@@ -460,6 +460,8 @@ def test_bad_arguments_are_told(arguments: dict[str, object], message: str) -> N
         {"words": WORDS, "spelling_penalty": 0.0},
         {"words": WORDS, "graph_ngrams": 10},
         {"words": WORDS, "context_beam": 6.0},
+        {"words": WORDS, "lm": uniform_ngram(WORDS), "lm_fusion": "search", "context_beam": 5.0},
+        {"words": WORDS, "num_spellings": 2},
         {"words": WORDS, "lm_fusion": "search"},
         {"words": WORDS, "beam_size": 50},
         {"words": WORDS, "config": CTCDecodingConfig(token_min_log_prob=-5.0)},
