@@ -133,6 +133,8 @@ class _TokenStream:
         self._search = search
         self._lm = search.model_for_good()
         self._beam = search.start(self._lm)
+        # The words that can no longer change, and where the next one begins in all prefixes.
+        self._num_stable, self._word_begin = 0, 0
 
     def accept(self, log_prob: torch.Tensor) -> None:
         read_chunks([self._beam], [np.ascontiguousarray(log_prob[0].cpu().numpy())], self._lm)
@@ -141,15 +143,20 @@ class _TokenStream:
         return self._search.hypotheses(self._beam, self._lm, 1, is_end=False)[0]
 
     def num_stable_words(self) -> int:
-        alive = [self._beam.characters(each.prefix) for each in self._beam.alive()]
-        shared = 0
-        while all(len(each) > shared for each in alive) and len({each[shared][0] for each in alive}) == 1:
-            shared += 1
-        if not alive:
-            return 0
-        # The last of the shared words may still grow.
-        tokens = self._search.tokens
-        return max(0, len(tokens.group([char for char, _, _ in alive[0][:shared]])) - 1)
+        paths = [self._beam.path(each.prefix) for each in self._beam.alive()]
+        num_shared = min(map(len, paths), default=0)
+        for path in paths[1:]:
+            differs = path[self._word_begin : num_shared] != paths[0][self._word_begin : num_shared]
+            if differs.any():
+                num_shared = self._word_begin + int(differs.argmax())
+        if num_shared > self._word_begin:
+            shared = self._beam.prefixes.char[paths[0][self._word_begin : num_shared]]
+            words = self._search.tokens.group(shared.tolist())
+            if len(words) > 1:
+                # The last one may still grow.
+                self._num_stable += len(words) - 1
+                self._word_begin += words[-1][0]
+        return self._num_stable
 
     def finish(self, num_frames: int) -> CTCHypothesis:
         return self._search.hypotheses(self._beam, self._lm, 1)[0]

@@ -147,6 +147,31 @@ def test_batch_and_stream_equal_single(ngram_of: Callable[..., NgramLM]) -> None
             assert stream.finish() == hypotheses[0]
 
 
+@pytest.mark.parametrize("symbols", [SYMBOLS, ["-", "▁a", "b", "▁"]])
+@pytest.mark.parametrize("asks_always", [True, False])
+def test_stable_words_are_those_of_all_prefixes(symbols: list[str], asks_always: bool) -> None:
+    decoder = CTCDecoder(symbols, warm_up=False, beam_size=2)
+    most = 0
+    for seed in range(5):
+        stream, seen = decoder.stream(), []
+        for number, chunk in enumerate((4.0 * random_frames(60, seed)).log_softmax(1).split(4)):
+            stream.accept(chunk)
+            if not asks_always and number % 3:
+                continue
+            beam = stream._reader._beam  # type: ignore[union-attr]
+            alive = [[char for char, _, _ in beam.characters(each.prefix)] for each in beam.alive()]
+            shared = [chars[0] for chars in zip(*alive, strict=False) if len(set(chars)) == 1]
+            while any(prefix[: len(shared)] != shared for prefix in alive):
+                shared.pop()
+            num = stream.num_stable_words
+            assert num == max(0, len(decoder.tokens.group(shared)) - 1)
+            seen.append([word.text for word in stream.partial().words[:num]])
+        final = [word.text for word in stream.finish().words]
+        most = max(most, len(seen[-1]))
+        assert all(words == final[: len(words)] for words in seen)
+    assert most > 3
+
+
 def test_words_and_times_of_a_clear_text(frames_of: Callable[..., torch.Tensor]) -> None:
     symbols = ["-", "|", *"ehlotw"]
     decoder = CTCDecoder(symbols, warm_up=False, frame_shift=0.5)
