@@ -157,6 +157,8 @@ class KenLanguageModel(StatefulModel):
         AsrError: the package is not installed, the file is not a model, or it has none of the words.
     """
 
+    _context: dict[Any, int]
+
     def __init__(self, path: str | Path, words: Sequence[str]) -> None:
         try:
             self._kenlm: Any = importlib.import_module("kenlm")
@@ -202,7 +204,7 @@ class KenLanguageModel(StatefulModel):
 
     def _begin(self, first: Any) -> None:
         super()._begin(first)
-        self._context: dict[Any, int] = {first: 0}
+        self._context = {first: 0}
 
     def at_end(self, state: Any) -> float:
         """Like `StatefulModel.at_end`."""

@@ -574,6 +574,13 @@ def test_scores_of_kenlm(word_model: NgramLM, arpa_file: Callable[[NgramLM], Pat
             _, context = theirs.score(context, theirs.vocabulary.ids_of([word]))
         contexts.append(int(context))
     assert contexts[0] == contexts[1] and theirs.order < 5
+    few = KenLanguageModel(arpa_file(word_model), WORDS)
+    few._forget_from = few._forget_at = 1
+    few.retain(few.start(1))
+    for _ in range(2):  # what was forgotten is found again, under one number
+        _, found = few.score(few.start(2), few.vocabulary.ids_of(["a", "a"]))
+        assert found.tolist() == [1, 1]
+        few.retain(few.start(1))
 
 
 def test_graphs_are_kept_in_a_folder(tmp_path: Path, word_model: NgramLM, monkeypatch: pytest.MonkeyPatch) -> None:
