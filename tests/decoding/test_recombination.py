@@ -103,7 +103,7 @@ def test_skip_blanks_keeps_the_first_of_a_run() -> None:
         ({"am_scale": -1.0}, "am_scale is -1.0"),
         ({"lm_scale": math.nan}, "lm_scale is nan"),
         ({"min_active_states": 10, "max_active_states": 5}, "min_active_states is 10"),
-        ({"max_active_states": 2**63}, "max_active_states 9223372036854775808"),
+        ({"max_active_states": 2**63}, "max_active_states is 9223372036854775808; it must be below"),
         ({"max_contexts_per_state": 0}, "max_contexts_per_state is 0"),
         ({"blank_skip_threshold": 1.5}, "blank_skip_threshold is 1.5"),
         ({"blank_skip_threshold": 1.0}, "blank_skip_threshold is 1"),

@@ -71,7 +71,7 @@ COMMANDS = {
     "rescored over a list, hard link": ["rescore", "lists", "--ngram", "2.arpa", "--output", "linked"],
     "rescored over a bundle": ["rescore", "lists", "--bundle", "tones", "--output", "tones/bundle.json"],
     "details over a bundle": [
-        *("evaluate", "hyp", "--reference", "ref", "--bundle", "tones", "--details", "tones/graph.safetensors")
+        *("evaluate", "--cuts", "cuts.jsonl", "--bundle", "tones", "--details", "tones/graph.safetensors")
     ],
     "exported transcripts": ["evaluate", "trn/hyp.trn", "--reference", "trn/ref.trn", "--export", "trn"],
     "exported network": ["export", "tones", "--format", "torchscript", "--output", "tones/bundle.json"],
