@@ -448,11 +448,12 @@ class PackedLinear(nn.Linear):
 
         Args:
             inputs: (..., in_features).
-            norm: without scale and shift of its own, and not in training mode.
+            norm: without scale and shift of its own.
             bypass: (..., out_features), or None.
             share: its weight.
         """
-        product = self._fixed.byte_product(self.weight, self.bias) if self._is_fixed(inputs) else None
+        is_constant = self._is_fixed(inputs) and not norm.training
+        product = self._fixed.byte_product(self.weight, self.bias) if is_constant else None
         if product is None:
             outputs: Tensor = norm(self.rectified(inputs))
             return outputs if bypass is None else torch.add(outputs, bypass, alpha=share)

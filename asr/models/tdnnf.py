@@ -181,12 +181,6 @@ class SharedDropout(nn.Module):
         return x * mask.to(x.dtype)
 
 
-def _normalized(layer: PackedLinear, norm: FrameNorm, x: Tensor) -> Tensor:
-    """The norm of the layer's rectified outputs."""
-    outputs: Tensor = norm(layer.rectified(x)) if norm.training else layer.normalized(x, norm)
-    return outputs
-
-
 class OutputBranch(nn.Module):
     """Linear, ReLU, norm, small linear, norm, linear to the outputs."""
 
@@ -202,7 +196,7 @@ class OutputBranch(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, T', in_dim) -> (N, T', C)."""
-        hidden = _normalized(self.expand, self.expand_norm, x)
+        hidden = self.expand.normalized(x, self.expand_norm)
         outputs: Tensor = self.out(self.contract_norm(self.contract(hidden)))
         return outputs
 
@@ -298,7 +292,7 @@ class ConvFrontEnd(nn.Module):
         """(N, 3 T' + 4, F) -> (N, T', D); output t is centered on input frame 3 t + 3."""
         hidden = F.relu(self.first(features.unsqueeze(1)))
         hidden = F.relu(self.second(hidden))
-        return _normalized(self.out, self.norm, hidden.transpose(1, 2).flatten(2))
+        return self.out.normalized(hidden.transpose(1, 2).flatten(2), self.norm)
 
 
 class Tdnnf(ChainNetwork):
