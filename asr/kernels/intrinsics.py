@@ -80,6 +80,77 @@ def set_block(typingctx: Any, products: Any, left: Any, right: Any, column: Any,
 
 
 @intrinsic
+def write_value(typingctx: Any, target: Any, value: Any) -> Any:
+    """Writes a number, an array's description, or a tuple of these to target, an int64 array of `size_of` its type.
+
+    What is written holds no references to arrays.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = make_array(signature.args[0])(context, builder, arguments[0]).data
+        place = builder.bitcast(data, context.get_data_type(value).as_pointer())
+        context.pack_value(builder, value, _uncounted(context, builder, value, arguments[1]), place)
+        return context.get_dummy_value()
+
+    return types.void(target, value), generate
+
+
+def _uncounted(context: Any, builder: Any, kind: Any, value: Any) -> Any:
+    """The value with arrays that are not counted: numba releases its own reference when the call ends."""
+    if isinstance(kind, types.Array):
+        array = make_array(kind)(context, builder, value)
+        array.meminfo = cgutils.get_null_value(array.meminfo.type)
+        array.parent = cgutils.get_null_value(array.parent.type)
+        return array._getvalue()
+    for at, each in enumerate(getattr(kind, "types", ())):
+        value = builder.insert_value(value, _uncounted(context, builder, each, builder.extract_value(value, at)), at)
+    return value
+
+
+@intrinsic
+def read_value(typingctx: Any, pointer: Any) -> Any:
+    """The value that `write_value` has written where a typed pointer points."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return context.unpack_value(builder, pointer.dtype, arguments[0])
+
+    return pointer.dtype(pointer), generate
+
+
+def lookup_types(tables: Any) -> tuple[Any, ...]:
+    """The types that a function called by `call_lookup` takes, for tables of numba's type `tables`."""
+    ids, scores = types.Array(types.int64, 1, "C"), types.Array(types.float32, 1, "C")
+    return types.CPointer(tables), ids, ids, scores, ids
+
+
+def size_of(kind: Any) -> int:
+    """How many bytes `write_value` writes for a value of one of numba's types."""
+    context = cpu_target.target_context
+    return int(context.get_abi_sizeof(context.get_data_type(kind)))
+
+
+@intrinsic
+def call_lookup(
+    typingctx: Any, function: Any, values: Any, context_idx: Any, word_id: Any, log_prob: Any, next_idx: Any
+) -> Any:
+    """Calls the function of `lookup_types` at an address, with the tables whose values `write_value` has written."""
+    kinds = lookup_types(types.uint8)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        convention = context.call_conv
+        kind = convention.get_function_type(types.boolean, kinds)
+        address = builder.inttoptr(arguments[0], kind.as_pointer())
+        data = make_array(signature.args[1])(context, builder, arguments[1]).data
+        tables = builder.bitcast(data, context.get_value_type(kinds[0]))
+        status, answered = convention.call_function(builder, address, types.boolean, kinds, [tables, *arguments[2:]])
+        with cgutils.if_unlikely(builder, status.is_error):
+            convention.return_status_propagate(builder, status)
+        return answered
+
+    return types.boolean(types.int64, values, *kinds[1:]), generate
+
+
+@intrinsic
 def as_float32(typingctx: Any, number: Any) -> Any:
     """A float32 from its bits (int32)."""
 

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from asr.kernels.jit import Intrinsic, jit_required, source_stamps
+import numpy as np
+
+from asr.kernels.jit import Intrinsic, jit_required, kernel, source_stamps
 
 Lookup = Callable[[Any, Any, Any, Any, Any], bool]
 _LookupT = TypeVar("_LookupT", bound=Lookup)
@@ -73,13 +75,79 @@ for each, in this order. If a model cannot answer, the rows after it are left un
 
 
 def _tuple_types(argument_types: Any) -> Iterator[type]:
-    """The named tuples among numba's types, at any depth of nesting."""
+    """The named tuples among numba's types, at any depth of nesting, also behind pointers."""
+    from numba import types
+
     for each in argument_types:
+        if isinstance(each, types.CPointer):
+            yield from _tuple_types([each.dtype])
         named = getattr(each, "instance_class", None)
         if named is not None:
             yield named
         if getattr(each, "types", None) is not None:
             yield from _tuple_types(each.types)
+
+
+class AnyTables(NamedTuple):
+    """Tables of a type that a loop does not know, see `of_any_type`: the address of their lookup, and their values."""
+
+    function: int
+    values: Any
+
+
+write_value: Any = Intrinsic("asr.kernels.intrinsics", "write_value")
+read_value: Any = Intrinsic("asr.kernels.intrinsics", "read_value")
+call_lookup: Any = Intrinsic("asr.kernels.intrinsics", "call_lookup")
+
+
+def of_any_type(tables: Any) -> AnyTables:
+    """The same `LookupTables` for a compiled loop, which is then compiled once and not for each type of tables.
+
+    Large loops take much longer to compile than lookups do. `tables` must be kept as long as the loop runs.
+    """
+    from numba._dispatcher import compute_fingerprint
+
+    function, size = _lookup_of(type(tables), compute_fingerprint(tables), tables)
+    values = np.empty(size, dtype=np.int64)
+    jit_required(_write)(values, tables)
+    return AnyTables(function, values)
+
+
+_FOUND: dict[tuple[type, bytes], tuple[int, int]] = {}
+
+
+def _lookup_of(kind: type, fingerprint: bytes, tables: Any) -> tuple[int, int]:
+    """The address of the compiled lookup for tables of one type, and how many int64 such tables take."""
+    if (kind, fingerprint) not in _FOUND:
+        from numba import typeof
+
+        from asr.kernels.intrinsics import lookup_types, size_of
+
+        lookup: Any = jit_required(_answer)
+        types = lookup_types(typeof(tables))
+        lookup.compile(types)
+        compiled = lookup.overloads[types]
+        address = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
+        _FOUND[kind, fingerprint] = address, -(-size_of(types[0].dtype) // 8)
+    return _FOUND[kind, fingerprint]
+
+
+@kernel(fastmath=False, allocates=False)
+def _write(values: Any, tables: Any) -> None:
+    write_value(values, tables)
+
+
+@kernel(fastmath=False, allocates=False)
+def _answer(tables: Any, context_idx: Any, word_id: Any, log_prob: Any, next_idx: Any) -> bool:
+    """`look_up` in the tables that a pointer points to."""
+    return look_up(context_idx, word_id, read_value(tables), log_prob, next_idx)
+
+
+@compiled_lookup(AnyTables)
+@kernel(fastmath=False, allocates=False)
+def look_up_any(context_idx: Any, word_id: Any, tables: Any, log_prob: Any, next_idx: Any) -> bool:
+    """Answers as the lookup of the tables themselves."""
+    return bool(call_lookup(tables.function, tables.values, context_idx, word_id, log_prob, next_idx))
 
 
 @functools.cache

@@ -7,10 +7,13 @@ import sys
 import time
 from pathlib import Path
 from threading import Thread
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
-from asr.kernels.jit import _lock_cache
+from asr.kernels.jit import _lock_cache, jit, kernel
+from asr.kernels.lookup import compiled_lookup, look_up, of_any_type
 
 pytest.importorskip("numba")
 
@@ -113,10 +116,15 @@ def total(word_id, outer, log_prob, next_idx):
 _RUN_LOOKUP = """
 import numpy as np
 from asr.kernels.jit import jit
+from asr.kernels.lookup import of_any_type
 import caller, model
 score, word = np.array([1.0, 2.0], dtype=np.float32), np.array([1, 1, 0])
-outer = caller.Outer(model.Tables(score))
-print(int(jit(caller.total)(word, outer, np.empty(3, dtype=np.float32), np.empty(3, dtype=np.int64))))
+tables, sums = model.Tables(score), []
+for inner in (tables, of_any_type(tables)):
+    answers = np.empty(3, dtype=np.float32), np.empty(3, dtype=np.int64)
+    sums.append(int(jit(caller.total)(word, caller.Outer(inner), *answers)))
+assert sums[0] == sums[1], sums
+print(sums[0])
 """
 
 
@@ -132,6 +140,39 @@ def test_a_changed_lookup_is_compiled_anew_in_the_loops_that_ask_it(tmp_path: Pa
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
     _write(tmp_path / "model.py", _LOOKUP.format(factor=2), 2_000)
     assert _value(tmp_path, _RUN_LOOKUP) == 10
+
+
+class Scores(NamedTuple):
+    score: Any
+    more: tuple[Any, int]
+
+
+@compiled_lookup(Scores)
+@kernel(fastmath=False)
+def look_up_scores(context_idx: Any, word_id: Any, tables: Any, log_prob: Any, next_idx: Any) -> bool:
+    score = tables.score[1:]  # a reference of its own
+    for i in range(len(word_id)):
+        log_prob[i], next_idx[i] = score[word_id[i]] + tables.more[0][0], context_idx[i] + tables.more[1]
+    return len(word_id) > 1
+
+
+@kernel(fastmath=False)
+def asks(word_id: Any, tables: Any, log_prob: Any, next_idx: Any) -> Any:
+    return look_up(word_id, word_id, tables, log_prob, next_idx)
+
+
+def test_a_loop_is_compiled_once_for_tables_of_all_types() -> None:
+    loop = jit(asks)
+    for dtype in (np.float32, np.float64):
+        tables = Scores(np.array([0, 1, 2], dtype=dtype), (np.full(1, 0.5, dtype=dtype), 7))
+        before = sys.getrefcount(tables.score)
+        for num in (1, 2):
+            log_prob, next_idx = np.empty(num, dtype=np.float32), np.empty(num, dtype=np.int64)
+            assert loop(np.arange(num), of_any_type(tables), log_prob, next_idx) == (num == 2)
+            assert log_prob.tolist() == [1.5, 2.5][:num] and next_idx.tolist() == [7, 8][:num]
+        after = sys.getrefcount(tables.score)
+        assert after == before
+    assert len(loop.signatures) == 1
 
 
 _MAKES_ARRAYS = """

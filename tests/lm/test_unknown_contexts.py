@@ -10,7 +10,7 @@ from torch import Tensor
 
 from asr.errors import AsrError
 from asr.kernels.jit import jit, kernel
-from asr.kernels.lookup import look_up
+from asr.kernels.lookup import look_up, of_any_type
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.combine import Difference, Interpolated, RemappedLM
@@ -65,7 +65,8 @@ def score_in_loop(lm: LanguageModel, context_idx: Tensor, word_id: Tensor) -> Te
     assert loop is not None
     for _ in range(10):
         arrays = (part.numpy() for part in (context_idx, word_id))
-        if loop(*arrays, lm.lookup_tables(), log_prob.numpy(), next_idx.numpy()):
+        tables = lm.lookup_tables()
+        if loop(*arrays, of_any_type(tables), log_prob.numpy(), next_idx.numpy()):
             lm.expand(context_idx[:0], context_idx)
             return log_prob
         lm.expand(context_idx, context_idx)

@@ -34,7 +34,7 @@ from asr.decoding.cpu.arrays import (
 from asr.decoding.cpu.frame import count_arcs, expand_stream, keep_frame, keep_stream, normalize_scores
 from asr.decoding.interface import DecodingOptions
 from asr.kernels.jit import jit_required, kernel
-from asr.kernels.lookup import look_up
+from asr.kernels.lookup import look_up, of_any_type
 from asr.lm.interface import LanguageModel
 
 
@@ -355,7 +355,7 @@ class NumbaChunkSearchWithLM:
     ) -> tuple[ActiveTokens, bool]:
         """Advances all streams as far as the tables answer -> the tokens there, and whether no frames are left."""
         after, pending, made, is_over = self._advance_with_lookup(
-            *(token_arrays(tokens), self._arcs, frames, self._pruning, self._lm_scale, tables),
+            *(token_arrays(tokens), self._arcs, frames, self._pruning, self._lm_scale, of_any_type(tables)),
             *(no_backpointers(sink), self._backpointers_per_call),
         )
         hand_over(made, self._emitting, sink)

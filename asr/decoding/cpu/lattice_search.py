@@ -30,7 +30,7 @@ from asr.decoding.cpu.arrays import (
 from asr.decoding.cpu.frame import context_slot, count_arcs, normalize_scores, prune_winners, resolve_winners
 from asr.decoding.interface import DecodingOptions
 from asr.kernels.jit import jit_required, kernel
-from asr.kernels.lookup import look_up
+from asr.kernels.lookup import look_up, of_any_type
 from asr.lm.interface import LanguageModel
 
 
@@ -216,7 +216,7 @@ class NumbaLatticeSearch:
             return tokens
         found, made = self._search_lattice(
             *(token_arrays(tokens), self._arcs, chunk.num_frames.numpy(), chunk.score_offset.numpy()),
-            *(self._pruning, self._lm_scale, tables, no_backpointers(sink)),
+            *(self._pruning, self._lm_scale, of_any_type(tables), no_backpointers(sink)),
         )
         hand_over(made, self._emitting, sink)
         return active_tokens(found)
