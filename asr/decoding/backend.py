@@ -162,7 +162,8 @@ class SearchGraph:
     def __init__(self, graph: DecodingGraph, options: DecodingOptions) -> None:
         self.num_states = graph.num_states
         num_words = graph.word_begin[1:] - graph.word_begin[:-1]
-        score = graph.score * options.graph_scale + num_words * options.word_insertion_penalty
+        penalty = num_words.to(graph.score.dtype) * options.word_insertion_penalty
+        score = graph.score * options.graph_scale + penalty
         self.final_graph_score = graph.final_score
         self.final_score = graph.final_score * options.graph_scale
         self.epsilon: ArcSet | None = None
@@ -176,7 +177,7 @@ class SearchGraph:
             _refuse_gain(self.epsilon)
         else:
             words = ArcWords(graph.word_begin, graph.word_id)
-            self.emitting = ArcSet(graph.arc_begin, graph.dst_state, graph.token_id, score, None, words)
+            self.emitting = ArcSet(graph.arc_begin, graph.dst_state.int(), graph.token_id.int(), score, None, words)
 
 
 def _subset(graph: DecodingGraph, score: Tensor, chosen: Tensor) -> ArcSet:
@@ -185,8 +186,8 @@ def _subset(graph: DecodingGraph, score: Tensor, chosen: Tensor) -> ArcSet:
     before[1:] = chosen.cumsum(0)
     return ArcSet(
         before[graph.arc_begin],
-        graph.dst_state[arc],
-        graph.token_id[arc],
+        graph.dst_state[arc].int(),
+        graph.token_id[arc].int(),
         score[arc],
         arc,
         ArcWords.of_arcs(graph.word_begin, graph.word_id, arc),

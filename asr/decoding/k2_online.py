@@ -173,8 +173,8 @@ class OnlineLatticeRescorer:
         num_arcs = torch.bincount(src_state, minlength=num_states)
         emitting = ArcSet(
             torch.cat([num_arcs.new_zeros(1), num_arcs.cumsum(0)]),
-            dst_state,
-            torch.zeros_like(dst_state),
+            dst_state.int(),
+            torch.zeros_like(dst_state, dtype=torch.int32),
             score.float(),
             graph_arc,
             ArcWords.of_arcs(graph.word_begin, graph.word_id, graph_arc),

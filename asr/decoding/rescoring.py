@@ -57,8 +57,8 @@ class LatticeGraph:
         self.num_states = lattice.num_states
         self.emitting = ArcSet(
             lattice.arc_begin,
-            lattice.dst_state,
-            torch.zeros_like(lattice.token_id),
+            lattice.dst_state.int(),
+            torch.zeros_like(lattice.token_id, dtype=torch.int32),
             pushed.float(),
             None,
             ArcWords(lattice.word_begin, lattice.word_id),

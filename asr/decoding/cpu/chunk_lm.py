@@ -343,8 +343,9 @@ class NumbaChunkSearchWithLM:
         if self._emitting.words.max_words > 1:
             own_arc = torch.from_numpy(candidates.arc[queries.position])
             log_prob, following = self._emitting.words.score_rest(self._lm, own_arc, log_prob, following)
+        scores = WordScores(queries.position, log_prob.float().numpy(), following.numpy())
         after, made = self._finish_frame(
-            *(before, candidates, WordScores(queries.position, log_prob.numpy(), following.numpy()), self._lm_scale),
+            *(before, candidates, scores, self._lm_scale),
             *(self._arcs, frames, self._pruning, no_backpointers(sink)),
         )
         hand_over(made, self._emitting, sink)

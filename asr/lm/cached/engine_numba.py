@@ -362,7 +362,7 @@ class NumbaEngine:
         begin = time.perf_counter()
         if self._capacity is not None and not self._capacity.has_room(0):
             return None
-        log_prob, next_idx = torch.empty(len(word_id)), torch.empty_like(context_idx)
+        log_prob, next_idx = torch.empty(len(word_id), dtype=torch.float32), torch.empty_like(context_idx)
         missing = np.empty(len(word_id), dtype=np.int64)
         arrays = (tensor.contiguous().numpy() for tensor in (context_idx, word_id, log_prob, next_idx))
         contexts, words, *answers = arrays
