@@ -18,6 +18,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -345,12 +346,21 @@ def _interpret_kernels(stack: contextlib.ExitStack, device: SimulatedDevice) -> 
     """Lets Triton's interpreter, if installed, read and write the CPU tensors behind the device's tensors."""
     try:
         from torch.utils._python_dispatch import _disable_current_modes  # torch 2
+        from triton.runtime import interpreter
         from triton.runtime.interpreter import FunctionRewriter, GridExecutor
     except ImportError:
         return
-    run_grid, rewrite = GridExecutor.__call__, FunctionRewriter.rewrite_ast
+    run_grid, rewrite, replace = GridExecutor.__call__, FunctionRewriter.rewrite_ast, interpreter._patch_lang
     # While it runs a kernel, the interpreter replaces Triton's functions by its own, for all threads.
-    interprets = threading.RLock()
+    interprets, replaced = threading.RLock(), set[frozenset[str]]()
+
+    def replace_once(function: Any) -> Any:
+        # The interpreter does so again whenever a kernel calls a function, which takes a third of its time.
+        named = [each.__name__ for each in function.__globals__.values() if isinstance(each, ModuleType)]
+        modules = frozenset(name for name in named if name.startswith("triton.language"))
+        is_new = modules not in replaced
+        replaced.add(modules)
+        return replace(function) if is_new else None
 
     def rewrite_alone(rewriter: Any) -> Any:
         # Python 3.11 counts the depth of all threads' syntax trees together: two at once may raise a SystemError.
@@ -360,6 +370,7 @@ def _interpret_kernels(stack: contextlib.ExitStack, device: SimulatedDevice) -> 
     def interpret(kernel: Any, *args: Any, **kwargs: Any) -> None:
         # The interpreter's own use of torch is not work of the device.
         with interprets, _disable_current_modes():
+            replaced.clear()
             run_grid(kernel, *args, **kwargs)
 
     def launch(kernel: Any, *args: Any, **kwargs: Any) -> None:
@@ -373,6 +384,7 @@ def _interpret_kernels(stack: contextlib.ExitStack, device: SimulatedDevice) -> 
         device.work(kernel.fn.__name__, [*args, *kwargs.values()], (), device.kernels)
 
     stack.enter_context(mock.patch.object(FunctionRewriter, "rewrite_ast", rewrite_alone))
+    stack.enter_context(mock.patch.object(interpreter, "_patch_lang", replace_once))
     stack.enter_context(mock.patch.object(GridExecutor, "__call__", launch))
     # Arguments are already in the host's memory; the interpreter would copy each of them onto itself.
     stack.enter_context(mock.patch.object(GridExecutor, "_restore_args_dev", lambda *_: None, create=True))

@@ -31,6 +31,7 @@ def test_words_are_marked_along_the_alignment() -> None:
     assert [is_right for is_right, _ in marked].count(True) == 2 and marked[0] == (True, 0.9)
 
 
+@pytest.mark.one_stack
 @pytest.mark.slow
 def test_all_figures_come_in_one_line(
     tmp_path: Path, tiny_bundle_folder: Path, capsys: pytest.CaptureFixture[str]

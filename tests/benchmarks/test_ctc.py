@@ -115,6 +115,7 @@ def test_posteriors_of_a_phone_are_added_up() -> None:
     assert torch.allclose(posteriors @ sums, torch.tensor([0.1, 0.2, 0.55, 0.05, 0.1]))
 
 
+@pytest.mark.one_stack
 @pytest.mark.slow
 def test_posteriors_do_not_depend_on_the_other_recordings() -> None:
     bundle = Bundle.load(LIBRISPEECH_BUNDLE)
@@ -131,6 +132,7 @@ def test_posteriors_do_not_depend_on_the_other_recordings() -> None:
     assert len(slow) == pytest.approx(1.25 * len(alone[0]), abs=2)
 
 
+@pytest.mark.one_stack
 @pytest.mark.slow
 def test_a_network_learns_to_read_posteriors(workload: CTCWorkload) -> None:
     targets = [ctc_networks.target_of(words, workload.tokens, None) for words in TEXTS]
@@ -193,6 +195,7 @@ def test_a_peer_is_loaded_once_for_all_beams() -> None:
     assert loaded == ["peer"]
 
 
+@pytest.mark.one_stack
 @pytest.mark.slow
 def test_scales_are_tried(workload: CTCWorkload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASR_BENCH_CACHE", str(tmp_path))
@@ -211,6 +214,7 @@ def test_scales_are_tried(workload: CTCWorkload, tmp_path: Path, monkeypatch: py
         )
 
 
+@pytest.mark.one_stack
 @pytest.mark.slow
 def test_the_most_frequent_words_come_first() -> None:
     ngram = Bundle.load(LIBRISPEECH_BUNDLE).small_ngram

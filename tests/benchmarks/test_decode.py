@@ -21,6 +21,7 @@ def rows_of(printed: str, title: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
 
 
+@pytest.mark.one_stack
 @pytest.mark.slow
 def test_the_papers_tables_are_printed(
     tmp_path: Path, tiny_bundle_folder: Path, capsys: pytest.CaptureFixture[str]

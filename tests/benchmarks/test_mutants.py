@@ -151,6 +151,7 @@ def test_tests_that_are_ended_from_outside_kill_nothing(tmp_path: Path, monkeypa
         runner.close()
 
 
+@pytest.mark.one_stack
 @pytest.mark.slow
 def test_mutants_are_killed_by_the_tests_that_call_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASR_BENCH_CACHE", str(tmp_path))

@@ -104,11 +104,18 @@ def test_a_thread_captures_its_own_work_alone(device: SimulatedDevice) -> None:
     assert value.tolist() == [10, 10, 10]
 
 
+@pytest.fixture
+def without_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It searches 48 frames, which takes the interpreter 20 seconds; other tests have it."""
+    monkeypatch.setattr(Recognizer, "_warm_up", lambda *_: None)
+
+
 def recognized(recognizer: Recognizer) -> list[RecognitionResult]:
     with torch.no_grad():
         return recognizer([tones(words) for words in SENTENCES], RATE)
 
 
+@pytest.mark.usefixtures("without_warm_up")
 @pytest.mark.parametrize(
     ("mode", "options"),
     [
@@ -175,6 +182,7 @@ def test_no_capture_takes_the_stream_of_a_worker(tiny_bundle_folder: Path) -> No
     assert captured and not captured & lent
 
 
+@pytest.mark.usefixtures("without_warm_up")
 @pytest.mark.parametrize(
     ("mode", "lm_fusion", "waits_a_frame"),
     [
