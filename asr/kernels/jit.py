@@ -124,8 +124,13 @@ def jit_required(function: Callable[..., Any]) -> Callable[..., Any]:
     return _jit(function, Setting())
 
 
+def jit_callee(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Like `jit_required`, for a function that only compiled code calls."""
+    return _jit(function, Setting(), is_callee=True)
+
+
 @functools.cache
-def _jit(function: Callable[..., Any], default: Setting) -> Callable[..., Any]:
+def _jit(function: Callable[..., Any], default: Setting, is_callee: bool = False) -> Callable[..., Any]:
     import numba
 
     assert isinstance(function, FunctionType)
@@ -133,7 +138,7 @@ def _jit(function: Callable[..., Any], default: Setting) -> Callable[..., Any]:
     sources, intrinsics = _dependencies(function)
     callees = _callees(function)
     called = {
-        name: callee.load() if isinstance(callee, Intrinsic) else _jit(callee, setting)
+        name: callee.load() if isinstance(callee, Intrinsic) else _jit(callee, setting, is_callee=True)
         for name, callee in callees.items()
     }
     if called:
@@ -143,6 +148,8 @@ def _jit(function: Callable[..., Any], default: Setting) -> Callable[..., Any]:
     flags = {"reassoc", "contract"} if setting.fastmath else False
     # `_nrt` is numba's runtime of counted memory. A function without the option would take on its caller's.
     options: dict[str, Any] = {"_nrt": setting.allocates}
+    # Code that converts the arguments of a call from C or from Python, which takes long to compile for named tuples.
+    options |= {"no_cfunc_wrapper": True, "no_cpython_wrapper": is_callee}
     compiled: Any = numba.njit(nogil=True, fastmath=flags, error_model="numpy", **options)(function)
     try:
         compiled.enable_caching()
@@ -153,13 +160,12 @@ def _jit(function: Callable[..., Any], default: Setting) -> Callable[..., Any]:
     # numba compares only the time of the function's own file, and would use code compiled from older callees.
     compiled._cache._cache_file._source_stamp = [tuple(setting), *_stamps(sources)]
     _lock_cache(compiled._cache._cache_file)
-    if intrinsics:
-        index_key = compiled._cache._index_key
+    index_key = compiled._cache._index_key
 
-        def index_key_with_lookups(sig: Any, codegen: Any) -> Any:
-            return index_key(sig, codegen), tuple(stamp for each in intrinsics for stamp in each.stamps(sig))
+    def whole_index_key(sig: Any, codegen: Any) -> Any:
+        return index_key(sig, codegen), is_callee, tuple(stamp for each in intrinsics for stamp in each.stamps(sig))
 
-        compiled._cache._index_key = index_key_with_lookups
+    compiled._cache._index_key = whole_index_key
     return cast(Callable[..., Any], compiled)
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from asr.kernels.jit import Intrinsic, jit_required, kernel, source_stamps
+from asr.kernels.jit import Intrinsic, jit_callee, jit_required, kernel, source_stamps
 
 Lookup = Callable[[Any, Any, Any, Any, Any], bool]
 _LookupT = TypeVar("_LookupT", bound=Lookup)
@@ -123,7 +123,7 @@ def _lookup_of(kind: type, fingerprint: bytes, tables: Any) -> tuple[int, int]:
 
         from asr.kernels.intrinsics import lookup_types, size_of
 
-        lookup: Any = jit_required(_answer)
+        lookup: Any = jit_callee(_answer)
         types = lookup_types(typeof(tables))
         lookup.compile(types)
         compiled = lookup.overloads[types]
@@ -161,7 +161,7 @@ def _compiled_look_up() -> Any:
     def chosen(context_idx: Any, word_id: Any, tables: Any, log_prob: Any, next_idx: Any) -> Any:
         if not hasattr(tables, "instance_class"):
             return _in_turn(len(tables))
-        loop: Any = jit_required(_LOOKUPS[tables.instance_class])
+        loop: Any = jit_callee(_LOOKUPS[tables.instance_class])
 
         def called(context_idx, word_id, tables, log_prob, next_idx):  # type: ignore[no-untyped-def]
             return loop(context_idx, word_id, tables, log_prob, next_idx)
