@@ -55,8 +55,8 @@ class ChunkGraph:
     def __init__(self, *connected: Tensor) -> None:
         arc_begin, dst_state, score, graph_arc, *words = connected
         self.num_states = len(arc_begin) - 1
-        no_token = torch.zeros_like(dst_state, dtype=torch.int32)
-        self.emitting = ArcSet(arc_begin, dst_state.int(), no_token, score, graph_arc, ArcWords(*words))
+        no_token = torch.zeros_like(dst_state)
+        self.emitting = ArcSet(arc_begin, dst_state, no_token, score, graph_arc, ArcWords(*words))
         self.final_score = self.final_graph_score = torch.zeros(self.num_states, dtype=torch.float32)
 
 

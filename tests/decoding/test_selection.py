@@ -7,6 +7,7 @@ import threading
 import time
 import types
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 
 from asr.cli import doctor
 from asr.decoding.backend import ActiveTokens, Chunk, ChunkBackend, Searchable, SearchGraph, SearchSink
+from asr.decoding.chunks import ChunkGraph
 from asr.decoding.frame import FrameSearch, SplitFrameBackend, TorchFrameBackend
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.rescoring import LatticeGraph
@@ -88,6 +90,31 @@ def test_the_reference_runs_frame_by_frame() -> None:
     searched = SearchGraph(random_graph(0), OPTIONS)
     assert isinstance(select_backend(searched, OPTIONS, None, name="torch"), FrameSearch)
     assert isinstance(frame_backend(searched, OPTIONS, False, "torch"), TorchFrameBackend)
+
+
+def test_loops_are_compiled_once_for_the_arcs_of_all_graphs() -> None:
+    found: list[Searchable] = []
+
+    def make(searched: Searchable, options: DecodingOptions, lm: LanguageModel | None, records: bool) -> ChunkBackend:
+        found.append(searched)
+        return select_backend(searched, options, lm, records, "torch")
+
+    graphs = random_graph(3), random_graph(3, epsilons=True)
+    graph, with_epsilons = (
+        replace(each, dst_state=each.dst_state.long(), token_id=each.token_id.long()) for each in graphs
+    )
+    log_prob = random_log_prob(3, 1, 8)
+    torch.set_default_dtype(torch.float64)
+    try:
+        found.append(SearchGraph(with_epsilons, OPTIONS))
+        for lm_fusion in ("lattice", "chunks"):
+            decoder = TokenPassingDecoder(graph, OPTIONS, lm_fusion=lm_fusion, backend=make, inputs="scores")
+            decoder.decode(log_prob, lm=TableLM(graph.vocabulary))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert {type(each) for each in found} == {SearchGraph, LatticeGraph, ChunkGraph}
+    types = {(arcs.dst_state.dtype, arcs.token_id.dtype, arcs.score.dtype) for arcs in (one.emitting for one in found)}
+    assert types == {(torch.int32, torch.int32, torch.float32)}
 
 
 @pytest.mark.parametrize(("lm_fusion", "graphs"), [("search", [SearchGraph]), ("lattice", [SearchGraph, LatticeGraph])])

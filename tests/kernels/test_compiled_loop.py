@@ -49,6 +49,15 @@ def test_a_changed_callee_in_another_file_is_compiled_anew(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+def test_a_callee_may_be_called_from_python_as_well(tmp_path: Path) -> None:
+    _write(tmp_path / "caller.py", _CALLER, 1_000)
+    _write(tmp_path / "callee.py", "def weight():\n    return 3\n", 1_000)
+    assert _value(tmp_path) == 6  # now the cache has a callee without a wrapper for Python
+    for _ in range(2):
+        assert _value(tmp_path, "from asr.kernels.jit import jit; import callee; print(jit(callee.weight)())") == 3
+
+
+@pytest.mark.slow
 def test_where_nothing_can_be_written_loops_are_compiled_in_memory(tmp_path: Path) -> None:
     """As installed for all users, and run by one without a home."""
     _write(tmp_path / "caller.py", _CALLER, 1_000)
