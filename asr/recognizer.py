@@ -430,7 +430,7 @@ class Recognizer(nn.Module):
         """Adapts to a speaker, from recordings without transcripts.
 
         The recordings are recognized, and a transform of the features is trained on the recognized words, which takes
-        several times as long as recognition. See `asr.models.adaptation`.
+        more than ten times as long as recognition. See `asr.models.adaptation`.
 
         Args:
             audio: recordings of one speaker in one acoustic environment, in the forms that `forward` takes.
