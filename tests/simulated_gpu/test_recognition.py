@@ -107,7 +107,7 @@ def test_a_thread_captures_its_own_work_alone(device: SimulatedDevice) -> None:
 @pytest.fixture
 def without_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """It searches 48 frames, which takes the interpreter 20 seconds; other tests have it."""
-    monkeypatch.setattr(Recognizer, "_warm_up", lambda *_: None)
+    monkeypatch.setattr("asr.recognizer.needs_warm_up", lambda *_: False)
 
 
 def recognized(recognizer: Recognizer) -> list[RecognitionResult]:
