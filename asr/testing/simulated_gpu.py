@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
+import functools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -351,16 +353,22 @@ def _interpret_kernels(stack: contextlib.ExitStack, device: SimulatedDevice) -> 
     except ImportError:
         return
     run_grid, rewrite, replace = GridExecutor.__call__, FunctionRewriter.rewrite_ast, interpreter._patch_lang
-    # While it runs a kernel, the interpreter replaces Triton's functions by its own, for all threads.
+    # The interpreter has one state for all threads: the place in the grid, and which of Triton's functions it replaced.
     interprets, replaced = threading.RLock(), set[frozenset[str]]()
+    builder, kept = interpreter.interpreter_builder, SimpleNamespace(restore=lambda: None)
+
+    @functools.cache
+    def language_of(function: Any) -> frozenset[str]:
+        named = [each.__name__ for each in function.__globals__.values() if isinstance(each, ModuleType)]
+        return frozenset(name for name in named if name.startswith("triton.language"))
 
     def replace_once(function: Any) -> Any:
-        # The interpreter does so again whenever a kernel calls a function, which takes a third of its time.
-        named = [each.__name__ for each in function.__globals__.values() if isinstance(each, ModuleType)]
-        modules = frozenset(name for name in named if name.startswith("triton.language"))
-        is_new = modules not in replaced
-        replaced.add(modules)
-        return replace(function) if is_new else None
+        # The interpreter replaces Triton's functions by its own for each launch and each call of a function, and puts
+        # them back after the launch. That takes a third of its time.
+        if language_of(function) not in replaced:
+            replaced.add(language_of(function))
+            stack.callback(replace(function).restore)
+        return kept
 
     def rewrite_alone(rewriter: Any) -> Any:
         # Python 3.11 counts the depth of all threads' syntax trees together: two at once may raise a SystemError.
@@ -370,7 +378,6 @@ def _interpret_kernels(stack: contextlib.ExitStack, device: SimulatedDevice) -> 
     def interpret(kernel: Any, *args: Any, **kwargs: Any) -> None:
         # The interpreter's own use of torch is not work of the device.
         with interprets, _disable_current_modes():
-            replaced.clear()
             run_grid(kernel, *args, **kwargs)
 
     def launch(kernel: Any, *args: Any, **kwargs: Any) -> None:
@@ -385,6 +392,9 @@ def _interpret_kernels(stack: contextlib.ExitStack, device: SimulatedDevice) -> 
 
     stack.enter_context(mock.patch.object(FunctionRewriter, "rewrite_ast", rewrite_alone))
     stack.enter_context(mock.patch.object(interpreter, "_patch_lang", replace_once))
+    # Kernels alone are tested for overflows, which takes a fifth of the time.
+    unchecked = dataclasses.replace(builder.options, sanitize_overflow=False)
+    stack.enter_context(mock.patch.object(builder, "options", unchecked))
     stack.enter_context(mock.patch.object(GridExecutor, "__call__", launch))
     # Arguments are already in the host's memory; the interpreter would copy each of them onto itself.
     stack.enter_context(mock.patch.object(GridExecutor, "_restore_args_dev", lambda *_: None, create=True))

@@ -47,6 +47,12 @@ SENTENCES = [["KIT", "TWO"], ["PAT"]]
 NUM_FRAMES = math.ceil(len(tones(SENTENCES[0])) / RATE * 50)
 
 
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter runs a kernel's programs one by one: little room at first means few that have nothing to do."""
+    monkeypatch.setattr("asr.decoding.gpu.frame.FIRST_CAPACITY", 512)
+
+
 @pytest.fixture
 def device() -> Iterator[SimulatedDevice]:
     with simulated_gpu() as simulated:
