@@ -249,6 +249,7 @@ def test_adaptation_is_refused_where_it_cannot_be(cuts, evaluate, transcripts, t
 
 
 @pytest.mark.slow
+@pytest.mark.one_stack
 @pytest.mark.parametrize(
     "option, learn", [("--adapt", "speaker_transform"), ("--speaker-statistics", "speaker_statistics")]
 )

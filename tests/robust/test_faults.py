@@ -58,6 +58,7 @@ def test_faults_strike_at_each_call(
 
 
 @pytest.mark.slow
+@pytest.mark.one_stack
 def test_a_short_sweep_finds_nothing(library: Path) -> None:
     pytest.importorskip("kaldifst")
     process = faults.run_faults(8, seed=1, only="transcribe")
@@ -138,6 +139,7 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory(monkeypatch) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.one_stack
 def test_homes_that_are_missing_or_read_only(tiny_bundle_folder: Path, tmp_path: Path) -> None:
     import soundfile
 

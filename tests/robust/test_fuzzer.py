@@ -79,6 +79,7 @@ def test_every_failure_is_counted(tmp_path: Path, monkeypatch, read: Callable[[P
 
 
 @pytest.mark.slow
+@pytest.mark.one_stack
 def test_readers_survive_a_short_run(tmp_path: Path) -> None:
     report: Counter[str] = Counter()
     for name, target in robust.targets_in(tmp_path).items():
@@ -87,6 +88,7 @@ def test_readers_survive_a_short_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.one_stack
 def test_killed_runs_lose_and_double_nothing(tmp_path: Path) -> None:
     report: Counter[str] = Counter()
     robust._kill_and_resume(tmp_path, 8, 0, report)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.one_stack]
 
 ROOT = Path(__file__).resolve().parents[2]
 BUNDLE = ROOT / "checkpoints" / "librispeech"

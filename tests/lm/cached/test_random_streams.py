@@ -16,7 +16,7 @@ from asr.testing.plain_lm import PlainLM
 from asr.text.symbols import BOS_ID, EOS_ID, Vocabulary
 from scripts.benchmarks.query_stream import QueryStream, merged, replay
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.one_stack]
 
 NUM_WORDS = 30
 OUTPUTS = ["nce", "normalised nce", "hierarchical", "class", "full"]
