@@ -80,6 +80,29 @@ def set_block(typingctx: Any, products: Any, left: Any, right: Any, column: Any,
 
 
 @intrinsic
+def set_rows(typingctx: Any, products: Any, left: Any, right: Any, start: Any) -> Any:
+    """products (N, COLUMNS) = left (N, K) @ right (K, COLUMNS) + start (1, COLUMNS); N is a multiple of ROWS.
+
+    See `add_block` for the types. As many columns as registers hold are computed for all rows before the next ones, so
+    that these columns of right stay in the nearest cache.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kinds = signature.args
+        arrays = [_Rows(context, builder, kind, value) for kind, value in zip(kinds, arguments, strict=True)]
+        lanes, num_rows, step = _block_size(COLUMNS, kinds[1])
+        for first in range(0, COLUMNS, step):
+            columns = [_INT64(first + lanes * j) for j in range(step // lanes)]
+            limits = (_INT64(0), arrays[1].num_rows, _INT64(num_rows))
+            with cgutils.for_range_slice(builder, *limits) as (begin, _):
+                rows = [builder.add(begin, _INT64(row)) for row in range(num_rows)]
+                _add_block(builder, arrays, rows, columns, lanes, kinds[1:3], is_transposed=False)
+        return context.get_dummy_value()
+
+    return types.void(products, left, right, start), generate
+
+
+@intrinsic
 def write_value(typingctx: Any, target: Any, value: Any) -> Any:
     """Writes a number, an array's description, or a tuple of these to target, an int64 array of `size_of` its type.
 
@@ -336,31 +359,36 @@ def _block_of(width: int, is_transposed: bool = False) -> Callable[..., Any]:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kinds = signature.args
-        # 16 registers of 8 numbers, or 32 of 16, hold the sums, the numbers of a row, and their factors; without
-        # VNNI also products of integers, for which the 16 leave less room.
-        lanes, num_rows = (16, ROWS) if has_instruction("avx512f") else (8, ROWS // 2)
+        lanes, num_rows, step = _block_size(width, kinds[1])
         arrays = [_Rows(context, builder, kinds[at], arguments[at]) for at in range(len(kinds)) if at != 3]
-        step = min(width, (2 if lanes == 8 and kinds[1].dtype == types.int32 else 3) * lanes)
         for row in range(0, ROWS, num_rows):
             for first in range(0, width, step):
                 begin = builder.add(arguments[3], _INT64(first))
                 columns = [builder.add(begin, _INT64(lanes * j)) for j in range(step // lanes)]
-                rows = range(row, row + num_rows)
+                rows = [_INT64(row + i) for i in range(num_rows)]
                 _add_block(builder, arrays, rows, columns, lanes, kinds[1:3], is_transposed)
         return context.get_dummy_value()
 
     return generate
 
 
+def _block_size(width: int, factor_kind: Any) -> tuple[int, int, int]:
+    """Numbers in a register, and rows and columns whose sums are held in registers at once."""
+    # 16 registers of 8 numbers, or 32 of 16, hold the sums, the numbers of a row, and their factors; without VNNI also
+    # products of integers, for which the 16 leave less room.
+    lanes, num_rows = (16, ROWS) if has_instruction("avx512f") else (8, ROWS // 2)
+    return lanes, num_rows, min(width, (2 if lanes == 8 and factor_kind.dtype == types.int32 else 3) * lanes)
+
+
 def _add_block(
-    builder: Any, arrays: list[_Rows], rows: range, columns: list[Any], lanes: int, factor_kinds: Any,
+    builder: Any, arrays: list[_Rows], rows: list[Any], columns: list[Any], lanes: int, factor_kinds: Any,
     is_transposed: bool,
 ) -> None:  # fmt: skip
     products, left, right, *start = arrays
     are_integers, is_half = factor_kinds[0].dtype == types.int32, factor_kinds[1].dtype == types.int16
     number = _INT32 if are_integers else _FLOAT
     several = ir.VectorType(number, lanes)
-    places = [products.place(_INT64(row), at, several) for row in rows for at in columns]
+    places = [products.place(row, at, several) for row in rows for at in columns]
     begin = [start[0].place(_INT64(0), at, several) for _ in rows for at in columns] if start else places
     totals = [cgutils.alloca_once(builder, several) for _ in places]
     for place, total in zip(begin, totals, strict=True):
@@ -376,7 +404,7 @@ def _add_block(
         else:
             factors = [builder.load(right.place(loop.index, at, several), align=4) for at in columns]
         for i, row in enumerate(rows):
-            at = (loop.index, _INT64(row)) if is_transposed else (_INT64(row), loop.index)
+            at = (loop.index, row) if is_transposed else (row, loop.index)
             one = builder.load(left.place(*at, number))
             spread = _in_all_lanes(builder, one, several)
             for j, factor in enumerate(factors):

@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -41,7 +42,7 @@ _ROWS_AT_ONCE = 8 * ROWS  # their bytes stay in the nearest caches during the lo
 
 _LARGEST_BITS = np.int32(0x7FFFFFFF)
 
-set_block: Any = Intrinsic("asr.kernels.intrinsics", "set_block")
+set_rows: Any = Intrinsic("asr.kernels.intrinsics", "set_rows")
 
 
 class Float16Weights:
@@ -164,13 +165,15 @@ class Rectified(NamedTuple):
     Attributes:
         gain: (O,), the factor of each output after ReLU.
         offset: (O,), added to it.
-        bypass: (Q, O), added then, times `share`; None for no bypass.
+        bypass: (R, O), whose rows are added then, times `share`; None for no bypass.
+        bypass_row: (Q,), the number of the row that is added to each row of the outputs; None for no bypass.
         share: see `bypass`.
     """
 
     gain: Tensor
     offset: Tensor
     bypass: Tensor | None = None
+    bypass_row: npt.NDArray[np.int64] | None = None
     share: float = 0.0
 
 
@@ -204,7 +207,9 @@ class Int8Weights:
         filled = outputs.numpy()
         then = then or self._as_it_is
         columns = then.gain.numpy(), then.offset.numpy()
-        bypass = filled[:0] if then.bypass is None else then.bypass.detach().contiguous().numpy()
+        bypass, bypass_row = filled[:0], np.empty(0, dtype=np.int64)
+        if then.bypass is not None and then.bypass_row is not None:
+            bypass, bypass_row = then.bypass.detach().numpy(), then.bypass_row
         group = _integers_per_element()
         kind = np.uint8 if group == 4 else np.int16
 
@@ -213,7 +218,7 @@ class Int8Weights:
             products = np.empty((_ROWS_AT_ONCE, len(self._tables[1])), dtype=np.int32)
             part = slice(begin * ROWS, min(end * ROWS, num_rows))
             work_arrays = left, left.view(np.int32), products
-            added = bypass[part], np.float32(then.share)
+            added = bypass, bypass_row[part], np.float32(then.share)
             self._loop(filled[part], rows[part], *self._tables, rectifies, *columns, *added, *work_arrays)
 
         in_threads(work, -(-num_rows // ROWS), rows_at_least=8)
@@ -222,14 +227,14 @@ class Int8Weights:
 
 def fill_byte_products(
     outputs: Any, inputs: Any, tiles: Any, step: Any, total: Any, bias: Any, rectifies: Any, gain: Any, offset: Any,
-    bypass: Any, share: Any, left: Any, packed: Any, products: Any,
+    bypass: Any, bypass_row: Any, share: Any, left: Any, packed: Any, products: Any,
 ) -> None:  # fmt: skip
     """Fills outputs (Q, O), for `jit`.
 
     inputs (Q, I); tiles (P, I / G, W) int32, of G integers each (see `packed_integers`), and for each of their columns
-    (P W,) the step, the total and the bias. gain (O,), offset (O,), bypass (Q, O) and share are those of `Rectified`;
-    without rows, they are left out. Work arrays: left (_ROWS_AT_ONCE, I) unsigned bytes or int16, packed the
-    same as int32, products (_ROWS_AT_ONCE, P W) int32.
+    (P W,) the step, the total and the bias. gain (O,), offset (O,), bypass (R, O), bypass_row (Q,) and share are
+    those of `Rectified`; those without elements are left out. Work arrays: left (_ROWS_AT_ONCE, I) unsigned bytes or
+    int16, packed the same as int32, products (_ROWS_AT_ONCE, P W) int32.
     """
     num_rows, num_inputs = inputs.shape
     num_outputs = outputs.shape[1]
@@ -240,17 +245,17 @@ def fill_byte_products(
         count = min(len(left), num_rows - first)
         for row in range(count):
             lowest[row], row_step[row] = _round_row(left[row], inputs[first + row], num_inputs)
+        whole = count + -count % ROWS
         for tile in range(len(tiles)):
-            for begin in range(0, count, ROWS):
-                set_block(products[begin:, tile * COLUMNS :], packed[begin:], tiles[tile], 0, nothing)
+            set_rows(products[:, tile * COLUMNS :], packed[:whole], tiles[tile], nothing)
         # Whole rows, still in the cache: loops over parts of rows would be too short.
         for row in range(count):
             product, output, low, scale = products[row], outputs[first + row], lowest[row], row_step[row]
             for j in range(num_outputs):
                 value = np.float32(product[j]) * (scale * step[j]) + (low * total[j] + bias[j])
                 output[j] = floor if value < floor else value  # unlike max, this keeps NaN
-            if len(bypass) > 0:
-                passed = bypass[first + row]
+            if len(bypass_row) > 0:
+                passed = bypass[bypass_row[first + row]]
                 for j in range(len(gain)):
                     output[j] = (output[j] * gain[j] + offset[j]) + share * passed[j]
             else:
@@ -459,8 +464,8 @@ class PackedLinear(nn.Linear):
             return outputs if bypass is None else torch.add(outputs, bypass, alpha=share)
         assert norm.running_mean is not None and norm.running_var is not None
         gain = (norm.running_var + norm.eps).rsqrt()
-        added = None if bypass is None else bypass.reshape(-1, self.out_features)
-        then = Rectified(gain, -norm.running_mean * gain, added, share)
+        rows, row = (None, None) if bypass is None else _rows_of(bypass)
+        then = Rectified(gain, -norm.running_mean * gain, rows, row, share)
         outputs = product(inputs.reshape(-1, self.in_features), True, then)
         return outputs.reshape(*inputs.shape[:-1], self.out_features)
 
@@ -475,6 +480,21 @@ class PackedLinear(nn.Linear):
             return F.relu(outputs) if rectifies else outputs
         outputs = self._fixed(inputs.reshape(-1, self.in_features), self.weight, self.bias, rectifies)
         return outputs.reshape(*inputs.shape[:-1], self.out_features)
+
+
+def _rows_of(values: Tensor) -> tuple[Tensor, npt.NDArray[np.int64]]:
+    """values (..., O) -> a matrix (R, O) that has their rows, and the number there of each row, (Q,).
+
+    The matrix is in the values' own memory if possible: a part of longer sequences lies between other rows there.
+    """
+    size = values.shape[-1]
+    if values.stride(-1) != 1 :
+        values = values.contiguous()
+    row = np.zeros((), dtype=np.int64)
+    for length, stride in zip(values.shape[:-1], values.stride()[:-1], strict=True):
+        row = row[..., None] + np.arange(length) * (stride // size)
+    num_rows = int(row.max()) + 1 if row.size else 0
+    return values.as_strided((num_rows, size), (size, 1)), row.ravel()
 
 
 class ChannelsLastConv2d(nn.Conv2d):

@@ -290,8 +290,8 @@ class ConvFrontEnd(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """(N, 3 T' + 4, F) -> (N, T', D); output t is centered on input frame 3 t + 3."""
-        hidden = F.relu(self.first(features.unsqueeze(1)))
-        hidden = F.relu(self.second(hidden))
+        hidden = F.relu(self.first(features.unsqueeze(1)), inplace=True)
+        hidden = F.relu(self.second(hidden), inplace=True)
         return self.out.normalized(hidden.transpose(1, 2).flatten(2), self.norm)
 
 

@@ -111,6 +111,30 @@ def test_products_of_integers_are_exact(monkeypatch: pytest.MonkeyPatch, process
             np.testing.assert_array_equal(products, left @ right + 7)
 
 
+@pytest.mark.parametrize("processor", PROCESSORS[1:])
+def test_all_rows_of_a_tile(monkeypatch: pytest.MonkeyPatch, processor: str) -> None:
+    pretend(monkeypatch, processor)
+    set_rows: Any = intrinsics.set_rows
+    group = intrinsics.integers_per_element()
+    kinds: tuple[Any, Any] = (np.uint8, np.int8) if group == 4 else (np.int16, np.int16)
+
+    @numba.njit
+    def set_products(products: Any, left: Any, right: Any, start: Any) -> None:
+        set_rows(products, left, right, start)
+
+    generator = np.random.default_rng(1)
+    start = np.arange(COLUMNS, dtype=np.int32)[None]
+    for num_rows in (0, ROWS, 3 * ROWS):
+        left, right = generator.integers(256, size=(num_rows, 20)), generator.integers(-127, 128, size=(20, COLUMNS))
+        packed = np.ascontiguousarray(left.astype(kinds[0])).view(np.int32)
+        columns = np.ascontiguousarray(np.ascontiguousarray(right.T.astype(kinds[1])).view(np.int32).T)
+        # A part of wider rows, as one tile of many has it; what follows stays.
+        wide = np.full((num_rows + ROWS, COLUMNS + 16), 7, dtype=np.int32)
+        set_products(wide[:, :COLUMNS], packed, columns, start)
+        np.testing.assert_array_equal(wide[:num_rows, :COLUMNS], left @ right + start)
+        assert (wide[num_rows:] == 7).all() and (wide[:, COLUMNS:] == 7).all()
+
+
 @pytest.mark.parametrize("processor", ["plain", "avx512f"])
 def test_processors_that_do_not_multiply_integers_fast(monkeypatch: pytest.MonkeyPatch, processor: str) -> None:
     """Among them are those with AVX-512 for 32 and 64 bits only."""

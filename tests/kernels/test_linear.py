@@ -220,7 +220,7 @@ def test_normalized_is_the_norm_of_rectified_and_the_bypass(num_threads: int, in
     layer, norm = PackedLinear(70, 101), FrameNorm(101).eval()
     norm.running_mean, norm.running_var = torch.randn(101), torch.rand(101) + 0.1
     # An inner part of the frames, as a layer with context has it.
-    inputs, bypass = torch.randn(2, 40, 70), torch.randn(2, 42, 101)[:, 1:-1]
+    inputs, bypass = torch.randn(2, 80, 70), torch.randn(2, 82, 101)[:, 1:-1]
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(num_threads)
@@ -228,8 +228,14 @@ def test_normalized_is_the_norm_of_rectified_and_the_bypass(num_threads: int, in
             expected = norm(layer.rectified(inputs))
             found = layer.normalized(inputs, norm)
             torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6, equal_nan=True)
-            found = layer.normalized(inputs, norm, bypass, 0.66)
-            torch.testing.assert_close(found, expected + 0.66 * bypass, rtol=1e-6, atol=1e-6, equal_nan=True)
+            # The same for all utterances, frames first in memory, and parts of wider rows.
+            frames_first = bypass.transpose(0, 1).contiguous().transpose(0, 1)
+            wider = torch.cat((bypass, bypass[:, :, :40]), dim=2)[:, :, :101]
+            every_second = bypass.repeat_interleave(2, dim=2)[:, :, ::2]
+            for added in (bypass, bypass[:1].expand(2, -1, -1), frames_first, wider, every_second):
+                found = layer.normalized(inputs, norm, added, 0.66)
+                torch.testing.assert_close(found, expected + 0.66 * added, rtol=1e-6, atol=1e-6, equal_nan=True)
+            assert layer.normalized(inputs[:0], norm, bypass[:0], 0.66).shape == (0, 80, 101)
     finally:
         torch.set_num_threads(before)
     assert layer.normalized(inputs, norm, bypass, 0.66).requires_grad
