@@ -185,7 +185,7 @@ class CTCDecoder:
             if token_lm is None:
                 _refuse_given(given, "there is no language model", ("lm_scale",))
             model, is_shared = model_maker(token_lm, tokens.table.tokens[1:]) if token_lm is not None else (None, False)
-            self._search = TokenSearch(tokens, self.config, LentModels(model, is_shared), frame_shift, self.device)
+            self._search = TokenSearch(tokens, self.config, LentModels(model, is_shared), frame_shift)
         else:
             if token_lm is not None and not spell_unknown:
                 raise AsrError(
