@@ -28,7 +28,7 @@ from asr.lm.ngram.model import NgramLM
 from asr.serialization import atomic_path
 from asr.text.ctc_tokens import CTCTokens
 from asr.text.lexicon import Lexicon
-from asr.text.symbols import UNK_ID, TokenTable, first_words, ordinary_words
+from asr.text.symbols import TokenTable, first_words, ordinary_words
 
 _LOGGER = logging.getLogger(__name__)
 SILENCES = ("SIL", "sil", "<sil>", "SP", "sp")
@@ -173,7 +173,7 @@ def compile_graph(
     Raises:
         AsrError: the arguments do not match each other, or the folder cannot be written to.
     """
-    spells_with = () if spelling is None else spelling.ngram.vocabulary.words[UNK_ID + 1 :]
+    spells_with = () if spelling is None else spelling.ngram.vocabulary.ordinary
     foreign = [symbol for symbol in spells_with if symbol not in tokens.table]
     if foreign:
         raise AsrError(

@@ -745,7 +745,7 @@ def _listed_words(lm: WordModel | None) -> frozenset[str]:
         return frozenset()
     if isinstance(lm, NgramLM):
         return frozenset(listed_words(lm))
-    return frozenset(lm.vocabulary.words[UNK_ID + 1 :])
+    return frozenset(lm.vocabulary.ordinary)
 
 
 def _history_of(lm: WordModel | None) -> int:

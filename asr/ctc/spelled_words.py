@@ -60,7 +60,7 @@ def splice_spellings(
         The graph, and the symbols of its labels, without `SPELLING`.
     """
     wanted = [*(symbol for symbol in symbols if symbol != SPELLING)]
-    spelled = [symbol for symbol in model.ngram.vocabulary.words[UNK_ID + 1 :] if symbol not in wanted]
+    spelled = [symbol for symbol in model.ngram.vocabulary.ordinary if symbol not in wanted]
     names = (*wanted, *spelled)
     place = {symbol: position for position, symbol in enumerate(names)}
     number = np.array([place.get(symbol, _SPLICED) for symbol in symbols], dtype=np.int32)

@@ -95,6 +95,11 @@ class Vocabulary:
     def from_file(cls, path: str | Path) -> Vocabulary:
         """Reads one word per line, or Kaldi's `word id`; ids and special words are ignored.
 
+    @property
+    def ordinary(self) -> tuple[str, ...]:
+        """The words without the special ones."""
+        return self.words[len(SPECIAL_WORDS) :]
+
         Raises:
             AsrError: the file is missing, empty or not UTF-8, or a word occurs twice.
         """
@@ -105,7 +110,7 @@ class Vocabulary:
 
     def save(self, path: str | Path) -> None:
         """Writes the ordinary words, one per line."""
-        Path(path).write_text("".join(f"{word}\n" for word in self.words[len(SPECIAL_WORDS) :]), encoding="utf-8")
+        Path(path).write_text("".join(f"{word}\n" for word in self.ordinary), encoding="utf-8")
 
     def __len__(self) -> int:
         return len(self.words)
