@@ -385,11 +385,7 @@ def _reason(error: Exception) -> str:
 
 
 _LOGGER = logging.getLogger(__name__)
-
-
 RAW_FORMATS = {"s16le": "<i2", "s32le": "<i4", "f32le": "<f4", "u8": "u1"}
-
-
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 
 

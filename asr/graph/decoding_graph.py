@@ -199,8 +199,6 @@ _PIECE = 1 << 20  # bytes
 
 # Graphs expand three- to tenfold. A small file from an attacker could otherwise fill the memory.
 _MOST_EXPANSION = 100
-
-
 _TYPES = {np.dtype(each).name: each for each in (np.uint8, np.int8, np.int16, np.int32)}
 
 
@@ -278,11 +276,7 @@ def _require_range(name: str, tensor_name: str, ids: Tensor, low: int, end: int)
 
 
 FORMAT = "asr decoding graph"
-
-
 VERSION = 2
-
-
 _COMPRESSED = "compressed"  # the header's field with the types of compressed tensors, since version 2
 
 

@@ -13,17 +13,9 @@ from asr.errors import AsrError
 from asr.text.documents import read_text
 
 EPSILON_ID = 0
-
-
 BOS_ID = 1
-
-
 EOS_ID = 2
-
-
 UNK_ID = 3
-
-
 SPECIAL_WORDS = ("<eps>", "<s>", "</s>", "<unk>")
 
 
@@ -139,8 +131,6 @@ class Vocabulary:
 
 
 BLANK = "<blk>"
-
-
 BLANK_ID = 0
 
 

@@ -93,14 +93,8 @@ START = 1
 
 
 BYTES_PER_NODE = 20
-
-
 _COLUMNS = ("parent", "word", "hidden_row", "num_uses", "last_given")
-
-
 _FIRST_NODES = 64
-
-
 _FIRST_BUCKETS = 16
 
 

@@ -25,17 +25,9 @@ from asr.text.documents import parse_json
 from asr.text.symbols import Vocabulary
 
 MAGIC = b"ASRNGRAM"
-
-
 VERSIONS = MAPPED, COMPRESSED = (1, 2)
-
-
 _PREFIX = struct.Struct("<8sIII")
-
-
 _ALIGNMENT = 64
-
-
 _CRC_BLOCK = 1 << 24
 
 
