@@ -95,6 +95,7 @@ class CTCDecoder:
         self._silence = silence
         self._num_tokens = num_tokens
         self._stream: CTCStream | None = None
+        self._last: Found | None = None
 
     def __call__(self, emissions: Any, lengths: Any = None) -> list[list[CTCHypothesis]]:
         """Decodes a batch of emissions (N, T, C) with lengths (N,) -> the best hypotheses of each utterance."""
@@ -129,7 +130,7 @@ class CTCDecoder:
         Raises:
             AsrError: no utterance has ended yet.
         """
-        if not hasattr(self, "_last"):
+        if self._last is None:
             raise AsrError("no utterance has ended yet; call decode_begin, decode_step and decode_end first.")
         return [self._as_theirs(self._last)]
 
