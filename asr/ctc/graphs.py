@@ -65,8 +65,8 @@ def read_lexicon(source: str | Path | Lexicon | Mapping[str, Any], tokens: CTCTo
 
     In a mapping, a spelling is a tuple of tokens or a string with spaces between tokens, and several spellings are a
     list; if all lists have single tokens only, they are refused. Words and tokens of a file keep their case; stress
-    digits are removed if the tokens are phones without them.
-    After a spelling that does not end in the word boundary, the boundary is optional: the word gets both spellings.
+    digits are removed if the tokens are phones without them. After a spelling that does not end in the word boundary,
+    the boundary is optional: the word gets both spellings.
 
     Raises:
         AsrError: the file cannot be read, a spelling has tokens that the network does not have, or it is not clear

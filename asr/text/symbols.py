@@ -19,7 +19,7 @@ UNK_ID = 3
 SPECIAL_WORDS = ("<eps>", "<s>", "</s>", "<unk>")
 
 
-# Symbols that building a graph adds to a list of words or tokens; they are no words, and no outputs of a network.
+# Symbols that building a graph adds to a list of words or tokens; they are neither words nor outputs of a network.
 DISAMBIGUATION = re.compile(r"#\d+$|#nonterm|#bos$|#eos$")
 
 
@@ -87,11 +87,6 @@ class Vocabulary:
     def from_file(cls, path: str | Path) -> Vocabulary:
         """Reads one word per line, or Kaldi's `word id`; ids and special words are ignored.
 
-    @property
-    def ordinary(self) -> tuple[str, ...]:
-        """The words without the special ones."""
-        return self.words[len(SPECIAL_WORDS) :]
-
         Raises:
             AsrError: the file is missing, empty or not UTF-8, or a word occurs twice.
         """
@@ -99,6 +94,11 @@ class Vocabulary:
         if not words:
             raise AsrError(f"{path}: the word list is empty; it needs one word per line.")
         return cls(words, name=str(path))
+
+    @property
+    def ordinary(self) -> tuple[str, ...]:
+        """The words without the special ones."""
+        return self.words[len(SPECIAL_WORDS) :]
 
     def save(self, path: str | Path) -> None:
         """Writes the ordinary words, one per line."""

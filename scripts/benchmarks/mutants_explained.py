@@ -292,7 +292,7 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
         (
             "if (num_with[1:4] == 0).any():",
             "1 -> 2",
-        ): "without n-grams seen once a discount is no number, which is invalid as well",
+        ): "without n-grams seen once, a discount is not a number, which is invalid as well",
     },
     "asr/lm/ngram/model.py": {
         (

@@ -231,7 +231,7 @@ def test_a_loop_stops_where_there_is_no_room_to_number_contexts(models: list[Ngr
 
 
 class _Told(NgramLM):
-    """Remembers what it is told about contexts."""
+    """Remembers the contexts that it is given."""
 
     told: tuple[Tensor, ...] = ()
 
@@ -277,7 +277,7 @@ def test_other_models_have_nothing_for_a_loop(models: list[NgramLM]) -> None:
 
 
 class _Spoiled(TableLM):
-    """Has a value that is no probability for one word after one word, and for the end of that sentence."""
+    """Has a value that is not a probability for one word after one word, and for the end of that sentence."""
 
     value = math.nan
 

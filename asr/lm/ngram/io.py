@@ -126,7 +126,7 @@ def _decompressed(stored: np.ndarray[Any, Any], dtype: str, length: int) -> np.n
     """The inverse of `_compressed`.
 
     Raises:
-        ValueError: the bytes are not those of so many values.
+        ValueError: the bytes are not those of `length` values.
     """
     num_bytes = length * np.dtype(dtype).itemsize
     stream = zlib.decompressobj()
