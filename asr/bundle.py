@@ -47,11 +47,7 @@ from asr.text.lexicon import Lexicon
 from asr.text.symbols import Vocabulary
 
 FORMAT = "asr bundle"
-
-
 VERSION = 1
-
-
 FILE_NAME = "bundle.json"
 
 MODES_WITH = {"large_ngram": frozenset({"large_ngram", "interpolated"}), "rnn_lm": frozenset({"rnn", "interpolated"})}
@@ -141,23 +137,11 @@ def read_card(folder: Path) -> str:
 
 
 _GRAPH_FILE = "graph.safetensors"
-
-
 _AM_FILE = "acoustic_model"
-
-
 _RNN_FILE = "rnn_lm.safetensors"
-
-
 _WORDS_FILE = "rnn_lm_words.txt"
-
-
 _LEXICON_FILE = "lexicon.txt.xz"
-
-
 _DENOMINATOR_FILE = "denominator.safetensors"
-
-
 _NGRAM_FILES = {"small_ngram": "small_ngram.bin", "large_ngram": "large_ngram.bin"}
 
 
@@ -450,8 +434,6 @@ def _load_acoustic_model(folder: Path, entry: dict[str, Any]) -> ModelSpec:
 
 # In a checkout, this folder is beside the package.
 _CHECKPOINTS = Path(__file__).resolve().parents[1] / "checkpoints"
-
-
 _PREFERRED = "librispeech"
 
 

@@ -110,7 +110,7 @@ class Recognizer(nn.Module):
     Args:
         bundle: the trained parts.
         mode: the language model that decides: `auto` (the bundle's default), `rnn`, `interpolated`, `large_ngram` or
-            `ngram`; see `asr.decoding.build.MODES`.
+            `ngram`; see `asr.decoding.settings.MODES`.
         acoustic_model: an external CTC network that replaces the bundle's, as `KIND:NAME` or the network itself; the
             bundle's words and language models stay. See `asr.ctc.bundles.bundle_with_acoustic_model`.
         language_model: your own model, which replaces the bundle's large one. The scores of the decoding graph's own
@@ -598,16 +598,16 @@ class Recognizer(nn.Module):
             times.stages["search"] -= lm_seconds
         samples_per_frame: Any = self.features.frame_shift * self.acoustic_model.subsampling_factor  # type: ignore[operator]
         step = float(samples_per_frame) / self.sampling_rate
-        results = []
+        results, total = [], sum(lengths)
         is_calibrated = self.calibration is not None
         for result, hypotheses, length in zip(decoded, lists, lengths, strict=True):
-            share = times.scaled(length / sum(lengths))
+            share = times.scaled(length / total)
             share.audio_seconds = length
             recognized = as_result(
                 result, step, share, self.final_options, self.aligner, cache, hypotheses, is_calibrated
             )
             results.append(recognized if self.keep_lattices else replace(recognized, lattices=()))
-        release_now_and_then(sum(lengths))
+        release_now_and_then(total)
         return results
 
     def _with_final_words(self, decoded: DecodeResult) -> DecodeResult:

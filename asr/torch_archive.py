@@ -80,6 +80,24 @@ class ObjectState:
         self.state = state
 
 
+def ragged_parts(value: Any, num_rows: int) -> tuple[Tensor, Tensor] | None:
+    """The parts of a `k2.RaggedTensor` with two axes, as `load_tensors` reads it.
+
+    Returns:
+        Where each row begins, with the end of the last one, (num_rows + 1,) int64, and the values of all rows, (W,)
+        int64; None if it is something else, or has another number of rows.
+    """
+    state = getattr(value, "state", None)
+    if not isinstance(state, tuple) or len(state) != 3:
+        return None
+    begin, _, values = state  # row_splits, "row_ids1", values
+    if not all(isinstance(part, Tensor) and part.dtype == torch.int32 and part.dim() == 1 for part in (begin, values)):
+        return None
+    begin, values = begin.long(), values.long()
+    fits = len(begin) == num_rows + 1 and int(begin[0]) == 0 and int(begin[-1]) == len(values)
+    return (begin, values) if fits and bool((begin[1:] >= begin[:-1]).all()) else None
+
+
 class _Constructor:
     """A callable that a pickle can call but not modify."""
 

@@ -388,6 +388,14 @@ print("files:", *sorted(files))
 """
 
 
+def test_the_architecture_names_every_package_and_module_at_the_top() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    section = text[text.index("\n## Where to find what") : text.index("\n## Import order")]
+    modules = {path.name for path in (ROOT / "asr").glob("*.py") if not path.name.startswith("_")}
+    names = modules | {f"{path.parent.name}/" for path in (ROOT / "asr").glob("*/__init__.py")}
+    assert {name for name in names if name not in section} == set()
+
+
 @pytest.mark.slow
 def test_the_walk_through_names_the_files_that_run(tmp_path: Path) -> None:
     pytest.importorskip("numba")

@@ -304,7 +304,7 @@ def _file_blocks(path: Path, file: _SequentialFile) -> Iterator[_Block]:
 
 
 def _gathered(blocks: Iterator[_Block], num_samples: int) -> Iterator[_Block]:
-    """Blocks of at least so many samples: FFmpeg's have some hundreds, which makes resampling many times slower."""
+    """Blocks of at least `num_samples`: FFmpeg's have a few hundred, which would make resampling many times slower."""
     held, num_held = list[_Block](), 0
     try:
         for block in blocks:
@@ -385,11 +385,7 @@ def _reason(error: Exception) -> str:
 
 
 _LOGGER = logging.getLogger(__name__)
-
-
 RAW_FORMATS = {"s16le": "<i2", "s32le": "<i4", "f32le": "<f4", "u8": "u1"}
-
-
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 
 

@@ -32,11 +32,11 @@ _PAUSE_SECONDS = 0.2
 # Full scale of each integer type of samples.
 _FULL_SCALE = {torch.int16: 2.0**15, torch.int32: 2.0**31}
 
-# Channels cancel each other if the power of their mean is below this fraction of their own power, for so many seconds.
+# Channels cancel each other if the power of their mean is below this fraction of their own, for this many seconds.
 _CANCELLED = 1e-4
 _JUDGED_SECONDS = 10.0
 
-# So many batches are read from files before they are recognized: enough to find segments of similar length.
+# Batches that are read from files before they are recognized: enough to find segments of similar length.
 _BATCHES_AHEAD = 6
 
 

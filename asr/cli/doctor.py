@@ -20,8 +20,6 @@ from dataclasses import asdict, dataclass
 from asr.errors import AsrError
 
 CPU_INDEX = "https://k2-fsa.github.io/k2/cpu.html"
-
-
 CUDA_INDEX = "https://k2-fsa.github.io/k2/cuda.html"
 
 
@@ -48,8 +46,6 @@ _CUDA_BUILDS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 # Wheels for one torch may have several dates. For these (torch, Python) the date differs; only the index page has it.
 _OTHER_DAYS = {("2.12.1", (3, 12)), ("2.12.1", (3, 14))}
-
-
 _CPU_BUILDS: dict[str, str] = {
     "2.9.0": "1.24.4.dev20251029",
     "2.2.1": "1.24.4.dev20240223",
@@ -108,8 +104,6 @@ is 1 if a line is bad, else 0."""
 
 
 _REQUIRED = ("numpy", "soundfile", "safetensors", "kaldialign", "yaml", "rich")
-
-
 _OPTIONAL = {
     "numba": "compiled loops on CPUs: search, lookup, training",
     "av": "m4a, mp4, webm and other formats of FFmpeg",

@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Transcripts = dict[str, tuple[str, ...]]
-
-
 HELP = """Scores transcripts against a reference, or recognizes the recordings of a manifest and scores them.
 
 Transcripts are lines 'id words ...' as in Kaldi, or JSON Lines with 'id' (or 'audio') and 'text', the output of

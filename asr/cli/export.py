@@ -15,8 +15,6 @@ from asr.serialization import output_path, require_writable
 from asr.streaming import StreamingOptions
 
 _CHUNK_OPTIONS = ("chunk_seconds", "right_seconds", "memory_seconds")
-
-
 HELP = """Writes the acoustic model of a bundle to an ONNX or TorchScript file for other programs.
 
 The network reads filterbanks (N, T, F) and numbers of frames (N,), normalizes each utterance, and returns

@@ -92,8 +92,6 @@ def _group_help(name: str, commands: Mapping[str, str]) -> str:
 
 
 _NEGATIVE_NUMBER = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$")
-
-
 _EMPTY_OPTION = re.compile(r"--[\w-]+=")
 
 

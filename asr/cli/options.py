@@ -345,7 +345,7 @@ def _bundle_with_acoustic_model(args: argparse.Namespace) -> Bundle:
 
 @contextlib.contextmanager
 def fetching(name: str) -> Iterator[hub.Progress]:
-    """Shows a progress bar in bytes on stderr, or one line if stderr is no terminal; nothing if nothing is fetched."""
+    """Shows a progress bar on stderr, or one line if stderr is not a terminal; nothing if nothing is fetched."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -372,15 +372,15 @@ def graph_notice() -> Iterator[Callable[[str], None]]:
 
         def on_step(step: str) -> None:
             if not console.is_terminal:
-                if not told:
+                if not steps:
                     print(f"asr: {why}.", file=sys.stderr)
-            elif told:
+            elif steps:
                 shown.update(f"{why} ({step})")
             else:
                 stack.enter_context(shown)
-            told.append(step)
+            steps.append(step)
 
-        told: list[str] = []
+        steps: list[str] = []
         yield on_step
 
 

@@ -24,8 +24,6 @@ from asr.streaming import PARTIAL_POLICIES, StreamingOptions, StreamingRecognize
 
 STANDARD_INPUT = "-"
 _MAX_CHANNELS = 1024
-
-
 _SECONDS = {
     "chunk_seconds": "audio between two results",
     "left_seconds": "audio before a chunk that the acoustic model uses",

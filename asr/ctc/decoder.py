@@ -185,7 +185,7 @@ class CTCDecoder:
             if token_lm is None:
                 _refuse_given(given, "there is no language model", ("lm_scale",))
             model, is_shared = model_maker(token_lm, tokens.table.tokens[1:]) if token_lm is not None else (None, False)
-            self._search = TokenSearch(tokens, self.config, LentModels(model, is_shared), frame_shift, self.device)
+            self._search = TokenSearch(tokens, self.config, LentModels(model, is_shared), frame_shift)
         else:
             if token_lm is not None and not spell_unknown:
                 raise AsrError(
@@ -286,7 +286,7 @@ class CTCDecoder:
             if isinstance(lm, (str, Path)) and is_ngram_file(lm):
                 raise AsrError(f"{lm}: without a word list, give an n-gram file as ngram=, not as lm=.")
             model, _ = model_maker(lm, ())
-            listed = list(model().vocabulary.words[4:])
+            listed = list(model().vocabulary.ordinary)
         assert listed is not None
         if spellings is None:
             if tokens.kind == "phones":
@@ -315,7 +315,7 @@ class CTCDecoder:
                 return graph, LentModels(None, False)
             placed = large.to(lm_device)
             return graph, LentModels(functools.partial(_instead_of, small, placed), False)
-        make, is_shared = model_maker(lm, small.vocabulary.words[4:], lm_options)
+        make, is_shared = model_maker(lm, small.vocabulary.ordinary, lm_options)
         placed = large.to(lm_device)
 
         # An n-gram model that is in the graph as a whole needs no second look-up.

@@ -12,14 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asr.decoding.interface import check_numbers
+from asr.decoding.interface import TOLERANCE, check_numbers
 from asr.errors import AsrError
 from asr.text.ctc_tokens import CTCTokens
 
 FrameInput = Literal["log_probs", "logits", "probabilities", "scores"]
 FRAME_INPUTS = ("log_probs", "logits", "probabilities", "scores")
-# Rounding errors of log-sums: half precision, thousands of tokens.
-_TOLERANCE = 0.1
 _FRAMES_LOOKED_AT = 64
 _SHARE_OF_A_BLANK = 0.5
 
@@ -167,9 +165,9 @@ def _require_log_probs(log_prob: Tensor, num_frames: Tensor) -> None:
     if not len(row):
         return
     excess = float(torch.logsumexp(row, dim=1).abs().max())
-    if excess <= _TOLERANCE:
+    if excess <= TOLERANCE:
         return
-    if float(row.min()) >= 0.0 and float((row.sum(1) - 1.0).abs().max()) <= _TOLERANCE:
+    if float(row.min()) >= 0.0 and float((row.sum(1) - 1.0).abs().max()) <= TOLERANCE:
         raise AsrError(
             'the values are probabilities, not log-probabilities; give their logarithms, or inputs="probabilities".'
         )
@@ -187,7 +185,7 @@ def _shown_sum(row: Tensor) -> str:
 def _require_probabilities(prob: Tensor, num_frames: Tensor) -> None:
     check_numbers(prob, num_frames)
     row = _sampled(prob, num_frames)
-    if len(row) and (float(row.min()) < 0.0 or float((row.sum(1) - 1.0).abs().max()) > _TOLERANCE):
+    if len(row) and (float(row.min()) < 0.0 or float((row.sum(1) - 1.0).abs().max()) > TOLERANCE):
         raise AsrError('inputs is "probabilities", but values of a frame are negative or do not sum to 1.')
 
 

@@ -28,7 +28,7 @@ from asr.lm.ngram.model import NgramLM
 from asr.serialization import atomic_path
 from asr.text.ctc_tokens import CTCTokens
 from asr.text.lexicon import Lexicon
-from asr.text.symbols import UNK_ID, TokenTable, first_words, ordinary_words
+from asr.text.symbols import TokenTable, first_words, ordinary_words
 
 _LOGGER = logging.getLogger(__name__)
 SILENCES = ("SIL", "sil", "<sil>", "SP", "sp")
@@ -65,8 +65,8 @@ def read_lexicon(source: str | Path | Lexicon | Mapping[str, Any], tokens: CTCTo
 
     In a mapping, a spelling is a tuple of tokens or a string with spaces between tokens, and several spellings are a
     list; if all lists have single tokens only, they are refused. Words and tokens of a file keep their case; stress
-    digits are removed if the tokens are phones without them.
-    After a spelling that does not end in the word boundary, the boundary is optional: the word gets both spellings.
+    digits are removed if the tokens are phones without them. After a spelling that does not end in the word boundary,
+    the boundary is optional: the word gets both spellings.
 
     Raises:
         AsrError: the file cannot be read, a spelling has tokens that the network does not have, or it is not clear
@@ -173,7 +173,7 @@ def compile_graph(
     Raises:
         AsrError: the arguments do not match each other, or the folder cannot be written to.
     """
-    spells_with = () if spelling is None else spelling.ngram.vocabulary.words[UNK_ID + 1 :]
+    spells_with = () if spelling is None else spelling.ngram.vocabulary.ordinary
     foreign = [symbol for symbol in spells_with if symbol not in tokens.table]
     if foreign:
         raise AsrError(

@@ -77,11 +77,11 @@ class CTCDecodingConfig:
             raise AsrError(f"decoding: token_min_log_prob is {self.token_min_log_prob}; it must not be above 0.")
         self.options()
 
-    def options(self, output_beam: float | None = None) -> DecodingOptions:
-        """The decoding options of the graph search; `output_beam` overrides the config's."""
+    def options(self) -> DecodingOptions:
+        """The decoding options of the graph search."""
         return DecodingOptions(
             search_beam=self.search_beam,
-            output_beam=self.output_beam if output_beam is None else output_beam,
+            output_beam=self.output_beam,
             max_active_states=self.max_active_states,
             min_active_states=min(30, self.max_active_states),
             graph_scale=self.lm_scale,

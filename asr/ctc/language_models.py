@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import math
 import threading
 import weakref
 from abc import abstractmethod
@@ -31,6 +30,7 @@ from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.combine import CheckedLM
 from asr.lm.interface import LanguageModel
+from asr.lm.ngram.arpa import LN_10
 from asr.lm.ngram.io import MAGIC
 from asr.lm.ngram.model import NgramLM
 from asr.text.symbols import UNK_ID, Vocabulary
@@ -39,7 +39,6 @@ RECURRENT_MODES = ("rnn", "interpolated")
 """The modes of a bundle whose settings say how its recurrent model runs, the preferred one first."""
 _CACHE_BYTES = 1 << 30
 _FORGET_FROM = 1 << 16
-_LN_10 = math.log(10.0)
 
 _Stateful = TypeVar("_Stateful", bound="StatefulModel")
 
@@ -189,7 +188,7 @@ class KenLanguageModel(StatefulModel):
         """Like `StatefulModel.after`."""
         following = self._kenlm.State()
         word = "<unk>" if word_id == UNK_ID else self.vocabulary.words[word_id]
-        return self._model.BaseScore(state, word, following) * _LN_10, following
+        return self._model.BaseScore(state, word, following) * LN_10, following
 
     def _context_of(self, state: Any) -> int:
         """The context of a state. Equal ones have one context, so that their number is limited and paths recombine."""
@@ -208,7 +207,7 @@ class KenLanguageModel(StatefulModel):
 
     def at_end(self, state: Any) -> float:
         """Like `StatefulModel.at_end`."""
-        return float(self._model.BaseScore(state, "</s>", self._kenlm.State())) * _LN_10
+        return float(self._model.BaseScore(state, "</s>", self._kenlm.State())) * LN_10
 
 
 class SharedModel(CheckedLM):

@@ -32,7 +32,6 @@ class TokenSearch:
         config: scales and beams.
         models: language models of tokens, or none.
         frame_shift: seconds from one frame to the next, or None.
-        device: device of the log-probabilities; the search itself runs on the CPU.
         compiled: whether to compile the loops if numba is installed.
 
     Raises:
@@ -45,7 +44,6 @@ class TokenSearch:
         config: CTCDecodingConfig,
         models: LentModels,
         frame_shift: float | None,
-        device: torch.device,
         compiled: bool = True,
     ) -> None:
         self.tokens = tokens

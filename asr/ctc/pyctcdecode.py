@@ -47,10 +47,12 @@ from asr.ctc.prefix_beam import Alive, PrefixBeam, ask, ask_final, in_order, rea
 from asr.ctc.prefix_kernel import BOUNDARY, Rules
 from asr.ctc.word_models import is_kenlm_binary, listed_words, read_ngram
 from asr.ctc.word_trie import WordTrie
+from asr.decoding.interface import TOLERANCE
 from asr.errors import AsrError
 from asr.kernels.memory import no_autograd
 from asr.lm.combine import CombinedLM
 from asr.lm.interface import LanguageModel as WordModel
+from asr.lm.ngram.arpa import LN_10
 from asr.lm.ngram.model import NgramLM
 from asr.serialization import copied_to_processes
 from asr.text.ctc_tokens import PIECE_PREFIX
@@ -66,10 +68,7 @@ DEFAULT_MIN_TOKEN_LOGP = -5.0
 _ALPHABET, _LANGUAGE_MODEL, _WEIGHTS, _UNIGRAMS = "alphabet.json", "language_model", "attrs.json", "unigrams.txt"
 _LONG_WORD = 6.0
 _LEAST_LOG_PROB = math.log(1e-15)
-# Rounding errors of sums of probabilities: half precision, thousands of labels.
-_TOLERANCE = 0.1
 _WORDS_LOOKED_AT = 1000
-_LN_10 = math.log(10.0)
 _MOST_TRIES_KEPT = 4
 # Models that forget nothing: chosen on training speakers, for a GRU. Without pruning by history, texts that differ in
 # early words fill the beam.
@@ -468,7 +467,7 @@ class BeamSearchDecoderCTC:
                 "the logits have NaN, infinity or a frame of nothing but -inf in them; check the network's input and "
                 "weights."
             )
-        if len(values) and values.min() >= 0 and np.abs(values.sum(axis=1) - 1).max() <= _TOLERANCE:
+        if len(values) and values.min() >= 0 and np.abs(values.sum(axis=1) - 1).max() <= TOLERANCE:
             values = np.log(np.clip(values, 1e-15, 1))
         else:
             # Faster than NumPy.
@@ -662,7 +661,7 @@ class _ScoredWords:
         end, guess = np.zeros(num_nodes), np.zeros(num_nodes)
         outside_end = outside_guess = 0.0
         if settings is not None:
-            outside_end, outside_guess = settings.alpha * settings.unk_score_offset * _LN_10, settings.unk_score_offset
+            outside_end, outside_guess = settings.alpha * settings.unk_score_offset * LN_10, settings.unk_score_offset
             end[:] = outside_end
             end[:num_known][known.ends] = 0.0
             guess = outside_guess * np.maximum(1.0, trie.depth / _LONG_WORD)
@@ -745,7 +744,7 @@ def _listed_words(lm: WordModel | None) -> frozenset[str]:
         return frozenset()
     if isinstance(lm, NgramLM):
         return frozenset(listed_words(lm))
-    return frozenset(lm.vocabulary.words[UNK_ID + 1 :])
+    return frozenset(lm.vocabulary.ordinary)
 
 
 def _history_of(lm: WordModel | None) -> int:

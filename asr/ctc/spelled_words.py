@@ -2,9 +2,9 @@
 
 The score of such a word is log P(<unk> | history) of the word model plus log P(spelling) of an n-gram model of symbols,
 which is estimated from the spellings of the listed words. Words of the word model that are not listed count as `<unk>`.
-The graph has one copy of the symbol model, entered where the
-word model outputs `<unk>` as a unigram, and left to the history `<unk>` (the unknown-word model of Kaldi's
-`make_unk_lm`; Bazzi and Glass, Modeling out-of-vocabulary words for robust speech recognition, 2000).
+The graph has one copy of the symbol model, entered where the word model outputs `<unk>` as a unigram, and left to the
+history `<unk>` (the unknown-word model of Kaldi's `make_unk_lm`; Bazzi and Glass, Modeling out-of-vocabulary words for
+robust speech recognition, 2000).
 
 Shapes: A arcs, S states.
 """
@@ -60,7 +60,7 @@ def splice_spellings(
         The graph, and the symbols of its labels, without `SPELLING`.
     """
     wanted = [*(symbol for symbol in symbols if symbol != SPELLING)]
-    spelled = [symbol for symbol in model.ngram.vocabulary.words[UNK_ID + 1 :] if symbol not in wanted]
+    spelled = [symbol for symbol in model.ngram.vocabulary.ordinary if symbol not in wanted]
     names = (*wanted, *spelled)
     place = {symbol: position for position, symbol in enumerate(names)}
     number = np.array([place.get(symbol, _SPLICED) for symbol in symbols], dtype=np.int32)

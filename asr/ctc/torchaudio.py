@@ -46,6 +46,7 @@ from asr.ctc.stream import CTCStream
 from asr.ctc.word_models import is_kenlm_binary
 from asr.errors import AsrError
 from asr.lm.interface import LanguageModel
+from asr.lm.ngram.arpa import LN_10
 from asr.text.ctc_tokens import CTCTokens
 from asr.text.symbols import Vocabulary, first_words, ordinary_words
 
@@ -94,6 +95,7 @@ class CTCDecoder:
         self._silence = silence
         self._num_tokens = num_tokens
         self._stream: CTCStream | None = None
+        self._last: Found | None = None
 
     def __call__(self, emissions: Any, lengths: Any = None) -> list[list[CTCHypothesis]]:
         """Decodes a batch of emissions (N, T, C) with lengths (N,) -> the best hypotheses of each utterance."""
@@ -128,7 +130,7 @@ class CTCDecoder:
         Raises:
             AsrError: no utterance has ended yet.
         """
-        if not hasattr(self, "_last"):
+        if self._last is None:
             raise AsrError("no utterance has ended yet; call decode_begin, decode_step and decode_end first.")
         return [self._as_theirs(self._last)]
 
@@ -241,7 +243,7 @@ def ctc_decoder(
     if lm_dict is not None and not _is_theirs(lm):
         raise AsrError("lm_dict has no effect here: it is for models with torchaudio's interface; leave it out.")
     is_file = isinstance(lm, (str, Path)) and is_ngram_file(lm)
-    scale = 0.0 if lm is None else float(lm_weight) / (math.log(10.0) if is_file else 1.0)
+    scale = 0.0 if lm is None else float(lm_weight) / (LN_10 if is_file else 1.0)
     settings: dict[str, Any] = {
         "lm_scale": scale,
         "word_insertion_penalty": float(word_score),

@@ -175,7 +175,7 @@ def trie_of(ngram: NgramLM) -> NgramTrie:
 def _with_words(trie: NgramTrie, words: Sequence[str]) -> NgramTrie:
     """Adds words to a model; they share the probability of `<unk>` evenly."""
     num_before, num_new = trie.order_begin[1], len(words)
-    vocabulary = Vocabulary((*trie.vocabulary.words[len(SPECIAL_WORDS) :], *words), name=trie.vocabulary.words[0])
+    vocabulary = Vocabulary((*trie.vocabulary.ordinary, *words))
     share = trie.score[UNK_ID] - np.float32(math.log(num_new))
     order_begin = (0, *(begin + num_new for begin in trie.order_begin[1:]))
     parent = np.where(trie.parent >= num_before, trie.parent + num_new, trie.parent)

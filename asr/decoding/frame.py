@@ -43,7 +43,7 @@ beam by more than this before the best score of the frame is known."""
 # A table with one entry for each (stream, state) is faster than hashing, up to this size.
 _LARGEST_TABLE = 1 << 24
 FRAMES_BETWEEN_COLLECTIONS = 16
-"""Number of frames after which language models are told again which contexts are in use."""
+"""Number of frames between two calls of `LanguageModel.retain`, which say what contexts are in use."""
 
 
 class TokenSearch:

@@ -275,8 +275,8 @@ class DecodingOptions:
 
 # Replaces -inf in sums; the sum of many such values is still finite in float32.
 _LOW = -1e20
-# Permitted distance from 0 of the logarithm of a sum of probabilities: half precision, thousands of tokens.
 TOLERANCE = 0.1
+"""Permitted error of a sum of probabilities, or of its logarithm: half precision, thousands of tokens."""
 _LARGEST_EXP = 20.0
 
 INPUTS = {

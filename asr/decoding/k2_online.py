@@ -262,7 +262,7 @@ class K2StreamingDecoder:
         self._fsa = k2.create_fsa_vec([fsa])
         # k2 keeps no copy, so changes of scores here affect the intersecter.
         self._arcs = self._fsa.arcs.values()
-        self._partial = ((self._arcs[:, 2] == -1) & is_partial[self._arcs[:, 0].long()]).nonzero().squeeze(1)
+        self._partial = ((self._arcs[:, 2] == FINAL_LABEL) & is_partial[self._arcs[:, 0].long()]).nonzero().squeeze(1)
         self._intersecter = k2.OnlineDenseIntersecter(
             self._fsa,
             1,

@@ -164,7 +164,7 @@ class Lattice:
         num_utts, utt_idx = self.num_utts, self.utt_idx
         if not num_utts:
             return []
-        # Others than those of the start states come last, and are left out.
+        # States of utterances without a start state come last, and are left out.
         row_of = torch.full((int(utt_idx.max()) + 1,), num_utts, dtype=torch.int64, device=utt_idx.device)
         row_of[utt_idx[self.start_state]] = torch.arange(num_utts, device=utt_idx.device)
         row = row_of[utt_idx]

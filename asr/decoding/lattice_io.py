@@ -34,19 +34,16 @@ from typing import Any, TextIO
 import torch
 
 from asr.decoding.interface import DecodingOptions
-from asr.decoding.k2 import import_k2
+from asr.decoding.k2 import FINAL_LABEL, import_k2
 from asr.decoding.lattice import Lattice
 from asr.errors import AsrError
 from asr.serialization import open_atomic
 from asr.text.documents import LARGEST_NUMBER, finite_number, read_text
 from asr.text.symbols import EPSILON_ID, TokenTable, Vocabulary
-from asr.torch_archive import load_tensors
+from asr.torch_archive import load_tensors, ragged_parts
 
 NO_TOKEN = -1
-
-
 NO_ARC = -1
-
 
 # A small file may describe many links: a long silence, or many paths over links that read no frame.
 _MAX_LINKS = 1_000_000
@@ -259,10 +256,7 @@ def _assembled(
 
 
 NO_WORD = "!NULL"
-
-
 _NOT_WORDS = {NO_WORD, "!SENT_START", "!SENT_END", "<s>", "</s>"}
-
 
 # A value is quoted, or lasts until white space; a backslash takes away the meaning of the character after it.
 _FIELD = re.compile(r"""(?<!\S)(\w+)=("(?:\\.|[^"\\])*"(?!\S)|'(?:\\.|[^'\\])*'(?!\S)|\S*)""")
@@ -284,8 +278,6 @@ _ABBREVIATIONS = {
     "language": "l",
     "ngram": "n",
 }
-
-
 _FRAME_SECONDS = re.compile(r"# frame_seconds=(\S+)")
 
 
@@ -378,9 +370,9 @@ def read_slf(
     """
     path = Path(path)
     text = read_text(path, "lattice")
-    told = _FRAME_SECONDS.search(text)
     if frame_seconds is None:
-        frame_seconds = finite_number(told[1], str(path)) if told else 0.01
+        given = _FRAME_SECONDS.search(text)
+        frame_seconds = finite_number(given[1], str(path)) if given else 0.01
     nodes: dict[str, dict[str, str]] = {}
     rows: list[tuple[str, dict[str, str]]] = []
     header: dict[str, str] = {}
@@ -521,7 +513,7 @@ def log_of_base(header: Mapping[str, str], path: str | Path) -> float:
     """Factor from the scores of an SLF file to natural logs: the log of the header's base, which is e if not given.
 
     Raises:
-        AsrError: the base is not a number above 0 other than 1. HTK writes 0 for scores that are no logarithms.
+        AsrError: the base is not a number above 0 other than 1. HTK writes 0 for scores that are not logarithms.
     """
     base = finite_number(header.get("base", str(math.e)), str(path))
     if base <= 0 or base == 1:
@@ -637,9 +629,6 @@ def _weight(text: str) -> tuple[float, float, list[int]]:
     return float(graph_cost), float(am_cost), tokens
 
 
-_FINAL_LABEL = -1
-
-
 _SCORES = ("am_score", "graph_score", "lm_score")
 
 
@@ -659,7 +648,7 @@ def lattice_to_k2(lattice: Lattice, options: DecodingOptions) -> Any:
     order = torch.sort(src_state, stable=True).indices
     num_ends = len(ends)
     final_state = torch.full((num_ends,), lattice.num_states)
-    final_label = torch.full((num_ends,), _FINAL_LABEL)
+    final_label = torch.full((num_ends,), FINAL_LABEL)
     total = torch.cat([lattice.arc_total(options), lattice.final_total(options)[ends]]).float()
     columns = [
         src_state,
@@ -683,7 +672,7 @@ def _lattice_of_arcs(
 ) -> Lattice:
     """k2's arcs (A, 4), attributes (A,) each, and the words of each arc -> a lattice of one utterance."""
     values = arcs[:, :3].long()
-    is_final = values[:, 2] == _FINAL_LABEL
+    is_final = values[:, 2] == FINAL_LABEL
     inner, ends = (~is_final).nonzero().squeeze(1), is_final.nonzero().squeeze(1)
     num_states = int(values[:, :2].max()) if len(values) else 0
     src_state, dst_state, label = values.unbind(1)
@@ -756,19 +745,13 @@ def load_k2_lattice(path: str | Path) -> Lattice:
     for name, value in attributes.items():
         if not _is_tensor(value, dtypes[name], 1) or len(value) != len(arcs):
             raise AsrError(f"{path}: the attribute {name!r} must have one {dtypes[name]} for each arc.")
-    return _lattice_of_arcs(arcs, attributes, _ragged_rows(content["aux_labels"], len(arcs), path), str(path))
+    words = ragged_parts(content["aux_labels"], len(arcs))
+    if words is None:
+        raise AsrError(f"{path}: the words ('aux_labels') must be one list for each arc.")
+    begin, values = (part.tolist() for part in words)
+    rows = [values[first:end] for first, end in itertools.pairwise(begin)]
+    return _lattice_of_arcs(arcs, attributes, rows, str(path))
 
 
 def _is_tensor(value: Any, dtype: torch.dtype, num_dimensions: int) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype == dtype and value.dim() == num_dimensions
-
-
-def _ragged_rows(words: Any, num_rows: int, path: str | Path) -> list[list[int]]:
-    """The rows of a `k2.RaggedTensor` with two axes, from (row_splits, "row_ids1", values)."""
-    state = getattr(words, "state", None)
-    if isinstance(state, tuple) and len(state) == 3 and all(_is_tensor(state[i], torch.int32, 1) for i in (0, 2)):
-        begin, values = state[0].tolist(), state[2].tolist()
-        rises = all(first <= second for first, second in itertools.pairwise(begin))
-        if len(begin) == num_rows + 1 and begin[0] == 0 and begin[-1] == len(values) and rises:
-            return [values[first:end] for first, end in itertools.pairwise(begin)]
-    raise AsrError(f"{path}: the words ('aux_labels') must be one list for each arc.")

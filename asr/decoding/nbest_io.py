@@ -12,12 +12,12 @@ from typing import Any
 
 from asr.decoding.word_lattice import Candidate
 from asr.errors import AsrError
+from asr.lm.ngram.arpa import LN_10
 from asr.text.documents import READING_ERRORS, finite_number, open_text, parse_json, read_text, unreadable
 
 _DECIPHER = re.compile(r"NBestList([12])\.0\s*")
 # SRILM's bytelogs are logarithms to base 1.0001, divided by 1024.
 _BYTELOG = 1024.0 * math.log(1.0001)
-_LOG_10 = math.log(10.0)
 _FRAME_SECONDS = 0.01  # of Decipher, where `et` is the time at which a word's last frame begins
 _SCORED_WORD = re.compile(r"(\S+) +\( +st: +(\S+) +et: +(\S+) +g: +(\S+) +a: +(\S+) +\) *")
 _PAUSES = ("-pau-", "<s>", "</s>")
@@ -231,7 +231,7 @@ def _is_srilm(line: str) -> bool:
 def _srilm_sentence(line: str, where: str) -> Candidate:
     if not _is_srilm(line):
         raise AsrError(f"{where}: expected acoustic score, language model score, number of words, and words.")
-    am_score, lm_score = (_LOG_10 * finite_number(one, where) for one in line.split()[:2])
+    am_score, lm_score = (LN_10 * finite_number(one, where) for one in line.split()[:2])
     return Candidate(_spoken(line.split()[3:]), am_score, lm_score)
 
 

@@ -48,8 +48,10 @@ class LatticeGraph:
     is_pushed = True
 
     def __init__(self, lattice: Lattice, options: DecodingOptions) -> None:
-        arc_total = lattice.arc_total(options) - options.lm_scale * lattice.lm_score.double()
-        final_total = lattice.final_total(options) - options.lm_scale * lattice.final_lm_score.double()
+        # Not subtracted from the totals: of an end that the earlier model ruled out, both would be -inf.
+        no_lm = torch.zeros_like(lattice.lm_score), torch.zeros_like(lattice.final_lm_score)
+        lattice = replace(lattice, lm_score=no_lm[0], final_lm_score=no_lm[1])
+        arc_total, final_total = lattice.arc_total(options), lattice.final_total(options)
         ahead = best_to_end(lattice, arc_total, final_total)
         # -inf minus -inf would be NaN, so states from which no end is reachable are not pushed.
         known = torch.where(ahead > -torch.inf, ahead, torch.zeros_like(ahead))

@@ -232,7 +232,7 @@ def rescore_lattice(
         return None
     ends = lm.final(torch.tensor([context for context, _ in endings], dtype=torch.int64, device=device)).tolist()
     finished = [_with(token, (0.0, 0.0, end), scales) for (_, token), end in zip(endings, ends, strict=True)]
-    return _spelled(max(finished, key=lambda token: token.total), lattice, scales)
+    return _spelled(max(finished, key=lambda token: token.total), lattice)
 
 
 def _with(
@@ -287,7 +287,7 @@ def _has_frames(lattice: WordLattice) -> bool:
     return is_short and max(read) < 1.5 * min(read) and any(not arc.word for arc in lattice.arcs)
 
 
-def _spelled(token: _Token, lattice: WordLattice, scales: RescoringScales) -> Rescored:
+def _spelled(token: _Token, lattice: WordLattice) -> Rescored:
     """A sentence with times. A word has the times of its arc, or lasts until the next one if arcs are frames."""
     words: list[RescoredWord] = []
     one: _Token | None = token

@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 
 import torch
 
+from asr.decoding.k2 import FINAL_LABEL
 from asr.decoding.kaldi_lattice import state_times
 from asr.decoding.lattice_io import log_of_base, require_whole, slf_fields
 from asr.decoding.word_lattice import WordArc, WordLattice
 from asr.errors import AsrError
 from asr.text.documents import finite_number, read_text
-from asr.torch_archive import load_tensors
+from asr.torch_archive import load_tensors, ragged_parts
 
 _NOT_WORDS = ("!NULL", "<eps>", "<s>", "</s>", "!SENT_START", "!SENT_END", "!ENTER", "!EXIT", "!SIL", "#0")
-_FINAL_LABEL = -1
 
 
 def read_word_ids(path: str | Path) -> dict[int, str]:
@@ -191,7 +191,7 @@ def _k2_lattice(
     for src, dst, label, score, old, ids in arcs:
         if min(src, dst) < 0 or not math.isfinite(score) or not math.isfinite(old):
             raise AsrError(f"{path}: this is not a k2 lattice: a state is negative, or a score is not finite.")
-        if label == _FINAL_LABEL:
+        if label == FINAL_LABEL:
             final[src] = max(final.get(src, (score - old, old)), (score - old, old), key=sum)
             continue
         unknown = [one for one in ids if one not in words]
@@ -210,13 +210,11 @@ def _k2_lattice(
 
 
 def _k2_words(labels: Any, num_arcs: int, path: str | Path) -> list[list[int]]:
-    """The word ids of each arc, from a tensor, or from a ragged tensor's state: (row_splits, "row_ids1", values)."""
+    """The word ids of each arc, from a tensor of one each or from a ragged tensor."""
     if isinstance(labels, torch.Tensor) and labels.shape == (num_arcs,):
         return [[label] if label > 0 else [] for label in labels.tolist()]
-    state = getattr(labels, "state", None)
-    if isinstance(state, tuple) and len(state) == 3 and all(isinstance(state[i], torch.Tensor) for i in (0, 2)):
-        begin, values = state[0].tolist(), state[2].tolist()
-        rises = all(one <= other for one, other in itertools.pairwise(begin))
-        if len(begin) == num_arcs + 1 and begin[0] == 0 and begin[-1] == len(values) and rises:
-            return [[one for one in values[begin[i] : begin[i + 1]] if one > 0] for i in range(num_arcs)]
-    raise AsrError(f"{path}: the words ('aux_labels') must be one number or one list for each arc.")
+    parts = ragged_parts(labels, num_arcs)
+    if parts is None:
+        raise AsrError(f"{path}: the words ('aux_labels') must be one number or one list for each arc.")
+    begin, values = (part.tolist() for part in parts)
+    return [[one for one in values[first:end] if one > 0] for first, end in itertools.pairwise(begin)]

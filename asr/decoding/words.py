@@ -1,7 +1,7 @@
 """The words of a hypothesis: when they were said, and how far they can be trusted.
 
 Determinization moves a word's label after the phones that it shares with other words, so the graph outputs words some
-phones late. The lexicon tells which phones belong to which word, because the path's phones are the concatenated
+phones late. The lexicon says which phones belong to which word, because the path's phones are the concatenated
 pronunciations of its words (`WordAligner`). Times remain inexact within phones: CTC spikes lie inside a phone, not at
 its edges.
 
@@ -189,7 +189,7 @@ class Calibration:
             is_valid = False
         if not is_valid or not set(terms) <= set(FEATURES):
             raise AsrError(
-                f"{where}: this is no calibration of confidences: a bias, and for some of {', '.join(FEATURES)} as "
+                f"{where}: this is not a calibration of confidences: a bias, and for some of {', '.join(FEATURES)} as "
                 "many knots, ascending, as values; fit it with 'asr calibrate'."
             )
         knots, values = ({name: term[part] for name, term in terms.items()} for part in (0, 1))

@@ -27,11 +27,9 @@ from asr.graph.fst import (
     GraphArrays,
     Transducer,
     Words,
-    from_openfst,
-    import_kaldifst,
     round_scores,
-    to_openfst,
 )
+from asr.graph.openfst import from_openfst, import_kaldifst, to_openfst
 from asr.graph.topology import topology_named
 from asr.lm.ngram.model import NgramArrays, NgramLM
 from asr.text.lexicon import Lexicon

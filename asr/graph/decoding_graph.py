@@ -30,7 +30,7 @@ from asr.graph.fst import INPUT_EPSILON, GraphArrays, offsets
 from asr.graph.topology import compose_topology, topology_named
 from asr.serialization import checksum_of_tensors, copied_to_processes, open_atomic
 from asr.text.documents import parse_json
-from asr.text.symbols import SPECIAL_WORDS, TokenTable, Vocabulary
+from asr.text.symbols import TokenTable, Vocabulary
 
 FIELDS = ("arc_count", "label", "dst_state", "score", "word_arc", "word_count", "word_id", "final_state", "final_score")
 
@@ -199,8 +199,6 @@ _PIECE = 1 << 20  # bytes
 
 # Graphs expand three- to tenfold. A small file from an attacker could otherwise fill the memory.
 _MOST_EXPANSION = 100
-
-
 _TYPES = {np.dtype(each).name: each for each in (np.uint8, np.int8, np.int16, np.int32)}
 
 
@@ -278,11 +276,7 @@ def _require_range(name: str, tensor_name: str, ids: Tensor, low: int, end: int)
 
 
 FORMAT = "asr decoding graph"
-
-
 VERSION = 2
-
-
 _COMPRESSED = "compressed"  # the header's field with the types of compressed tensors, since version 2
 
 
@@ -461,7 +455,7 @@ def write_graph_file(
 ) -> None:
     """Writes a graph file of the kind `frames` or `phones`."""
     header = {"format": FORMAT, "version": VERSION, "kind": kind, "tokens": tokens.tokens, "meta": meta}
-    lines = "".join(f"{word}\n" for word in vocabulary.words[len(SPECIAL_WORDS) :])
+    lines = "".join(f"{word}\n" for word in vocabulary.ordinary)
     words = torch.from_numpy(np.frombuffer(lines.encode("utf-8"), dtype=np.uint8).copy())
     tensors = {**tensors, "words": words}
     if compressed:

@@ -7,7 +7,6 @@ column plus 1. An HCLG graph reads transition ids; the transition model maps the
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -25,7 +24,7 @@ from asr.graph.transition_model import is_transition_model, read_transition_pdfs
 from asr.text.ctc_tokens import CTCTokens
 from asr.text.documents import read_text
 from asr.text.symbols import BLANK, DISAMBIGUATION, EPSILON_ID, SPECIAL_WORDS, UNK_ID, TokenTable, Vocabulary
-from asr.torch_archive import load_tensors
+from asr.torch_archive import load_tensors, ragged_parts
 
 TOPOLOGY = "imported"
 """`meta["topology"]` of imported graphs, whose topology is unknown."""
@@ -199,14 +198,12 @@ def _read_k2(path: Path) -> GraphArrays:
 
 
 def _k2_words(labels: Any, num_arcs: int, path: Path) -> Words:
-    """The words of each arc, from a tensor, or from the state of a ragged tensor: (row_splits, "row_ids1", values)."""
+    """The words of each arc, from a tensor of one each or from a ragged tensor."""
     if isinstance(labels, torch.Tensor) and labels.shape == (num_arcs,) and not labels.is_floating_point():
         return Words.single(np.maximum(labels.numpy(), 0))
-    state = getattr(labels, "state", None)
-    if isinstance(state, tuple) and len(state) == 3 and all(isinstance(state[i], torch.Tensor) for i in (0, 2)):
-        begin, values = state[0].numpy().astype(np.int64), state[2].numpy().astype(np.int64)
-        rises = all(one <= other for one, other in itertools.pairwise(begin.tolist()))
-        if len(begin) == num_arcs + 1 and begin[0] == 0 and begin[-1] == len(values) and rises:
-            owner = np.repeat(np.arange(num_arcs), np.diff(begin))[values > 0]
-            return Words(offsets(np.bincount(owner, minlength=num_arcs)), values[values > 0].astype(np.int32))
-    raise AsrError(f"{path}: the words ('aux_labels') must be one number or one list for each arc.")
+    parts = ragged_parts(labels, num_arcs)
+    if parts is None:
+        raise AsrError(f"{path}: the words ('aux_labels') must be one number or one list for each arc.")
+    begin, values = (part.numpy() for part in parts)
+    owner = np.repeat(np.arange(num_arcs), np.diff(begin))[values > 0]
+    return Words(offsets(np.bincount(owner, minlength=num_arcs)), values[values > 0].astype(np.int32))

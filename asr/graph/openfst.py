@@ -1,12 +1,14 @@
-"""Reads binary OpenFst files without OpenFst: transducers of the types `vector` and `const` with 32-bit weights.
+"""Binary OpenFst files, read and written without OpenFst: transducers with 32-bit weights.
 
 The layout is that of OpenFst's `fst.cc`, `vector-fst.h` and `const-fst.h`: a header, optionally two symbol tables, then
-states and arcs. Files are not trusted: all sizes are checked against the length of the file.
+states and arcs. Types `vector` and `const` are read. Files are not trusted: all sizes are checked against the length of
+the file. Through a file of the type `const`, transducers also get to kaldifst and back, without a loop over their arcs.
 """
 
 from __future__ import annotations
 
 import struct
+import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,11 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from asr.errors import AsrError
-from asr.graph.fst import Transducer, offsets
+from asr.graph.fst import EPSILON, Transducer, offsets
 
 MAGIC = 2125659606
 _SYMBOLS_MAGIC = 2125658996
 _HAS_INPUT_SYMBOLS, _HAS_OUTPUT_SYMBOLS, _IS_ALIGNED = 1, 2, 4
+_IS_EXPANDED = 1
 _ALIGNED_VERSION = 1  # constant transducers of this version are always aligned; later versions have a flag
 _ALIGNMENT = 16
 _STATE = np.dtype([("final", "<f4"), ("pos", "<u4"), ("num", "<u4"), ("num_in_eps", "<u4"), ("num_out_eps", "<u4")])
@@ -174,3 +177,59 @@ def _vector(reader: OpenFstReader, num_states: int) -> _Parts:
         arcs[position : position + count] = np.frombuffer(reader.content, _ARC, count, begin)
         position += count
     return np.array(final, dtype=np.float32), np.array(counts, dtype=np.int64), arcs
+
+
+def import_kaldifst() -> Any:
+    """Imports kaldifst, which is needed only to build graphs.
+
+    Raises:
+        AsrError: it is not installed.
+    """
+    try:
+        import kaldifst
+    except ImportError as error:
+        raise AsrError("building a decoding graph needs the package kaldifst; run `pip install kaldifst`.") from error
+    return kaldifst
+
+
+def to_openfst(transducer: Transducer) -> Any:
+    """Converts to a `kaldifst.StdVectorFst` in the tropical semiring, whose weights are negated scores."""
+    num_states, num_arcs = len(transducer.final_score), len(transducer.dst_state)
+    counts = np.diff(transducer.arc_begin)
+    states = np.empty(num_states, dtype=_STATE)
+    states["final"] = -transducer.final_score
+    states["pos"] = transducer.arc_begin[:-1]
+    states["num"] = counts
+    states["num_in_eps"] = _count_by_state(transducer.input_label == EPSILON, counts)
+    states["num_out_eps"] = _count_by_state(transducer.output_label == EPSILON, counts)
+    arcs = np.empty(num_arcs, dtype=_ARC)
+    arcs["input"], arcs["output"] = transducer.input_label, transducer.output_label
+    arcs["weight"], arcs["dst"] = -transducer.score, transducer.dst_state
+    header = struct.pack("<i", MAGIC) + _text("const") + _text("standard")
+    header += struct.pack("<iiQqqq", _ALIGNED_VERSION + 1, 0, _IS_EXPANDED, transducer.start, num_states, num_arcs)
+    kaldifst = import_kaldifst()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "transducer.fst"
+        with path.open("wb") as file:
+            file.write(header)
+            file.write(states.tobytes())
+            file.write(arcs.tobytes())
+        return kaldifst.StdVectorFst(kaldifst.StdConstFst.read(str(path)))
+
+
+def from_openfst(fst: Any) -> Transducer:
+    """Converts any transducer of kaldifst in the tropical semiring to arrays."""
+    kaldifst = import_kaldifst()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "transducer.fst"
+        kaldifst.StdConstFst(fst).write(str(path))
+        return read_openfst(path)
+
+
+def _text(text: str) -> bytes:
+    return struct.pack("<i", len(text)) + text.encode()
+
+
+def _count_by_state(flag: Any, counts: Any) -> Any:
+    state = np.repeat(np.arange(len(counts)), counts)
+    return np.bincount(state, weights=flag, minlength=len(counts)).astype(np.uint32)

@@ -31,7 +31,7 @@ _LOGGER = logging.getLogger(__name__)
 MIX, ADD, SUBTRACT = range(3)
 
 _LEAST = -1e20  # float32 can hold the sum of many
-_MAPPED_AT_MOST = 64  # models that a `WordMapper` remembers
+_MOST_MAPPED = 64  # models that a `WordMapper` remembers
 
 
 class Step(NamedTuple):
@@ -212,8 +212,8 @@ class Interpolated(CombinedLM):
             )
         if kind not in ("linear", "log-linear"):
             raise AsrError(f"{kind!r} is not a kind of interpolation; choose 'linear' or 'log-linear'.")
-        if kind == "linear" and (min(weights) < 0.0 or abs(sum(weights) - 1.0) > 1e-6):
-            raise AsrError(f"The weights {tuple(weights)} of a linear interpolation must be positive and sum to one.")
+        if kind == "linear" and not (min(weights) >= 0.0 and abs(sum(weights) - 1.0) <= 1e-6):
+            raise AsrError(f"The weights {tuple(weights)} of a linear interpolation must be 0 or more, and sum to one.")
         steps: list[Step] = []
         left, left_weight = 0, float(weights[0])
         for right, weight in enumerate(map(float, weights[1:]), 1):
@@ -444,7 +444,8 @@ class RemappedLM(WrappedLM):
             neither. With 1, the probabilities of all words but `<unk>` itself sum to one, if the model lacks some.
         warn: whether to log a warning if the model lacks words of the vocabulary.
 
-    `num_oov_words` is the number of words of the vocabulary that the model does not have.
+    Attributes:
+        num_oov_words: the number of words of the vocabulary that the model does not have.
 
     Raises:
         AsrError: the model has none of the words.
@@ -573,7 +574,7 @@ class WordMapper:
         with self._lock:
             if id(lm) not in self._mapped:
                 own = mapped_to(lm, self._vocabulary)
-                if len(self._mapped) >= _MAPPED_AT_MOST:
+                if len(self._mapped) >= _MOST_MAPPED:
                     self._mapped = {}
                 # The model itself is kept, too, so that no other gets its id.
                 self._mapped[id(lm)] = (lm, own)

@@ -18,8 +18,6 @@ from asr.text.documents import READING_ERRORS, open_text, unreadable
 from asr.text.symbols import BOS_ID, EOS_ID, EPSILON_ID, SPECIAL_WORDS, UNK_ID, Vocabulary
 
 _BLOCK_BYTES = 1 << 23
-
-
 _SENTENCE_BREAK = " </s> <s> "
 
 

@@ -27,11 +27,7 @@ from asr.text.symbols import BOS_ID, EOS_ID, UNK_ID
 
 # hidden (Q, H), history (Q, M), the word (Q,) and its position in the text (Q,).
 Queries = tuple[Tensor, Tensor, Tensor, Tensor]
-
-
 _WORDS_AT_ONCE = 1 << 14  # so that the activations between two layers fit a CPU's cache
-
-
 _STREAM_WINDOW = 1 << 10
 
 

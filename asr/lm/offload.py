@@ -29,8 +29,6 @@ from asr.lm.rnn.outputs.softmax import FullSoftmaxOutput
 from asr.text.symbols import EOS_ID, Vocabulary
 
 _EMPTY = -1
-
-
 _MULTIPLIER = -7046029254386353131  # 2**64 / golden ratio, odd
 
 
@@ -129,8 +127,6 @@ class CachedRows:
 
 
 Level = Literal["resident", "index", "cache"]
-
-
 LEAST_PLACES = 1024
 
 

@@ -21,7 +21,7 @@ from asr.models.chain_corpus import FRAME_SECONDS, PreparedCorpus
 from asr.models.interface import STD_FLOOR, SpeakerStatistics, UtteranceCmvn
 from asr.models.tdnnf import smoothed
 
-# A piece is normalized with so many other utterances of its speaker at most.
+# Maximum number of other utterances of its speaker with which a piece is normalized.
 _MOST_OTHERS = 8
 
 
@@ -194,7 +194,7 @@ class ChunkLoader:
         return seconds
 
     def _drawn_speakers(self, rows: Sequence[int], num_all: int) -> list[list[float]]:
-        """For each of a batch's rows the numbers that draw other utterances of its speaker."""
+        """For each row of a batch, the random numbers that choose other utterances of its speaker."""
         if not self._speaker_share:
             return [[]] * len(rows)
         numbers = torch.rand(num_all, 1 + _MOST_OTHERS).tolist()

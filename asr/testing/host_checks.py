@@ -168,7 +168,7 @@ def _check_lent_once(give_back: Callable[[], None], take: Callable[[], Any], cod
 
 
 def _interrupted(take: Callable[[], Any], code: CodeType, at: int) -> tuple[Any, list[Any]]:
-    """Calls `take`, and calls it again before bytecode `at` of a function that it calls, if that has so many."""
+    """Calls `take`, and again before instruction number `at` of a function that it calls, if it runs that far."""
     number, before = itertools.count(), sys.gettrace()
     others: list[Any] = []
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from asr.graph.decoding_graph import DecodingGraph
-from asr.graph.fst import Transducer, to_openfst
+from asr.graph.fst import Transducer
+from asr.graph.openfst import to_openfst
 
 
 class KaldiSearch:

@@ -13,11 +13,7 @@ from asr.text.documents import read_text
 from asr.text.symbols import TokenTable
 
 Pronunciation = tuple[str, ...]
-
-
 _VARIANT = re.compile(r"^(?P<word>.+)\(\d+\)$")
-
-
 _STRESSED_VOWEL = re.compile(r"^(?P<phone>[A-Z]{2})[0-2]$")
 
 

@@ -13,21 +13,13 @@ from asr.errors import AsrError
 from asr.text.documents import read_text
 
 EPSILON_ID = 0
-
-
 BOS_ID = 1
-
-
 EOS_ID = 2
-
-
 UNK_ID = 3
-
-
 SPECIAL_WORDS = ("<eps>", "<s>", "</s>", "<unk>")
 
 
-# Symbols that building a graph adds to a list of words or tokens; they are no words, and no outputs of a network.
+# Symbols that building a graph adds to a list of words or tokens; they are neither words nor outputs of a network.
 DISAMBIGUATION = re.compile(r"#\d+$|#nonterm|#bos$|#eos$")
 
 
@@ -103,9 +95,14 @@ class Vocabulary:
             raise AsrError(f"{path}: the word list is empty; it needs one word per line.")
         return cls(words, name=str(path))
 
+    @property
+    def ordinary(self) -> tuple[str, ...]:
+        """The words without the special ones."""
+        return self.words[len(SPECIAL_WORDS) :]
+
     def save(self, path: str | Path) -> None:
         """Writes the ordinary words, one per line."""
-        Path(path).write_text("".join(f"{word}\n" for word in self.words[len(SPECIAL_WORDS) :]), encoding="utf-8")
+        Path(path).write_text("".join(f"{word}\n" for word in self.ordinary), encoding="utf-8")
 
     def __len__(self) -> int:
         return len(self.words)
@@ -134,8 +131,6 @@ class Vocabulary:
 
 
 BLANK = "<blk>"
-
-
 BLANK_ID = 0
 
 

@@ -36,7 +36,7 @@ from scripts.benchmarks.inputs import argument_parser, default_corpora, required
 from scripts.benchmarks.speech import evenly
 
 _SPEEDS = (1.0, 0.95, 1.05, 0.9, 1.1, 0.925, 1.075, 0.975, 1.025)
-_STREAMED = 40  # one of so many recordings goes into the stream, whose chunks cost more than batches
+_STREAMED = 40  # one of this many recordings goes into the stream, whose chunks cost more than batches
 _PROBES = 10
 _PARTS = ("librispeech", "an4", "ljspeech", "speechocean762")
 

@@ -95,7 +95,7 @@ def needed_per_stream(bundle: Bundle) -> dict[str, int]:
 
 
 def buffer_megabytes(bundle: Bundle, num_streams: int, needed: dict[str, int]) -> float:
-    """The kernels' buffers for so many streams, in MB."""
+    """The kernels' buffers for this many streams, in MB."""
     options = recognition_settings(bundle, "ngram", {}).decoding
     room = 1 << (num_streams - 1).bit_length()
     sizes = cuda_graph.BufferSizes(room, _FRAMES_PER_CALL, len(bundle.graph.tokens), *(5 * (frame.FIRST_CAPACITY,)))

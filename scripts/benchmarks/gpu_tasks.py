@@ -106,7 +106,7 @@ def acoustic_model(bench: Bench) -> dict[str, Any]:
 def recognition(bench: Bench) -> dict[str, Any]:
     """Words and totals of each mode against those of a CPU, which were found before and lie beside the bundle.
 
-    Five times; how many of these are the same to the last digit is told.
+    Five times; the result says how many of these are equal to the last digit.
     """
     from scripts.benchmarks.gpu_expected import load_expected, recognized
 
@@ -276,7 +276,7 @@ def _with_large_ngram(bundle: Any, num_sentences: int) -> Any:
 
 
 def _bundle_with_gru(folder: Path, hidden_size: int | None) -> Any:
-    """The bundle, with a GRU of so many units and random weights in the place of its own."""
+    """The bundle, with a GRU of this many units and random weights in place of its own."""
     import torch
 
     from asr.bundle import Bundle
@@ -426,7 +426,7 @@ def training(bench: Bench) -> dict[str, Any]:
 
 
 _SANITIZER_SECONDS = 20.0
-"""Less than the check's limit, so that what has been found until then is told."""
+"""Less than the check's limit, so that what has been found by then is reported."""
 
 
 def sanitizer(bench: Bench) -> dict[str, Any]:

@@ -38,7 +38,7 @@ SIZES = {
     "asr/lm/cached/engine.py": ("_KEPT_LEVELS",),
     "asr/lm/cached/states.py": ("_FIRST_ROWS", "_ROOM, _GROWTH", "_ROWS_WORTH_BRANCHES"),
     "asr/lm/cached/trie.py": ("_FIRST_NODES", "_FIRST_BUCKETS"),
-    "asr/lm/combine.py": ("_MAPPED_AT_MOST",),
+    "asr/lm/combine.py": ("_MOST_MAPPED",),
     "asr/lm/contexts.py": ("_FIRST_BUCKETS", "_FORGET_FROM", "_ROOM"),
     "asr/lm/corpus.py": ("_BLOCK_BYTES",),
     "asr/lm/evaluate.py": (
@@ -292,7 +292,7 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
         (
             "if (num_with[1:4] == 0).any():",
             "1 -> 2",
-        ): "without n-grams seen once a discount is no number, which is invalid as well",
+        ): "without n-grams seen once, a discount is not a number, which is invalid as well",
     },
     "asr/lm/ngram/model.py": {
         (

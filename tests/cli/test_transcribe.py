@@ -348,7 +348,7 @@ def test_lattices(tmp_path, transcribe, tiny_bundle_folder, lattice_format):
         from asr.decoding.lattice_io import load_k2_lattice
 
         found = {path.stem: load_k2_lattice(path) for path in sorted(folder.glob("*.pt"))}
-    if lattice_format != "slf":  # its words are no numbers
+    if lattice_format != "slf":  # its words are not numbers
         assert (folder / "words.txt").read_text().splitlines()[4:6] == [
             f"{graph.vocabulary.words[4]} 4",
             f"{graph.vocabulary.words[5]} 5",

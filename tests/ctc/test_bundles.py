@@ -252,7 +252,8 @@ def test_a_graph_of_openfst_beside_a_network_whose_blank_is_last(
     bundle: Bundle, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("kaldifst", reason="kaldifst is not installed", exc_type=ImportError)
-    from asr.graph.fst import Transducer, to_openfst
+    from asr.graph.fst import Transducer
+    from asr.graph.openfst import to_openfst
 
     graph = bundle.graph
     counts = (graph.word_begin[1:] - graph.word_begin[:-1]).numpy()

@@ -31,7 +31,7 @@ def random_frames(num_frames: int, seed: int, num_tokens: int = 4) -> torch.Tens
 def search(lm: NgramLM | None, compiled: bool, **settings: float) -> TokenSearch:
     models = LentModels(None if lm is None else lambda: lm, False)
     config = CTCDecodingConfig(**(OPEN | settings))  # type: ignore[arg-type]
-    return TokenSearch(CTCTokens(SYMBOLS), config, models, None, torch.device("cpu"), compiled)
+    return TokenSearch(CTCTokens(SYMBOLS), config, models, None, compiled)
 
 
 def token_model(ngram_of: Callable[..., NgramLM]) -> NgramLM:

@@ -19,7 +19,7 @@ def test_letters_of_wav2vec() -> None:
     assert (tokens.kind, tokens.blank_id, tokens.word_boundary, tokens.is_identity) == ("letters", 0, "|", True)
     assert tokens.spell("NOT") == [("N", "O", "T", "|")]
     assert tokens.spell("NOB") == []
-    # `<s>` is no text, and a boundary no letter.
+    # `<s>` is not text, and a boundary is not a letter.
     assert tokens.spell("|") == []
     assert not tokens.is_text(tokens.table.id_of("<s>"))
 

@@ -22,7 +22,9 @@ from asr.lm.combine import Difference, RemappedLM
 from asr.lm.corpus import read_word_stream
 from asr.lm.ngram.estimate import estimate_kneser_ney
 from asr.lm.ngram.model import NgramLM
+from asr.text.symbols import Vocabulary
 from tests.decoding.random_graphs import UNPRUNED, random_graph, random_log_prob
+from tests.decoding.small_lattices import small_lattice
 from tests.reference.lattice_paths import all_sentences
 from tests.reference.ngram_oracle import toy_sentences
 from tests.reference.table_lm import TableLM
@@ -254,3 +256,13 @@ class CountingLM(TableLM):
     def score(self, context_idx: torch.Tensor, word_id: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         self.num_queries += len(word_id)
         return super().score(context_idx, word_id)
+
+
+def test_a_model_may_end_where_an_earlier_one_ruled_it_out() -> None:
+    lattice = small_lattice([0, 1, 2], [(0, 1, [4], -1.0), (1, 2, [5], -1.0)], [-math.inf, 0.0, 0.0])
+    lm = TableLM(Vocabulary(["a", "b"]), 1)
+    (expected,) = rescore_lattice(lattice, OPTIONS, lm)
+    ruled_out = replace(lattice, final_lm_score=torch.tensor([0.0, -math.inf, -2.0]))
+    (path,) = rescore_lattice(ruled_out, OPTIONS, lm)
+    assert path is not None and expected is not None
+    assert path.total == expected.total and torch.equal(path.graph_arc, expected.graph_arc)

@@ -205,7 +205,7 @@ def test_no_other_values_at_the_knots_are_more_likely() -> None:
     ],
 )
 def test_a_damaged_calibration_is_refused(record: object) -> None:
-    with pytest.raises(AsrError, match="bundle x: this is no calibration"):
+    with pytest.raises(AsrError, match="bundle x: this is not a calibration"):
         Calibration.from_dict(record, "bundle x")
 
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from asr.graph.build import build_graph
-from asr.graph.fst import Transducer, to_openfst
+from asr.graph.fst import Transducer
+from asr.graph.openfst import to_openfst
 from asr.text.symbols import TokenTable
 from tests.graph.test_exactness import LEXICON, PHONES, TEXT, language_model, lexicon_of, random_frames
 from tests.reference.graph_search import word_sequence_scores

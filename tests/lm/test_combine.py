@@ -100,8 +100,8 @@ def test_weights_of_zero_and_one(models: list[NgramLM]) -> None:
 
 
 def test_invalid_weights(models: list[NgramLM]) -> None:
-    for weights in ([0.5, 0.6], [1.5, -0.5]):
-        with pytest.raises(AsrError, match="must be positive and sum to one"):
+    for weights in ([0.5, 0.6], [1.5, -0.5], [0.5, float("nan")]):
+        with pytest.raises(AsrError, match="must be 0 or more, and sum to one"):
             Interpolated(models[1:], weights)
     with pytest.raises(AsrError, match="a weight each"):
         Interpolated(models, [0.5, 0.5])
@@ -231,7 +231,7 @@ def test_a_loop_stops_where_there_is_no_room_to_number_contexts(models: list[Ngr
 
 
 class _Told(NgramLM):
-    """Remembers what it is told about contexts."""
+    """Remembers the contexts that it is given."""
 
     told: tuple[Tensor, ...] = ()
 
@@ -277,7 +277,7 @@ def test_other_models_have_nothing_for_a_loop(models: list[NgramLM]) -> None:
 
 
 class _Spoiled(TableLM):
-    """Has a value that is no probability for one word after one word, and for the end of that sentence."""
+    """Has a value that is not a probability for one word after one word, and for the end of that sentence."""
 
     value = math.nan
 

@@ -18,7 +18,7 @@ SCORES, CONTEXTS = torch.tensor([-1.0, -torch.inf]), torch.tensor([0, 7])
 
 
 class Answers(LanguageModel):
-    """Gives the answers that it is told to give; by default all are right."""
+    """Gives the answers that it was made with; by default all are right."""
 
     def __init__(self, start: Any = CONTEXTS, log_prob: Any = SCORES, next_idx: Any = CONTEXTS, final: Any = SCORES):
         self._start, self._answer, self._final = start, (log_prob, next_idx), final

@@ -460,7 +460,7 @@ def test_streams_of_a_calibrated_bundle_have_confidences(bundle):
 def test_a_damaged_calibration_is_refused_when_a_recognizer_is_made(bundle):
     damaged = replace(bundle, confidence={"rnn": {"bias": "high"}, "ngram": CALIBRATION})
     assert Recognizer(damaged, mode="ngram").calibration.bias == 0.5
-    with pytest.raises(AsrError, match="confidence of rnn: this is no calibration"):
+    with pytest.raises(AsrError, match="confidence of rnn: this is not a calibration"):
         Recognizer(damaged, mode="rnn")
 
 

@@ -166,7 +166,7 @@ def test_systems_of_one_mode_are_a_curve() -> None:
     ]  # fmt: skip
     html = make_page(swept, PageOptions(num_compared=2)).html
     lines = re.findall(r'<polyline class="line (c\d)" points="([^"]*)"', html)
-    assert [color for color, _ in lines] == ["c0"]  # a single point is no line
+    assert [color for color, _ in lines] == ["c0"]  # a single point is not a line
     places = [tuple(map(float, point.split(","))) for point in lines[0][1].split()]
     assert len(places) == 3 and places == sorted(places)  # from fast to slow ...
     assert [y for _, y in places] == sorted(y for _, y in places)  # ... and downwards to fewer errors

@@ -25,7 +25,7 @@ FAILURES = {
     "nested word list": ("ctc tokens.json", DEEP),
     "nested n-best list": ("n-best", b'{"nbest": ' + DEEP),
     "nested tied states": ("tied states", DEEP),
-    "id that is no string": ("manifest", json.dumps(NOT_A_STRING).encode()),
+    "id that is not a string": ("manifest", json.dumps(NOT_A_STRING).encode()),
     "blank line of another kind": ("ctc tokens.txt", b"\x0b\n"),
     "column beyond all integers": (
         "tied states",
@@ -37,7 +37,7 @@ FAILURES = {
     "carriage returns in a table": ("table", b'id,audio,text\r"C, D"\r\n'),
     "newline in a server's answer": ("server bundle.json", b"HTT\n\nP/1.1 200 OK\r\n\r\n"),
     "control characters in a server's answer": ("server a.bin", b"HT\x1b[2JTP 200\r\n\r\n"),
-    "announced length that is no number": ("server bundle.json", HEAD + b"Content-Length: \xb2\r\n\r\n{}"),
+    "announced length that is not a number": ("server bundle.json", HEAD + b"Content-Length: \xb2\r\n\r\n{}"),
     # This one was fetched again without end.
     "more bytes than announced by the bundle": ("server a.bin", HEAD + b"\r\nweights and more"),
 }

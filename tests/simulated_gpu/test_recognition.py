@@ -233,7 +233,7 @@ def assert_equal(found: list[RecognitionResult], expected: list[RecognitionResul
 
 @pytest.fixture
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensor operations only, which the interpreter is no part of."""
+    """Tensor operations only, without Triton's interpreter."""
     monkeypatch.setattr("asr.kernels.jit.triton_available", lambda device: False)
     monkeypatch.setattr("asr.decoding.selection.triton_available", lambda device: False)
 

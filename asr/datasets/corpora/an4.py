@@ -11,8 +11,6 @@ from asr.errors import AsrError
 from asr.text.normalize import normalize_an4
 
 PARTS = ("train", "test")
-
-
 _SPHINX_LINE = re.compile(r"^(?P<text>.*)\((?P<utterance>[^()\s]+)\)\s*$")
 
 

@@ -9,7 +9,6 @@ Shapes: Q queries, K contexts, M missing queries, R of them new, D distinct rows
 
 from __future__ import annotations
 
-import time
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -84,7 +83,7 @@ def look_up_cached(context_idx: Any, word_id: Any, tables: Any, log_prob: Any, n
     missing = np.empty(len(word_id), dtype=np.int64)
     missing = missing[: find_edges(context_idx, word_id, edges, log_prob, next_idx, missing)]
     for query in missing:
-        # A history that is no node has no row either; `take_in` says so.
+        # A history that is not a node has no row either; `take_in` says so.
         if not 0 <= context_idx[query] < counts[NODES] or hidden_row[context_idx[query]] < 0:
             return False
     if counts[EDGES] + len(missing) > counts[MAX_EDGES]:
@@ -245,6 +244,7 @@ class NumbaEngine:
         self._recombination = recombination
         self._capacity = capacity
         self._room = room
+        self._clock = expansion.layer.clock
         self._find = jit_required(find_edges)
         self._answer = jit_required(answer_missing)
         self._waiting = jit_required(waiting_nodes)
@@ -359,7 +359,7 @@ class NumbaEngine:
     @torch.no_grad()
     def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor] | None:
         """See `CachedRNNLM.score`; None if there may be no room within the engine's bound."""
-        begin = time.perf_counter()
+        begin = self._clock()
         if self._capacity is not None and not self._capacity.has_room(0):
             return None
         log_prob, next_idx = torch.empty(len(word_id), dtype=torch.float32), torch.empty_like(context_idx)
@@ -368,7 +368,7 @@ class NumbaEngine:
         contexts, words, *answers = arrays
         missing = missing[: self._find(contexts, words, self.current_tables().edges, *answers, missing)]
         counts = self._expansion.layer.statistics
-        counts.seconds_find += time.perf_counter() - begin
+        counts.seconds_find += self._clock() - begin
         if len(missing) and not self._add(contexts, words, missing, answers):
             return None
         counts.num_calls += 1
@@ -384,7 +384,7 @@ class NumbaEngine:
         is_room = self._capacity is None or self._capacity.has_room(len(missing))
         if not is_room or not self.expand(lacking):
             return False
-        begin = time.perf_counter()
+        begin = self._clock()
         most, is_done = trie.edges.count + len(missing), False
         while not is_done:
             tables = self.tables(most - trie.edges.count)
@@ -394,5 +394,5 @@ class NumbaEngine:
         if self._capacity is not None:
             row = trie.hidden_row.index_select(0, lacking).long()
             self._expansion.hidden.last_used.index_fill_(0, row, trie.call)
-        self._expansion.layer.statistics.seconds_output += time.perf_counter() - begin
+        self._expansion.layer.statistics.seconds_output += self._clock() - begin
         return True

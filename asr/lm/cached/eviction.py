@@ -118,14 +118,8 @@ def remove_nodes(trie: HistoryTrie, is_evicted: Tensor) -> None:
 
 
 _TRIE_SHARE = 0.5
-
-
 _MIN_SLOTS = 256
-
-
 _MIN_ROWS = 16
-
-
 _FIXED_BYTES = 512
 """For tables that are hardly used."""
 

@@ -16,8 +16,6 @@ from asr.lm.cached.approximations import CacheOptions
 from asr.lm.interface import StatefulNetwork
 
 _BYTES_OF_GROUPS = 256
-
-
 _HELD_NODES = 32
 """K: closer to the leaves, paths hardly ever share nodes."""
 

@@ -93,14 +93,8 @@ START = 1
 
 
 BYTES_PER_NODE = 20
-
-
 _COLUMNS = ("parent", "word", "hidden_row", "num_uses", "last_given")
-
-
 _FIRST_NODES = 64
-
-
 _FIRST_BUCKETS = 16
 
 
@@ -245,7 +239,7 @@ class HistoryTrie:
         return self._ancestors(context_idx, num_words)[1]
 
     def ending(self, context_idx: Tensor, num_words: int) -> Tensor:
-        """As `history`, but what precedes `<s>` tells starts apart: minus the number of the node above `<s>`."""
+        """As `history`, but before `<s>` with minus the number of the node above it, which differs between starts."""
         node, word = self._ancestors(context_idx, num_words)
         return torch.where(word == EPSILON_ID, -node, word)
 

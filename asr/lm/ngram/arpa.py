@@ -25,11 +25,7 @@ from asr.text.documents import READING_ERRORS, open_text, unreadable
 from asr.text.symbols import BOS_ID, SPECIAL_WORDS, UNK_ID, Vocabulary
 
 LN_10 = math.log(10.0)
-
-
 BLOCK_LINES = 200_000
-
-
 _COUNT_LINE = re.compile(rb"ngram\s+(\d+)\s*=\s*(\d+)$")
 
 
@@ -210,15 +206,11 @@ def _shown(text: bytes) -> str:
 
 
 UNLISTED = -1
-
-
 NO_UNKNOWN_SCORE = np.float32(-100.0 * LN_10)
 
 
 # By convention, files write this log10 of zero.
 _LOG10_ZERO = -99.0
-
-
 _BLOCK = 1 << 18
 
 

@@ -22,20 +22,12 @@ from asr.lm.ngram.lookup import ArcIndex
 from asr.lm.ngram.model import NgramArrays, NgramLM
 from asr.serialization import open_atomic
 from asr.text.documents import parse_json
-from asr.text.symbols import SPECIAL_WORDS, Vocabulary
+from asr.text.symbols import Vocabulary
 
 MAGIC = b"ASRNGRAM"
-
-
 VERSIONS = MAPPED, COMPRESSED = (1, 2)
-
-
 _PREFIX = struct.Struct("<8sIII")
-
-
 _ALIGNMENT = 64
-
-
 _CRC_BLOCK = 1 << 24
 
 
@@ -52,7 +44,7 @@ def save_ngram_lm(lm: NgramLM, path: str | Path, compressed: bool = False) -> No
         AsrError: the file cannot be written, for example because the disk is full.
     """
     arrays = {name: np.ascontiguousarray(tensor.cpu().numpy()) for name, tensor in lm.arrays.tensors().items()}
-    words = "\n".join(lm.vocabulary.words[len(SPECIAL_WORDS) :]).encode()
+    words = "\n".join(lm.vocabulary.ordinary).encode()
     arrays["words"] = np.frombuffer(words, dtype=np.uint8)
     version = COMPRESSED if compressed else MAPPED
     header: dict[str, Any] = {"order": lm.order, "name": lm.name, "arrays": {}, "index": None}
@@ -134,7 +126,7 @@ def _decompressed(stored: np.ndarray[Any, Any], dtype: str, length: int) -> np.n
     """The inverse of `_compressed`.
 
     Raises:
-        ValueError: the bytes are not those of so many values.
+        ValueError: the bytes are not those of `length` values.
     """
     num_bytes = length * np.dtype(dtype).itemsize
     stream = zlib.decompressobj()

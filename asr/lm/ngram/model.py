@@ -26,11 +26,7 @@ from asr.lm.ngram.trie import ROOT, NgramTrie
 from asr.text.symbols import BOS_ID, EOS_ID, EPSILON_ID, UNK_ID, Vocabulary
 
 ROOT_STATE = 0
-
-
 NUM_LEVELS = 256
-
-
 _EMPTY_INDEX = ArcIndex(torch.zeros(0, dtype=torch.int64), 1, 1, 32)
 
 

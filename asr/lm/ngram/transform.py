@@ -20,11 +20,8 @@ from asr.lm.ngram.trie import ROOT, IntArray, NgramTrie, find_sorted, pack
 from asr.text.symbols import BOS_ID, EOS_ID
 
 DoubleArray = npt.NDArray[np.float64]
-
-
 _LEAST_MASS = 1e-9
-
-
+_LARGEST_LOSS = 1e300
 _NUM_BISECTIONS = 50
 
 
@@ -61,7 +58,10 @@ def prune_to_size(
     if num_ngrams >= sum(trie.counts):
         return trie if threshold is None else prune_to_threshold(trie, threshold, count)
     loss = _losses(trie, count)
-    longer = np.log(np.maximum(loss[trie.order_begin[1] :], 1e-300))
+    of_longer = loss[trie.order_begin[1] :]
+    # Infinite if sentences would become impossible; if there are too many such n-grams, they have to go, too.
+    np.minimum(of_longer, _LARGEST_LOSS, out=of_longer)
+    longer = np.log(np.maximum(of_longer, 1e-300))
     low, high = float(longer.min()), float(longer.max()) + 1.0
     for _ in range(_NUM_BISECTIONS):
         middle = (low + high) / 2
@@ -127,8 +127,14 @@ def _losses(trie: NgramTrie, count: Int32Array | None) -> DoubleArray:
         weight = np.log(left) - np.log(left_lower)
         probability = np.exp(score)
         new_weight = np.log(left + probability) - np.log(left_lower + np.exp(lower))
-        change = probability * (lower + new_weight - score) + left * (new_weight - weight)
-        loss[span] = -history[contexts][context] * change
+        change = left * (new_weight - weight)
+        # 0 * inf would be nan: what the model rules out, itself or by its history, has no share in the entropy.
+        possible = np.flatnonzero(probability)
+        change[possible] += probability[possible] * (lower[possible] + new_weight[possible] - score[possible])
+        seen = history[contexts][context]
+        reached = np.flatnonzero(seen)
+        loss[span] = 0.0
+        loss[span][reached] = -seen[reached] * change[reached]
     return loss
 
 

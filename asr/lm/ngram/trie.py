@@ -14,11 +14,7 @@ import numpy.typing as npt
 from asr.text.symbols import BOS_ID, Vocabulary
 
 IntArray = npt.NDArray[np.int64]
-
-
 FloatArray = npt.NDArray[np.float32]
-
-
 ROOT = -1
 
 

@@ -25,8 +25,6 @@ from asr.serialization import (
 from asr.text.symbols import Vocabulary
 
 _FORMAT = 1
-
-
 _FILES = "network.safetensors", "words.txt"
 NETWORK_FILES = ("network.json", *_FILES)
 

@@ -21,7 +21,7 @@ from asr.lm.rnn.maxent import HashedMaxEnt
 from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.lm.rnn.optim import AdamWithSparseRows
 from asr.serialization import read_checkpoint
-from asr.text.symbols import SPECIAL_WORDS, Vocabulary
+from asr.text.symbols import Vocabulary
 
 
 class LitRNNLM(pl.LightningModule):
@@ -219,7 +219,7 @@ class LitRNNLM(pl.LightningModule):
         checkpoint["train_seconds"], checkpoint["train_cpu_seconds"] = self._seconds, self._cpu_seconds
         # With these, an export does not need Lightning.
         checkpoint["rnn_lm_config"] = asdict(self.network.config)
-        checkpoint["rnn_lm_words"] = self.network.vocabulary.words[len(SPECIAL_WORDS) :]
+        checkpoint["rnn_lm_words"] = self.network.vocabulary.ordinary
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restores the streams' states and the training times."""

@@ -100,7 +100,7 @@ def tokens_of(tokenizer: Any, num_columns: int, blank: int | None) -> CTCTokens:
     """A tokenizer's symbols for the columns of a network; columns without a symbol never appear in text.
 
     Raises:
-        AsrError: a symbol's id is no number or beyond the columns, or as for `CTCTokens`.
+        AsrError: a symbol's id is not a number or is beyond the columns, or as for `CTCTokens`.
     """
     symbols = [f"<unused-{column}>" for column in range(num_columns)]
     for symbol, column in tokenizer.get_vocab().items():

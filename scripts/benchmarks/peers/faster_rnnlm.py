@@ -3,7 +3,7 @@
     g++ -Ofast -march=native -funroll-loops -std=gnu++11 -D__STDC_FORMAT_MACROS -DEIGEN_DONT_PARALLELIZE -DNOCUDA \\
         -pthread -I.. -o rnnlm *.cc layers/*.cc -lrt          (in its folder faster-rnnlm, with Eigen's headers)
 
-It trains on as many threads as it is told to, without locks, and scores on one whatever it is told.
+It trains on as many threads as it is given, without locks, and always scores on one.
 """
 
 from __future__ import annotations

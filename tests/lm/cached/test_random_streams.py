@@ -150,7 +150,7 @@ def test_a_second_word_of_a_history_decides_only_where_its_path_is_new():
         for word in (5, 6, 33, 32)
         for node in network.output.path_node[path_begin[word] + 1 : path_begin[word + 1]].tolist()
     }
-    # The tree has fewer nodes than are held, and each path ends in a word, which is no node.
+    # The tree has fewer nodes than are held, and each path ends in a word, which is not a node.
     assert engine.statistics().num_tree_decisions == len(led_to) + 4
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import fields
 
 import pytest
@@ -111,3 +112,15 @@ def test_what_is_forgotten_between_utterances_counts() -> None:
     counts = engine.statistics()
     assert (counts.num_evictions, counts.num_evicted_contexts) == (1, num_contexts)
     assert counts.num_contexts == 2
+
+
+def test_all_stages_are_timed_by_the_clock_that_was_given() -> None:
+    """One that ticks once whenever it is read: with compiled loops or without, all times are whole numbers."""
+    vocabulary = Vocabulary([f"W{i}" for i in range(30)])
+    for compiled in (True, False):
+        network = RNNLanguageModel(vocabulary, RNNLMConfig(6, 9, maxent_order=0, log_z=0.3))
+        engine = CachedRNNLM(network, CacheOptions(compiled=compiled), clock=map(float, itertools.count()).__next__)
+        engine.score(engine.start(4), torch.tensor([5, 6, 7, 8]))
+        counts = engine.statistics()
+        stages = (counts.seconds_find, counts.seconds_hidden, counts.seconds_output, counts.seconds_total)
+        assert all(seconds >= 1.0 and seconds.is_integer() for seconds in stages)

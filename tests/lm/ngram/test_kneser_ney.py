@@ -15,11 +15,13 @@ from asr.cli.main import run
 from asr.errors import AsrError
 from asr.lm.corpus import read_word_stream
 from asr.lm.evaluate import measure_perplexity
+from asr.lm.ngram.arpa import read_arpa
 from asr.lm.ngram.estimate import estimate_kneser_ney
 from asr.lm.ngram.model import NgramLM
 from asr.lm.ngram.transform import prune_to_size, prune_to_threshold, set_backoffs
 from asr.text.symbols import Vocabulary
 from tests.reference.ngram_oracle import BackoffModel, kneser_ney, toy_sentences
+from tests.reference.tiny_arpa import TINY
 
 
 def _text(folder: Path, sentences: list[str]) -> Path:
@@ -115,6 +117,17 @@ def test_the_last_threshold_holds_for_all_further_orders(tmp_path: Path) -> None
     for prune in ((-1,), (0, -1), (1, 0)):
         with pytest.raises(AsrError, match="has a negative or decreasing threshold"):
             estimate_kneser_ney(stream, 3, prune)
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_pruning_a_model_that_rules_words_out(tmp_path: Path) -> None:
+    """`a b` is impossible, except after `<s>`. Without the first n-gram it were possible, without the second never."""
+    (tmp_path / "a.arpa").write_text(TINY.replace("-0.4\ta b", "-inf\ta b"))
+    trie = read_arpa(tmp_path / "a.arpa")
+    assert prune_to_threshold(trie, 1e-9).counts == trie.counts == (5, 4, 1)
+    kept = {size: prune_to_size(trie, size) for size in (9, 8, 7, 6, 5)}
+    assert [pruned.counts for pruned in kept.values()] == [(5, 3, 1), (5, 2, 1), (5, 1, 1), (5, 0, 0), (5, 0, 0)]
+    assert kept[8].score[6:].tolist() == trie.score[[6, 7, 10]].tolist()
 
 
 def test_pruning_keeps_what_matters(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Networks that follow one state with many words, and that are asked for few words: as the plain network."""
+"""Networks that extend one state by many words, or know few words, score as the plain network does."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_rows_of_one_state_equal_rows_by_themselves(
     cell: str, num_layers: int, hidden_size: int, num_rows: int, looped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network = _network(num_layers, hidden_size, cell=cell)
-    state = torch.randn(200, network.state_size)  # torch 1.13 multiplies so many in another way
+    state = torch.randn(200, network.state_size)  # torch 1.13 multiplies this many in another way
     before, word_id = torch.randint(200, (num_rows,)), torch.randint(2, len(VOCABULARY), (num_rows,))
     expected = torch.cat([network.step(state[i, None], word[None]) for i, word in zip(before, word_id, strict=True)])
     if not looped:

@@ -143,7 +143,7 @@ def test_times_start_at_zero_where_a_checkpoint_has_none(corpus: Path) -> None:
 
 
 def test_gradients_are_averaged_over_the_words_there_are(corpus: Path) -> None:
-    """A text too short for so many streams has fewer of them."""
+    """A text that is too short for the streams gets fewer of them."""
     norms = []
     for num_streams in (127, 1000):
         data = _data(corpus)

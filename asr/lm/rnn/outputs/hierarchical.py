@@ -174,7 +174,7 @@ class PathPrefixCache:
         is_held = column < num_held
         value = self._held[place.clamp(max=len(self._held) - 1)].masked_fill(~is_held, torch.nan)
         value = value.masked_fill(column == 0, 1.0)
-        # If a node is known, so are all above it; their count tells where to continue.
+        # If a node is known, so are all above it; their count says where to continue.
         num_known = torch.zeros_like(owner).index_add_(0, query, (~value.isnan()).long())
         length = torch.zeros_like(owner).index_add_(0, query, torch.ones_like(query))
         begin = length.cumsum(0) - length + num_known - 1
