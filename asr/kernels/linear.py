@@ -488,7 +488,7 @@ def _rows_of(values: Tensor) -> tuple[Tensor, npt.NDArray[np.int64]]:
     The matrix is in the values' own memory if possible: a part of longer sequences lies between other rows there.
     """
     size = values.shape[-1]
-    if values.stride(-1) != 1 :
+    if values.stride(-1) != 1 or any(stride % size for stride in values.stride()[:-1]):
         values = values.contiguous()
     row = np.zeros((), dtype=np.int64)
     for length, stride in zip(values.shape[:-1], values.stride()[:-1], strict=True):
