@@ -421,7 +421,8 @@ def _transcribe(args: argparse.Namespace, found: Recordings, output: ResultsFile
             cache = later_cache(cache, outcome.result.cache)
     if args.statistics:
         print(f"{describe(recognizer)}: {times.format()}", file=sys.stderr)
-        print("\n".join(format_cache(cache)), file=sys.stderr)
+        for line in format_cache(cache):
+            print(line, file=sys.stderr)
     if failures:
         print(f"{len(todo) - len(failures)} of {len(todo)} files transcribed, {len(failures)} failed.", file=sys.stderr)
     return 1 if failures else 0
