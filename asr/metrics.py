@@ -196,10 +196,14 @@ def align(reference: Sequence[str], hypothesis: Sequence[str]) -> list[tuple[str
     return [(str(a), str(b)) for a, b in kaldialign.align(list(reference), list(hypothesis), GAP)]
 
 
-def format_alignment(reference: Sequence[str], hypothesis: Sequence[str]) -> str:
+Align = Callable[[Sequence[str], Sequence[str]], list[tuple[str, str]]]
+"""`align`, or a function like it."""
+
+
+def format_alignment(reference: Sequence[str], hypothesis: Sequence[str], align_words: Align = align) -> str:
     """Three aligned lines: REF, HYP, and S, I or D below each error; `*` stands for a missing word."""
     rows: tuple[list[str], list[str], list[str]] = (["REF:"], ["HYP:"], ["    "])
-    for ref_word, hyp_word in align(reference, hypothesis):
+    for ref_word, hyp_word in align_words(reference, hypothesis):
         mark = "" if ref_word == hyp_word else "I" if ref_word == GAP else "D" if hyp_word == GAP else "S"
         shown = ref_word or "*", hyp_word or "*", mark
         width = max(map(len, shown))
@@ -209,13 +213,13 @@ def format_alignment(reference: Sequence[str], hypothesis: Sequence[str]) -> str
 
 
 def confusions(
-    references: Mapping[str, Sequence[str]], hypotheses: Mapping[str, Sequence[str]]
+    references: Mapping[str, Sequence[str]], hypotheses: Mapping[str, Sequence[str]], align_words: Align = align
 ) -> Counter[tuple[str, str]]:
     """Counts of all wrong pairs (reference word, hypothesis word); `GAP` as in `align`."""
     return Counter(
         pair
         for utt_id, reference in references.items()
-        for pair in align(reference, hypotheses.get(utt_id, ()))
+        for pair in align_words(reference, hypotheses.get(utt_id, ()))
         if pair[0] != pair[1]
     )
 

@@ -12,6 +12,7 @@ import bisect
 import itertools
 import math
 import re
+from array import array
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from asr.text.documents import read_text
 
 SUFFIXES = (".ctm", ".stm", ".trn")
 _SUBSTITUTION, _GAP_COST, _NOTHING_COST = 4.0, 3.0, 0.001
+_REPLACED, _DELETED, _INSERTED = range(3)
 _NOTHING = "@"
 _IGNORED = "ignore_time_segment_in_scoring"
 _MAX_DEPTH = 20
@@ -232,34 +234,37 @@ def align(reference: Sequence[str], hypothesis: Sequence[str], where: str = "ref
     """
     arcs, last = _network(reference, where)
     heard = [word.lower() for word in hypothesis]
-    cost = [[_GAP_COST * place for place in range(len(heard) + 1)]]
-    back: list[list[tuple[int, int]]] = [[(0, place - 1) for place in range(len(heard) + 1)]]
-    for number, arc in enumerate(arcs[1:], start=1):
+    # Nine bytes for each pair of words: recordings of an hour are aligned as a whole.
+    cost = [array("d", (_GAP_COST * place for place in range(len(heard) + 1)))]
+    back = [bytearray([_INSERTED]) * (len(heard) + 1)]
+    for arc in arcs[1:]:
         is_nothing = arc.word == _NOTHING
-        own, steps = [0.0] * (len(heard) + 1), [(0, 0)] * (len(heard) + 1)
+        own, steps = array("d", bytes(8 * (len(heard) + 1))), bytearray(len(heard) + 1)
         deletion = _NOTHING_COST if is_nothing else _GAP_COST
         for place in range(len(heard) + 1):
             before = min(arc.before, key=lambda one: cost[one][place])
             deleted = cost[before][place] + deletion
             if place == 0:
-                own[0], steps[0] = deleted, (before, 0)
+                own[0], steps[0] = deleted, _DELETED
                 continue
             source = min(arc.before, key=lambda one: cost[one][place - 1])
             replaced = cost[source][place - 1] + (0.0 if arc.word == heard[place - 1] else _SUBSTITUTION)
             inserted = own[place - 1] + _GAP_COST
             if not is_nothing and replaced <= deleted and replaced <= inserted:
-                own[place], steps[place] = replaced, (source, place - 1)
+                own[place], steps[place] = replaced, _REPLACED
             elif deleted < inserted:
-                own[place], steps[place] = deleted, (before, place)
+                own[place], steps[place] = deleted, _DELETED
             else:
-                own[place], steps[place] = inserted, (number, place - 1)
+                own[place], steps[place] = inserted, _INSERTED
         cost.append(own)
         back.append(steps)
     number, place = min(last, key=lambda one: cost[one][-1]), len(heard)
     pairs: list[tuple[str, str]] = []
     while number > 0 or place > 0:
-        source, earlier = back[number][place]
-        word = GAP if source == number else arcs[number].word
+        step = back[number][place]
+        earlier = place if step == _DELETED else place - 1
+        source = number if step == _INSERTED else min(arcs[number].before, key=lambda one: cost[one][earlier])
+        word = GAP if step == _INSERTED else arcs[number].word
         if word != _NOTHING:
             pairs.append((word, GAP if earlier == place else heard[place - 1]))
         number, place = source, earlier

@@ -121,7 +121,7 @@ class Recognizer(nn.Module):
             complete; `search` queries the language model at each frame, which takes several times as long; `auto` is
             `chunks` in token passing on a CPU with numba, otherwise `lattice`.
         keep_lattices: whether results include lattices, which costs time and memory. With a bundle that is not
-            calibrated, words have confidences only if lattices are kept.
+            calibrated, words have confidences only if lattices are kept, or several hypotheses are requested.
         options: overrides of the bundle's tuned options: any of `asr.decoding.settings.setting_options` (beams, scales,
             a second pass, approximations of the recurrent model).
         resources: segments, batches, workers, memory and the language model's devices.

@@ -85,7 +85,7 @@ class Word:
         text: the word.
         start, end: in seconds from the beginning of the recording.
         confidence: calibrated probability that the word is right. If the bundle is not calibrated, the posterior
-            probability in the lattice, or None if lattices are not kept.
+            probability in the lattice, or None if neither lattices nor several hypotheses are requested.
     """
 
     text: str

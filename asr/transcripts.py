@@ -21,6 +21,7 @@ _MAX_LINE_CHARACTERS = 42
 # The minimum length of an interval.
 _LEAST_SECONDS = 0.001
 _CHANNEL = "1"
+_TEXTGRID_DIGITS = 4
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,9 @@ def _ctm(transcript: Transcript) -> Iterator[str]:
 def _stm(transcript: Transcript) -> Iterator[str]:
     for cue in cues(transcript.words):
         text = " ".join(_one_token(word.text) for word in cue.words)
-        yield f"{transcript.name} {_CHANNEL} {transcript.name} {cue.begin:.3f} {cue.end:.3f} {text}"
+        # A first word such as <unk> would be read as the segment's labels.
+        labels = "<O> " if text.startswith("<") else ""
+        yield f"{transcript.name} {_CHANNEL} {transcript.name} {cue.begin:.3f} {cue.end:.3f} {labels}{text}"
 
 
 def _trn(transcript: Transcript) -> Iterator[str]:
@@ -136,13 +139,14 @@ def _textgrid(transcript: Transcript) -> Iterator[str]:
     intervals: list[tuple[float, float, str]] = []
     position = 0.0
     for word in transcript.words:
-        begin = max(word.start, position)
-        end = max(word.end, begin + _LEAST_SECONDS)
+        # Sums of the times of segments differ in the last digits; as written, no interval may be empty.
+        begin = round(max(word.start, position), _TEXTGRID_DIGITS)
+        end = round(max(word.end, begin + _LEAST_SECONDS), _TEXTGRID_DIGITS)
         if begin > position:
             intervals.append((position, begin, ""))
         intervals.append((begin, end, word.text))
         position = end
-    total = max(transcript.duration, position, _LEAST_SECONDS)
+    total = round(max(transcript.duration, position, _LEAST_SECONDS), _TEXTGRID_DIGITS)
     if total > position:
         intervals.append((position, total, ""))
     yield 'File type = "ooTextFile"\nObject class = "TextGrid"\n'

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import random
 import re
+from pathlib import Path
 
 import pytest
 
 from asr.errors import AsrError
+from asr.nist import read_stm
 from asr.results import Word
 from asr.transcripts import FORMATS, Transcript, cues, format_transcript, parse_formats, unique_names
 
@@ -55,6 +57,21 @@ def test_intervals_of_a_textgrid_cover_the_recording_without_overlap() -> None:
     assert all(end > begin for begin, end in zip(begins, ends, strict=True))
     assert re.findall(r'text = "(.*)"', text) == ["", "SHE", "SAID", "", '""A<B""', "OVERLAPS", ""]
     assert "intervals: size = 7" in text
+
+
+def test_times_that_differ_in_the_last_digits_give_no_empty_interval() -> None:
+    """Where segments meet, and at the end of the last one, times are different sums of the same numbers."""
+    words = (Word("A", 0.0, 0.1 + 0.7), Word("B", 0.8000000000000003, 0.1 + 0.7 + 0.4))
+    text = format_transcript(Transcript("talk", words, 1.2000000000000004, {}), "textgrid")
+    assert re.findall(r'text = "(.*)"', text) == ["A", "B"]
+
+
+def test_a_first_word_in_angle_brackets_is_no_label(tmp_path: Path) -> None:
+    path = tmp_path / "talk.stm"
+    path.write_text(
+        format_transcript(Transcript("talk", (Word("<unk>", 0.0, 0.2), Word("A", 0.2, 0.4)), 1.0, {}), "stm")
+    )
+    assert [segment.words for segment in read_stm(path)] == [("<unk>", "A")]
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -256,7 +256,14 @@ class _SequentialFile(soundfile.SoundFile):
 
 
 def _open(path: Path) -> _SequentialFile:
+    if path.is_dir():
+        raise AsrError(f"{path}: this is a folder; name the audio files in it.")
     if not path.is_file():
+        if path.exists():
+            raise AsrError(
+                f"{path}: this is a pipe or a device, not a file; write the audio to a file, or send it "
+                "to 'asr transcribe --stream -'."
+            )
         raise AsrError(f"{path}: there is no such audio file.")
     if path.stat().st_size == 0:
         raise AsrError(f"{path}: the audio file is empty (0 bytes); fetch it again.")

@@ -94,7 +94,7 @@ def compiled_state() -> tuple[bool, str]:
         return False, "numba is not installed; slower tensor operations are used instead"
     record = next((folder / RECORD for folder in record_folders() if (folder / RECORD).is_file()), None)
     if record is None:
-        return False, "not yet compiled; 'asr doctor --compile' compiles them before the first recording"
+        return False, "not compiled ahead; 'asr doctor --compile' does it, otherwise the first recordings do"
     try:
         content = parse_json(record.read_text(encoding="utf-8"))
         missing = [path for path in content["files"] if not Path(path).is_file()]

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 from asr.cli.evaluation_details import Details, details_of_file, evaluation_of
 from asr.errors import AsrError
 from asr.metrics import (
+    Align,
     ErrorCounts,
     ErrorReport,
+    align,
     bootstrap_interval,
     confusions,
     count_errors,
@@ -31,7 +33,6 @@ from asr.metrics import (
 )
 from asr.nist import (
     TimedWord,
-    align,
     is_nist,
     match_segments,
     read_ctm,
@@ -40,6 +41,7 @@ from asr.nist import (
     resolve,
     write_trn,
 )
+from asr.nist import align as align_like_sclite
 from asr.nist import count_errors as sclite_errors
 from asr.reports.evaluation import Clip
 from asr.reports.word_graph import WordGraph
@@ -193,7 +195,8 @@ def run(args: argparse.Namespace) -> int:
             name, summary = Path(args.details).stem, _as_dict(report, extra)
             evaluation_of(name, references, hypotheses, summary, details, graphs, is_sclite).save(args.details)
         else:
-            _write_details(Path(args.details), references, hypotheses, report)
+            align_words = align_like_sclite if is_sclite else align
+            _write_details(Path(args.details), references, hypotheses, report, align_words)
     print(json.dumps(_as_dict(report, extra)) if args.json else "\n".join(_as_text(report, extra)))
     return 1 if extra.get("failed") else 0
 
@@ -206,7 +209,7 @@ def _outputs(args: argparse.Namespace) -> list[Path]:
 
 
 def _sclite_errors(reference: Sequence[str], hypothesis: Sequence[str]) -> ErrorCounts:
-    return sclite_errors(align(reference, hypothesis))
+    return sclite_errors(align_like_sclite(reference, hypothesis))
 
 
 def read_pair(reference: str, hypotheses: str) -> tuple[Transcripts, Transcripts]:
@@ -467,12 +470,13 @@ def _write_details(
     references: Mapping[str, Sequence[str]],
     hypotheses: Mapping[str, Sequence[str]],
     report: ErrorReport,
+    align_words: Align,
 ) -> None:
-    lines = ["most frequent errors", *format_confusions(confusions(references, hypotheses)), ""]
+    lines = ["most frequent errors", *format_confusions(confusions(references, hypotheses, align_words)), ""]
     for utt_id, counts in sorted(report.words.items(), key=lambda item: -item[1].num_errors):
         lines += [
             f"{utt_id}  {_counts(counts)} of {counts.num_ref} words",
-            format_alignment(references[utt_id], hypotheses.get(utt_id, ())),
+            format_alignment(references[utt_id], hypotheses.get(utt_id, ()), align_words),
             "",
         ]
     write_whole_text(path, "\n".join(lines))

@@ -226,9 +226,12 @@ def refuse_without(
     """
     parser = argparse.ArgumentParser(add_help=False)
     add_arguments(parser)
-    for name, default in vars(parser.parse_args([])).items():
-        if getattr(args, name) != default:
-            raise AsrError(f"--{name.replace('_', '-')} has no effect without {needed}; give both, or leave it out.")
+    for action in parser._actions:
+        if (given := getattr(args, action.dest)) == parser.get_default(action.dest):
+            continue
+        is_off = isinstance(action, argparse.BooleanOptionalAction) and not given
+        flag = action.option_strings[-1 if is_off else 0]
+        raise AsrError(f"{flag} has no effect without {needed}; give both, or leave it out.")
 
 
 def _choices(choices: Mapping[str, str]) -> str:

@@ -150,16 +150,20 @@ def run(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     lm = language_model(args)
-    lines = []
+    lines, has_failed = [], False
     for utterance in utterances:
-        lines.append(_line(args, utterance, _rescored(args, utterance, lm, max_contexts)))
+        ranked = _rescored(args, utterance, lm, max_contexts)
+        if not ranked:
+            print(f"asr: {utterance.name}: there is no complete sentence in the input.", file=sys.stderr)
+            has_failed = True
+        lines.append(_line(args, utterance, ranked))
         lm.retain(lm.start(0))  # no utterance refers to histories of an earlier one
     text = "".join(lines)
-    if not output:
+    if output:
+        write_whole_text(output, text)
+    else:
         sys.stdout.write(text)
-        return 0
-    write_whole_text(output, text)
-    return 0
+    return 1 if has_failed else 0
 
 
 class _Utterance(NamedTuple):
@@ -277,8 +281,6 @@ def _rescored(args: argparse.Namespace, utterance: _Utterance, lm: LanguageModel
     )
     if isinstance(found, WordLattice):
         best = rescore_lattice(found, lm, scales, max_contexts)
-        if best is None:
-            print(f"asr: {found.name}: the lattice has no complete sentence.", file=sys.stderr)
         return [] if best is None else [best]
     return rescore_list(found, lm, scales)
 

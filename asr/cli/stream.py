@@ -19,7 +19,7 @@ from asr.decoding.settings import WHOLE_RECORDINGS, ResourceOptions
 from asr.errors import AsrError
 from asr.options import options_of
 from asr.recognizer import Recognizer
-from asr.results import StreamResult
+from asr.results import StreamResult, format_cache
 from asr.streaming import PARTIAL_POLICIES, StreamingOptions, StreamingRecognizer
 
 STANDARD_INPUT = "-"
@@ -195,6 +195,8 @@ def run_streams(
             _write(result, number_of[result.stream], output, args.jsonl)
     if args.statistics:
         print(f"mode {recognizer.mode}, decoder {options.decoder}: {streaming.times.format()}", file=sys.stderr)
+        for line in format_cache({} if streaming.engine is None else streaming.engine.statistics().as_dict()):
+            print(line, file=sys.stderr)
     return len(failed)
 
 

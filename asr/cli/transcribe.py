@@ -228,8 +228,8 @@ A JSON line has these fields:
   audio      the path as given, or the id in wav.scp or a manifest, then also as 'id'
   text       the words
   duration   the duration of the audio in seconds
-  words      each with 'word', 'start' and 'end' in seconds and, if the bundle is calibrated or with --lattices,
-             'confidence' from 0 to 1
+  words      each with 'word', 'start' and 'end' in seconds and, if the bundle is calibrated or with --lattices or
+             --nbest, 'confidence' from 0 to 1
   scores     of the words' path, natural logarithms: 'am', 'graph' and 'lm' unweighted; 'total' is their weighted sum
              plus the word insertion penalties
   nbest      with --nbest, the most probable distinct sentences, best first, each with 'text' and 'scores'; with
@@ -237,9 +237,11 @@ A JSON line has these fields:
   complete   false if no complete sentence survived the beam
   seconds    computing time in seconds, by stage
   notes      if there is reason for doubt: 'unsure' for low confidences, 'noise' if words were left out as noise
-A file that failed has a line with only 'audio' and 'error'. With --stream a line has 'type' (partial or final), 'begin'
-and 'end' of the utterance in seconds, 'text' and 'words'. A partial result has 'settled' (the number of words that will
-no longer change), a final one 'reason' (pause or end), 'complete' and 'scores'.
+  made_by    with --output, the bundle, the mode, and a number for all options that affect the words
+A file that failed has 'error' instead of 'text' and all that follows it, except 'made_by'. With --stream a line has
+'audio', 'type' (partial or final), 'begin' and 'end' of the utterance in seconds, 'text' and 'words'. A partial result
+has 'settled' (the number of words that will no longer change), a final one 'reason' (pause or end), 'complete',
+'scores' and perhaps 'notes'.
 
 With --stream, words are output while the audio is still arriving, from a file or from standard input. The acoustic
 model then has less right context, so that the words may differ from those of the whole recording. For figures and the
@@ -421,7 +423,8 @@ def _transcribe(args: argparse.Namespace, found: Recordings, output: ResultsFile
             cache = later_cache(cache, outcome.result.cache)
     if args.statistics:
         print(f"{describe(recognizer)}: {times.format()}", file=sys.stderr)
-        print("\n".join(format_cache(cache)), file=sys.stderr)
+        for line in format_cache(cache):
+            print(line, file=sys.stderr)
     if failures:
         print(f"{len(todo) - len(failures)} of {len(todo)} files transcribed, {len(failures)} failed.", file=sys.stderr)
     return 1 if failures else 0

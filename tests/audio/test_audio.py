@@ -74,6 +74,10 @@ def bad_file(folder: Path, kind: str) -> Path:
         return path
     if kind == "zero_bytes":
         path.touch()
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
     elif kind == "no_samples":
         soundfile.write(str(path), np.zeros(0), 16000)
     elif kind == "not_audio":
@@ -96,6 +100,8 @@ def bad_file(folder: Path, kind: str) -> Path:
     ("kind", "message"),
     [
         ("missing", "there is no such audio file"),
+        ("folder", "this is a folder; name the audio files in it"),
+        ("pipe", "this is a pipe or a device, not a file"),
         ("zero_bytes", "is empty"),
         ("no_samples", "has no samples"),
         ("not_audio", "cannot be decoded"),

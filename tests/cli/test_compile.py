@@ -80,7 +80,7 @@ def test_what_a_cold_cache_lacks_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_pa
         assert numba.njit(lambda x: x + 1)(1) == 2
     assert counts[-1] >= 1
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    text = "not yet compiled; 'asr doctor --compile' compiles them before the first recording"
+    text = "not compiled ahead; 'asr doctor --compile' does it, otherwise the first recordings do"
     assert compiling.compiled_state() == (False, text)
 
 

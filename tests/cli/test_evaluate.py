@@ -46,6 +46,18 @@ def test_details_and_another_system(tmp_path, transcripts, evaluate):
     assert "REF: ONE TWO THREE\nHYP: ONE TOO THREE\n         S\n" in details
 
 
+def test_details_have_the_alignment_whose_errors_were_counted(tmp_path, evaluate):
+    """The fewest errors are five substitutions; sclite takes three deletions and three insertions, which cost less."""
+    (tmp_path / "ref.trn").write_text("A B C X Y (u)\n")
+    (tmp_path / "hyp.trn").write_text("X Y P Q R (u)\n")
+    details = tmp_path / "details.txt"
+    evaluate(tmp_path / "hyp.trn", "--reference", tmp_path / "ref.trn", "--details", details)
+    text = details.read_text()
+    assert "u  0 substitutions, 3 insertions, 3 deletions of 5 words" in text
+    assert "REF: a b c x y * * *\nHYP: * * * x y p q r\n     D D D     I I I\n" in text
+    assert "     1  deleted   a\n" in text and "->" not in text
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -54,6 +66,8 @@ def test_details_and_another_system(tmp_path, transcripts, evaluate):
         (["hyp", "--reference", "ref", "--output", "out"], "--output and --resume are for the results of --cuts"),
         (["hyp", "--reference", "ref", "--resume"], "--output and --resume are for the results of --cuts"),
         (["hyp", "--reference", "ref", "--search-beam", "3"], "--search-beam has no effect without --cuts"),
+        (["hyp", "--reference", "ref", "--workers", "2"], "--workers has no effect without --cuts"),
+        (["hyp", "--reference", "ref", "--cache-mb", "9"], "--cache-mb has no effect without --cuts"),
         (["nowhere", "--reference", "nowhere"], "nowhere: the transcript file cannot be read"),
     ],
 )

@@ -188,7 +188,7 @@ def test_a_recognizer_has_another_name_if_its_words_may_differ(tiny_bundle_folde
         (["--partials", "best"], "--partials has no effect without --stream"),
         (["--chunk-seconds", "0.3"], "--chunk-seconds has no effect without --stream"),
         (["--lattice-format", "kaldi"], "--lattice-format has no effect without --lattices"),
-        (["--no-lattice-gzip"], "--lattice-gzip has no effect without --lattices"),
+        (["--no-lattice-gzip"], "--no-lattice-gzip has no effect without --lattices"),
     ],
 )
 def test_wrong_requests_are_one_sentence(data: Path, options: list[str], message: str, capsys) -> None:

@@ -131,6 +131,10 @@ def test_statistics(tmp_path, transcribe):
     assert "mode interpolated" in errors
     assert "real-time factor" in errors
     assert "answered from the cache of scores" in errors
+    _, _, errors = transcribe(path, "--statistics", "--mode", "interpolated", "--stream")
+    assert "answered from the cache of scores" in errors
+    _, _, errors = transcribe(path, "--statistics", "--ngram-only")
+    assert errors.count("\n") == 1 and "cache" not in errors
 
 
 @pytest.mark.parametrize(

@@ -336,6 +336,10 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert records[3]["text"] == "pat two" and len(records[3]["nbest"]) == 2
     assert main(["rescore", inputs[0], *words, "--output-format", "ctm"]) == 0
     assert capsys.readouterr().out.splitlines()[1] == "talk 1 0.250 0.550 ZEBRA"
+    (folder / "failed").write_text('{"id": "u2", "error": "no audio"}\n{"id": "u3", "text": "PAT"}\n')
+    assert main(["rescore", str(folder / "failed"), *words]) == 1
+    found = capsys.readouterr()
+    assert found.out == "u2\nu3 PAT\n" and found.err == "asr: u2: there is no complete sentence in the input.\n"
     assert main(["rescore", *inputs, *words, "--nbest", "2"]) == 2
     assert "--nbest needs --jsonl" in capsys.readouterr().err
     for name, *unused in (

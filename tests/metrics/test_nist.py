@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 import subprocess
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,16 @@ def test_errors_are_sclite_s(reference: str, hypothesis: str, expected: tuple[in
 
 def test_of_equally_cheap_alignments_an_insertion_comes_before_a_deletion() -> None:
     assert align(["a", "b"], ["b", "a"]) == [("a", ""), ("b", "b"), ("", "a")]
+
+
+def test_a_long_recording_is_aligned_in_little_memory() -> None:
+    words = [str(number % 97) for number in range(600)]
+    tracemalloc.start()
+    pairs = align(words, words[1:])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert pairs == [("0", ""), *zip(words[1:], words[1:], strict=True)]
+    assert peak < 12 * len(words) ** 2
 
 
 def test_errors_of_random_sentences_are_sclite_s(tmp_path: Path) -> None:
