@@ -367,6 +367,18 @@ class LitAcousticModel(pl.LightningModule):
         checkpoint["tokens"] = list(self.trainer.datamodule.token_table.tokens)  # type: ignore[attr-defined]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Notes that the run is resumed.
+
+        Raises:
+            AsrError: the checkpoint is of other tokens, which may be as many.
+        """
+        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+        tokens = list(data.token_table.tokens)
+        if checkpoint.get("tokens", tokens) != tokens:
+            raise AsrError(
+                "ckpt_path: the checkpoint has other tokens than the data; give the lexicon or the token table of its "
+                "training."
+            )
         self._is_resumed = True
 
     def _clear(self) -> None:

@@ -452,6 +452,28 @@ def test_a_training_starts_from_a_network_whose_states_were_tied_in_another_way(
         torch.testing.assert_close(after[name], before[name], rtol=0, atol=0)
 
 
+def test_outputs_follow_their_states_if_there_are_as_many_as_before(
+    folder: Path, states: TiedStates, tmp_path: Path
+) -> None:
+    """Trees grow up to the same limit, so that other trees have as many columns; a hidden layer may, too."""
+    width = {"small_dim": states.num_columns}
+    first = fit(folder, states, 1, network_arguments=width)
+    first.save_checkpoint(tmp_path / "first.ckpt")
+    turned = np.array([0, *range(states.num_columns - 1, 0, -1)])
+    other = TiedStates(states.phones, turned[states.entry], turned[states.loop])
+    (tmp_path / "states.json").write_text(json.dumps(other.to_json()))
+    shutil.copy(folder / "states" / "denominator.npz", tmp_path)
+    second = fit(folder, other, 0, str(tmp_path / "first.ckpt"), tmp_path, width)
+    before = first.lightning_module.average.network.state_dict()
+    after = second.lightning_module.network.state_dict()
+    assert before["branch.out.weight"].abs().max() > 0
+    for name, value in before.items():
+        expected = value[turned] if ".out." in name and name.startswith(("branch", "auxiliary")) else value
+        torch.testing.assert_close(after[name], expected, msg=lambda text, name=name: f"{name}: {text}")
+    with pytest.raises(AsrError, match=r"ckpt_path: the checkpoint has other tied states than data\.chain"):
+        fit(folder, other, 2, chain=tmp_path, network_arguments=width, resume=tmp_path / "first.ckpt")
+
+
 def test_the_phones_of_a_piece_lie_where_they_are_spoken(folder: Path, states: TiedStates) -> None:
     from asr.models.chain_training import ChainDataModule
     from asr.models.chunks import ChunkBatch, ChunkLoader

@@ -99,9 +99,20 @@ class LitRNNLM(pl.LightningModule):
         counts = torch.from_numpy(data.train_tokens.unigram_counts(len(data.vocabulary)))
         self.network.output.set_unigram(counts, reset_bias=self.init_from is None)
         if self.init_from is not None and Path(self.init_from).is_dir():
-            self.network.load_state_dict(load_network(self.init_from).state_dict())
+            trained = load_network(self.init_from)
+            self._require_words(_ordinary_words(trained), f"{self.init_from}: init_from")
+            self.network.load_state_dict(trained.state_dict())
         elif self.init_from is not None:
-            self.load_state_dict(read_checkpoint(self.init_from)["state_dict"])
+            checkpoint = read_checkpoint(self.init_from)
+            self._require_words(checkpoint.get("rnn_lm_words"), f"{self.init_from}: init_from")
+            self.load_state_dict(checkpoint["state_dict"])
+
+    def _require_words(self, words: tuple[str, ...] | None, what: str) -> None:
+        """Rejects weights of other words, or of the same ones in another order: they may have the same shapes."""
+        if words is not None and words != _ordinary_words(self.network):
+            raise AsrError(
+                f"{what} has another word list than model.vocabulary; give the list that it was trained with."
+            )
 
     def _tables(self) -> dict[str, torch.nn.Parameter]:
         """The parameters with sparse gradients, by name."""
@@ -219,10 +230,19 @@ class LitRNNLM(pl.LightningModule):
         checkpoint["train_seconds"], checkpoint["train_cpu_seconds"] = self._seconds, self._cpu_seconds
         # With these, an export does not need Lightning.
         checkpoint["rnn_lm_config"] = asdict(self.network.config)
-        checkpoint["rnn_lm_words"] = self.network.vocabulary.words[len(SPECIAL_WORDS) :]
+        checkpoint["rnn_lm_words"] = _ordinary_words(self.network)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restores the streams' states and the training times."""
+        """Restores the streams' states and the training times.
+
+        Raises:
+            AsrError: the checkpoint is of other words.
+        """
+        self._require_words(checkpoint.get("rnn_lm_words"), "ckpt_path: the checkpoint")
         self._states, self._loaded_states = None, checkpoint.get("stream_states")
         self._seconds = checkpoint.get("train_seconds", 0.0)
         self._cpu_seconds = checkpoint.get("train_cpu_seconds", 0.0)
+
+
+def _ordinary_words(network: RNNLanguageModel) -> tuple[str, ...]:
+    return network.vocabulary.words[len(SPECIAL_WORDS) :]
