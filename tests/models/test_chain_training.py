@@ -523,6 +523,11 @@ def test_schedules_end_with_the_training(folder: Path, states: TiedStates, optio
     assert plan.call_count <= 5
 
 
+def test_a_schedule_needs_an_end(folder: Path, states: TiedStates) -> None:
+    with pytest.raises(AsrError, match="give max_epochs or max_steps"):
+        fit(folder, states, -1, trainer_options={"max_time": "00:00:00:02"})
+
+
 @pytest.mark.parametrize(
     ("held_out", "frames", "sentence"),
     [

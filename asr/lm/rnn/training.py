@@ -12,7 +12,15 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
-from asr.distributed import average_gradient, broadcast, current_share, gather_rows, prepare_wrapping, total
+from asr.distributed import (
+    average_gradient,
+    broadcast,
+    current_share,
+    gather_rows,
+    prepare_wrapping,
+    require_end,
+    total,
+)
 from asr.errors import AsrError
 from asr.kernels.jit import torch_on_one_thread
 from asr.lm.rnn.data import TokenBatch
@@ -206,12 +214,17 @@ class LitRNNLM(pl.LightningModule):
         self.log("val_log_z_std", math.sqrt(max(0.0, square / count - mean * mean)))
 
     def configure_optimizers(self) -> Any:
-        """Adam with sparse rows; warm-up, plateau, half cosine."""
+        """Adam with sparse rows; warm-up, plateau, half cosine.
+
+        Raises:
+            AsrError: the trainer limits neither epochs nor steps.
+        """
         optimizer = AdamWithSparseRows(self.network.parameters(), lr=self.lr, sparse_lr=self.sparse_lr)
         if self.init_from is not None and not Path(self.init_from).is_dir():
             state = read_checkpoint(self.init_from)["optimizer_states"][0]
             # The parameter groups, and with them the learning rates, are those of this run.
             optimizer.load_state_dict({"state": state["state"], "param_groups": optimizer.state_dict()["param_groups"]})
+        require_end(self.trainer)
         num_steps = max(1, int(self.trainer.estimated_stepping_batches))
 
         def factor(step: int) -> float:

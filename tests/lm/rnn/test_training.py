@@ -393,6 +393,14 @@ def test_bad_input_of_a_recipe_is_one_sentence(corpus: Path) -> None:
         train.run([*command, "--data.vocabulary", words, "--model.network.dropout", "1"])
 
 
+def test_a_training_needs_an_end(corpus: Path) -> None:
+    """The learning rates fall until then."""
+    with pytest.raises(AsrError, match="give max_epochs or max_steps"):
+        _trainer(corpus, max_epochs=-1, max_time="00:00:00:02", enable_checkpointing=False).fit(
+            _model(corpus), _data(corpus)
+        )
+
+
 def test_two_word_lists_are_refused(corpus: Path) -> None:
     (corpus / "other.txt").write_text("THE\nA\n")
     data = TextDataModule(str(corpus / "other.txt"), str(corpus / "cache"), [str(corpus / "text.txt")])
