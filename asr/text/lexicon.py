@@ -288,9 +288,15 @@ class Tokenizer:
                     ids += self.tokens.ids_of(list(word))
                 else:
                     unknown.append(word)
-            elif word in self.lexicon:
+            elif pronunciations := self.pronunciations(word):
                 choice = variants[position] if variants is not None else 0
-                ids += self.tokens.ids_of(self.lexicon[word][choice])
+                ids += self.tokens.ids_of(pronunciations[choice])
             else:
                 unknown.append(word)
         return ids, unknown
+
+    def pronunciations(self, word: str) -> list[Pronunciation]:
+        """Those of a word as written or else in upper case, as the lexicon is read; none for an unknown word."""
+        assert self.lexicon is not None
+        name = word if word in self.lexicon else word.upper()
+        return self.lexicon.pronunciations.get(name, [])

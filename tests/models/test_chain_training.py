@@ -502,6 +502,16 @@ def test_a_network_of_other_outputs_or_features_is_refused(folder: Path, states:
             fit(folder, states, 0, network_arguments=changes)
 
 
+def test_asr_chain_reads_transcripts_in_lower_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    soundfile.write(tmp_path / "one.wav", np.random.default_rng(1).normal(size=8000) * 0.1, 16000)
+    (tmp_path / "toy.csv").write_text("audio,text\none.wav,a bay\n")
+    (tmp_path / "lexicon.txt").write_text("a AH\nbay B EY\n")
+    command = ["chain", "--corpus", f"csv:toy={tmp_path / 'toy.csv'}", "--lexicon", str(tmp_path / "lexicon.txt")]
+    assert main([*command, "--bundle", str(tmp_path / "none"), "--output", str(tmp_path / "chain")]) == 2
+    assert "none: there is no" in capsys.readouterr().err  # after the features
+    assert [each.text for each in PreparedCorpus(tmp_path / "chain" / "prepared").utterances] == ["a bay"]
+
+
 def test_passes_of_asr_chain_are_not_negative(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "lexicon.txt").write_text("A a\n")
     common = ["--corpus", "csv:toy=toy.csv", "--lexicon", str(tmp_path / "lexicon.txt"), "--bundle", "none"]
