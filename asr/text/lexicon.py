@@ -188,6 +188,11 @@ class Lexicon:
         Path(path).write_bytes(lzma.compress(content) if Path(path).suffix == ".xz" else content)
 
 
+def has_stress(tokens: Iterable[str]) -> bool:
+    """Whether there are ARPAbet vowels with stress marks among tokens."""
+    return any(_STRESSED_VOWEL.match(token) for token in tokens)
+
+
 @functools.lru_cache(maxsize=4096)
 def _without_stress(phone: str) -> str:
     return _STRESSED_VOWEL.sub(r"\g<phone>", phone)
