@@ -154,6 +154,18 @@ def prepare_wrapping(module: nn.Module, trainer: Any, own_gradients: Sequence[st
     nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, [*own_gradients, *buffers])
 
 
+def require_end(trainer: Any) -> None:
+    """Checks that a schedule of learning rates, which fall until the training ends, has an end.
+
+    Raises:
+        AsrError: the trainer limits neither epochs nor steps.
+    """
+    if trainer.max_steps < 0 and (trainer.max_epochs is None or trainer.max_epochs < 0):
+        raise AsrError(
+            "trainer.max_epochs: the learning rates fall until the training ends; give max_epochs or max_steps."
+        )
+
+
 def draw_from(*numbers: int) -> None:
     """Seeds torch's generators from numbers such as a seed, an epoch and a batch."""
     digest = hashlib.sha256(repr(numbers).encode()).digest()

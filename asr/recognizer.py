@@ -53,7 +53,7 @@ from asr.options import options_of
 from asr.pipeline import EnginePool, Engines, StreamPool, pipelined
 from asr.results import RecognitionResult, StageTimes, as_result, joined
 from asr.serialization import copied_to_processes
-from asr.text.lexicon import Lexicon
+from asr.text.lexicon import Lexicon, has_stress
 
 if TYPE_CHECKING:
     from asr.audio.io import AudioFile
@@ -278,7 +278,9 @@ class Recognizer(nn.Module):
         assert bundle is not None
         bundle = bundle.with_language_models(large_ngram, rnn_lm)
         if lexicon is not None and acoustic_model is None:
-            lexicon = lexicon if isinstance(lexicon, Lexicon) else Lexicon.from_file(lexicon)
+            if not isinstance(lexicon, Lexicon):
+                words, tokens = bundle.graph.vocabulary.words, bundle.graph.tokens.tokens
+                lexicon = Lexicon.for_words([lexicon], words, has_stress(tokens))
             WordAligner(lexicon, bundle.graph)  # refuses a graph whose words cannot be aligned
             bundle = replace(bundle, lexicon=lexicon)
         return cls(bundle, **arguments)

@@ -28,7 +28,7 @@ from asr.models.external.base import KINDS
 from asr.models.tdnnf import Ensemble
 from asr.serialization import ModelSpec, atomic_folder, fingerprint_of_description, output_path
 from asr.text.documents import parse_yaml
-from asr.text.lexicon import Lexicon
+from asr.text.lexicon import Lexicon, has_stress
 from asr.text.symbols import TokenTable
 
 BUNDLE_HELP = """Assembles trained parts into one folder: acoustic model, decoding graph and language models.
@@ -165,7 +165,9 @@ def _assembled(args: argparse.Namespace, name: str) -> Bundle:
         small_ngram=_ngram(args.small_ngram),
         large_ngram=_ngram(args.large_ngram),
         rnn_lm=read_rnn_lm(args.rnn_lm) if args.rnn_lm else None,
-        lexicon=Lexicon.for_words(args.lexicon, graph.vocabulary.words) if args.lexicon else None,
+        lexicon=Lexicon.for_words(args.lexicon, graph.vocabulary.words, has_stress(graph.tokens.tokens))
+        if args.lexicon
+        else None,
         denominator=acoustics.denominator
         if args.denominator is None
         else DenominatorGraph.load(Path(args.denominator)),

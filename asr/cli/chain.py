@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -107,16 +107,19 @@ def run(args: argparse.Namespace) -> int:
         raise AsrError(f"--passes {args.passes}: give 0 or more.")
     prepared, states_folder = args.output / "prepared", args.output / "states"
     min_score = dict(_scores(args.min_score))
-    lexicon, fbank = Lexicon.from_files(args.lexicon), Fbank(high_freq=args.high_freq)
+    fbank = Fbank(high_freq=args.high_freq)
     left_out: list[str] = []
-    is_kept = (prepared / "utterances.json").is_file()
-    if not is_kept:
+    if (prepared / "utterances.json").is_file():
+        corpus = PreparedCorpus(prepared)
+        _check_kept(corpus, args.corpus, fbank)
+        lexicon = _lexicon(args.lexicon, (utterance.text for utterance in corpus.utterances))
+    else:
         args.output.mkdir(parents=True, exist_ok=True)
         require_writable(args.output / "utterances.json")
-        left_out = write_corpus(prepared, _utterances(args.corpus), lexicon, fbank, parts=_parts(args.corpus))
-    corpus = PreparedCorpus(prepared)
-    if is_kept:
-        _check_kept(corpus, args.corpus, fbank)
+        listed = list(_utterances(args.corpus))
+        lexicon = _lexicon(args.lexicon, (utterance.text for _, utterance in listed))
+        left_out = write_corpus(prepared, listed, lexicon, fbank, parts=_parts(args.corpus))
+        corpus = PreparedCorpus(prepared)
     require_names(corpus, min_score, args.held_out)  # before hours of alignment
     if not (prepared / "alignment-bundle.npz").is_file():
         align_with_bundle(corpus, lexicon, args.bundle).save(prepared / "alignment-bundle.npz")
@@ -142,6 +145,11 @@ def run(args: argparse.Namespace) -> int:
     }
     print(json.dumps(summary))
     return int(bool(left_out))
+
+
+def _lexicon(files: list[Path], texts: Iterable[str]) -> Lexicon:
+    """The lexicon with words as written or in upper case, whichever fits the transcripts better."""
+    return Lexicon.for_words(files, sorted({word for text in texts for word in text.split()}))
 
 
 def _say(line: str) -> None:

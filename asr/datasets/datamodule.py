@@ -46,8 +46,8 @@ class AcousticDataModule(pl.LightningDataModule):
         test_cuts: manifests for `test` and `predict`.
         valid_fraction: fraction of `train_cuts` that is held out for validation, in whole speakers, if `valid_cuts` is
             empty.
-        lexicon: files in the format of CMUdict or Kaldi; the first one that has a word is used. Without a lexicon,
-            tokens are characters.
+        lexicon: files in the format of CMUdict or Kaldi; the first one that has a word is used. The case of words does
+            not matter. Without a lexicon, tokens are characters.
         tokens: the token table; by default the phones of the lexicon, sorted. Characters need one.
         keep_stress: whether to keep the stress marks of vowels.
         random_pronunciation: whether training draws one of a word's pronunciations instead of taking the first.

@@ -342,12 +342,10 @@ class AcousticDataset(Dataset[AcousticBatch]):
         return features
 
     def _encode(self, words: list[str], draws: list[float] | None) -> list[int]:
-        lexicon = self.tokenizer.lexicon
         variants = None
-        if draws is not None and lexicon is not None:
+        if draws is not None and self.tokenizer.lexicon is not None:
             variants = [
-                int(draw * len(lexicon.pronunciations.get(word, ("",))))
-                for word, draw in zip(words, draws, strict=True)
+                int(draw * len(self.tokenizer.pronunciations(word))) for word, draw in zip(words, draws, strict=True)
             ]
         return self.tokenizer.encode(words, variants)[0]
 

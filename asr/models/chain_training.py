@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,9 @@ from asr.models.tdnnf import ChainNetwork
 from asr.models.training import WeightAverage, adamw, planned_steps
 
 _TEACHER = "teacher_posteriors"  # in checkpoints: `TeacherPosteriors.key`
+
+# The parameters of `Tdnnf` and `ChainFeedForwardNetwork` whose rows are tied states.
+_OUTPUTS = re.compile(r"(branch|auxiliary)\.(out\.)?(weight|bias)")
 
 
 class ChainDataModule(pl.LightningDataModule):
@@ -422,7 +426,16 @@ class LitChainModel(pl.LightningModule):
             checkpoint[_TEACHER] = self._teacher.key
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """A resumed run needs neither the initial checkpoint nor, if all posteriors are kept, the teacher."""
+        """A resumed run needs neither the initial checkpoint nor, if all posteriors are kept, the teacher.
+
+        Raises:
+            AsrError: the checkpoint is of other tied states.
+        """
+        states = self._data().states.to_json()
+        if checkpoint.get(TIED_STATES, states) != states:
+            raise AsrError(
+                "ckpt_path: the checkpoint has other tied states than data.chain; give those of its training."
+            )
         self._is_resumed = True
         self._kept = checkpoint.get(_TEACHER)
 
@@ -432,18 +445,19 @@ class LitChainModel(pl.LightningModule):
 
     def _initial_weights(self, path: str) -> dict[str, Tensor]:
         weights, _, saved = trained_network(path)
+        data = self._data()
+        if saved is not None and saved != data.states.to_json():
+            before = TiedStates.from_json(saved)
+            if before.phones != data.states.phones:
+                raise AsrError(f"{path}: initial_checkpoint: its phones are not those of {data.alignment_path}.")
+            share = torch.from_numpy(data.states.tied_from(before, data.context_counts())).float()
+            for name, value in self.network.state_dict().items():
+                has_columns = weights.get(name, value).shape[:1] == (before.num_columns,)
+                # Where the shapes are equal, only the name tells columns from as many hidden units.
+                if name in weights and has_columns and (weights[name].shape != value.shape or _OUTPUTS.fullmatch(name)):
+                    weights[name] = share @ weights[name].float()
         if Path(path).is_dir():  # a bundle lacks the branch that only training needs, which keeps its random weights
             weights = {**self.network.state_dict(), **weights}
-        data = self._data()
-        if saved is None or saved == data.states.to_json():
-            return weights
-        before = TiedStates.from_json(saved)
-        if before.phones != data.states.phones:
-            raise AsrError(f"{path}: initial_checkpoint: its phones are not those of {data.alignment_path}.")
-        share = torch.from_numpy(data.states.tied_from(before, data.context_counts())).float()
-        for name, value in self.network.state_dict().items():
-            if name in weights and weights[name].shape != value.shape and len(weights[name]) == before.num_columns:
-                weights[name] = share @ weights[name].float()
         return weights
 
     def _data(self) -> ChainDataModule:

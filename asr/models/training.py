@@ -17,7 +17,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asr.datasets.cuts import cut_text
-from asr.distributed import batch_rows, current_share, draw_from, largest, prepare_wrapping, total
+from asr.distributed import (
+    batch_rows,
+    current_share,
+    draw_from,
+    largest,
+    prepare_wrapping,
+    require_end,
+    total,
+)
 from asr.errors import AsrError
 from asr.metrics import NO_ERRORS, ErrorCounts, count_errors
 from asr.models.alignment import TeacherAlignment
@@ -41,7 +49,11 @@ def planned_steps(trainer: pl.Trainer, num_batches: int) -> int:
     Args:
         trainer: it may limit epochs, steps and batches, and take several batches for a step.
         num_batches: batches of an epoch.
+
+    Raises:
+        AsrError: it limits neither epochs nor steps.
     """
+    require_end(trainer)
     if isinstance(trainer.limit_train_batches, int):
         num_batches = min(num_batches, trainer.limit_train_batches)
     num_epochs = -1 if trainer.max_epochs is None else trainer.max_epochs
@@ -367,6 +379,18 @@ class LitAcousticModel(pl.LightningModule):
         checkpoint["tokens"] = list(self.trainer.datamodule.token_table.tokens)  # type: ignore[attr-defined]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Notes that the run is resumed.
+
+        Raises:
+            AsrError: the checkpoint is of other tokens, which may be as many.
+        """
+        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+        tokens = list(data.token_table.tokens)
+        if checkpoint.get("tokens", tokens) != tokens:
+            raise AsrError(
+                "ckpt_path: the checkpoint has other tokens than the data; give the lexicon or the token table of its "
+                "training."
+            )
         self._is_resumed = True
 
     def _clear(self) -> None:

@@ -184,6 +184,11 @@ class Lexicon:
         Path(path).write_bytes(lzma.compress(content) if Path(path).suffix == ".xz" else content)
 
 
+def has_stress(tokens: Iterable[str]) -> bool:
+    """Whether there are ARPAbet vowels with stress marks among tokens."""
+    return any(_STRESSED_VOWEL.match(token) for token in tokens)
+
+
 @functools.lru_cache(maxsize=4096)
 def _without_stress(phone: str) -> str:
     return _STRESSED_VOWEL.sub(r"\g<phone>", phone)
@@ -284,9 +289,15 @@ class Tokenizer:
                     ids += self.tokens.ids_of(list(word))
                 else:
                     unknown.append(word)
-            elif word in self.lexicon:
+            elif pronunciations := self.pronunciations(word):
                 choice = variants[position] if variants is not None else 0
-                ids += self.tokens.ids_of(self.lexicon[word][choice])
+                ids += self.tokens.ids_of(pronunciations[choice])
             else:
                 unknown.append(word)
         return ids, unknown
+
+    def pronunciations(self, word: str) -> list[Pronunciation]:
+        """Those of a word as written or else in upper case, as the lexicon is read; none for an unknown word."""
+        assert self.lexicon is not None
+        name = word if word in self.lexicon else word.upper()
+        return self.lexicon.pronunciations.get(name, [])

@@ -8,10 +8,13 @@ import torch
 from asr.audio.fbank import Fbank
 from asr.bundle import Bundle
 from asr.cli.main import main
-from asr.lm.ngram.io import save_ngram_lm
+from asr.graph.build import build_graph
+from asr.lm.ngram.io import load_ngram_lm, save_ngram_lm
 from asr.lm.rnn.export import save_network
 from asr.recognizer import Recognizer
 from asr.testing.tones import tones
+from asr.text.lexicon import Lexicon
+from asr.text.symbols import TokenTable
 
 
 @pytest.fixture
@@ -95,6 +98,22 @@ def test_a_bundle_can_be_made_anew_from_its_own_parts(parts, capsys):
     assert main(arguments(parts, parts / "out", **own)) == 0
     recognizer = Recognizer.from_folder(parts / "out", mode="rnn", decoder="token-passing")
     assert recognizer(tones(["SICK", "SKIP"]))[0].text == "SICK SKIP"
+
+
+def test_pronunciations_keep_the_stress_that_the_graph_has(parts):
+    """Words have no exact times if their phones are not those of the graph."""
+    lines = ["PAT AH0 T", "KIT K T", "SICK AH1 K", "SKIP AH1 K AH0", "TO T", "TWO T"]
+    (parts / "lexicon").write_text("".join(f"{line}\n" for line in lines))
+    checkpoint = torch.load(parts / "am.ckpt")
+    tokens = TokenTable(["AH0", "AH1", "K", "T"])
+    torch.save({**checkpoint, "tokens": list(tokens.tokens)}, parts / "am.ckpt")
+    lexicon = Lexicon.from_file(parts / "lexicon", keep_stress=True)
+    build_graph(lexicon, load_ngram_lm(parts / "small.bin"), tokens).save(parts / "graph.safetensors")
+    assert main([*arguments(parts, parts / "out"), "--lexicon", str(parts / "lexicon")]) == 0
+    assert dict(Bundle.load(parts / "out").lexicon.pronunciations) == dict(lexicon.pronunciations)
+    assert main(arguments(parts, parts / "without")) == 0
+    given = Recognizer.from_folder(parts / "without", mode="ngram", lexicon=parts / "lexicon").bundle.lexicon
+    assert dict(given.pronunciations) == dict(lexicon.pronunciations)
 
 
 def test_the_default_mode_must_be_one_that_the_parts_allow(parts, capsys):

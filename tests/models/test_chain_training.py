@@ -452,6 +452,28 @@ def test_a_training_starts_from_a_network_whose_states_were_tied_in_another_way(
         torch.testing.assert_close(after[name], before[name], rtol=0, atol=0)
 
 
+def test_outputs_follow_their_states_if_there_are_as_many_as_before(
+    folder: Path, states: TiedStates, tmp_path: Path
+) -> None:
+    """Trees grow up to the same limit, so that other trees have as many columns; a hidden layer may, too."""
+    width = {"small_dim": states.num_columns}
+    first = fit(folder, states, 1, network_arguments=width)
+    first.save_checkpoint(tmp_path / "first.ckpt")
+    turned = np.array([0, *range(states.num_columns - 1, 0, -1)])
+    other = TiedStates(states.phones, turned[states.entry], turned[states.loop])
+    (tmp_path / "states.json").write_text(json.dumps(other.to_json()))
+    shutil.copy(folder / "states" / "denominator.npz", tmp_path)
+    second = fit(folder, other, 0, str(tmp_path / "first.ckpt"), tmp_path, width)
+    before = first.lightning_module.average.network.state_dict()
+    after = second.lightning_module.network.state_dict()
+    assert before["branch.out.weight"].abs().max() > 0
+    for name, value in before.items():
+        expected = value[turned] if ".out." in name and name.startswith(("branch", "auxiliary")) else value
+        torch.testing.assert_close(after[name], expected, msg=lambda text, name=name: f"{name}: {text}")
+    with pytest.raises(AsrError, match=r"ckpt_path: the checkpoint has other tied states than data\.chain"):
+        fit(folder, other, 2, chain=tmp_path, network_arguments=width, resume=tmp_path / "first.ckpt")
+
+
 def test_the_phones_of_a_piece_lie_where_they_are_spoken(folder: Path, states: TiedStates) -> None:
     from asr.models.chain_training import ChainDataModule
     from asr.models.chunks import ChunkBatch, ChunkLoader
@@ -480,6 +502,16 @@ def test_a_network_of_other_outputs_or_features_is_refused(folder: Path, states:
             fit(folder, states, 0, network_arguments=changes)
 
 
+def test_asr_chain_reads_transcripts_in_lower_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    soundfile.write(tmp_path / "one.wav", np.random.default_rng(1).normal(size=8000) * 0.1, 16000)
+    (tmp_path / "toy.csv").write_text("audio,text\none.wav,a bay\n")
+    (tmp_path / "lexicon.txt").write_text("a AH\nbay B EY\n")
+    command = ["chain", "--corpus", f"csv:toy={tmp_path / 'toy.csv'}", "--lexicon", str(tmp_path / "lexicon.txt")]
+    assert main([*command, "--bundle", str(tmp_path / "none"), "--output", str(tmp_path / "chain")]) == 2
+    assert "none: there is no" in capsys.readouterr().err  # after the features
+    assert [each.text for each in PreparedCorpus(tmp_path / "chain" / "prepared").utterances] == ["a bay"]
+
+
 def test_passes_of_asr_chain_are_not_negative(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "lexicon.txt").write_text("A a\n")
     common = ["--corpus", "csv:toy=toy.csv", "--lexicon", str(tmp_path / "lexicon.txt"), "--bundle", "none"]
@@ -499,6 +531,11 @@ def test_schedules_end_with_the_training(folder: Path, states: TiedStates, optio
     assert trainer.lightning_module._num_steps() == trainer.global_step > 0
     # Two of the training and one of the validation before the first step, and one of each during the epoch.
     assert plan.call_count <= 5
+
+
+def test_a_schedule_needs_an_end(folder: Path, states: TiedStates) -> None:
+    with pytest.raises(AsrError, match="give max_epochs or max_steps"):
+        fit(folder, states, -1, trainer_options={"max_time": "00:00:00:02"})
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,14 @@ def test_a_resumed_run_does_not_go_back_to_its_initial_checkpoint(
     assert same(averaged_weights(whole), averaged_weights(resumed))
 
 
+def test_a_run_is_not_resumed_with_other_tokens(tmp_path: Path, data_arguments: dict[str, Any]) -> None:
+    """A changed lexicon may have as many phones as before."""
+    checkpoint = fit(tmp_path / "a", data_arguments, max_epochs=1)
+    (tmp_path / "lexicon.txt").write_text("A EH0\nBAY B EY1\n", encoding="utf-8")
+    with pytest.raises(AsrError, match="ckpt_path: the checkpoint has other tokens than the data"):
+        fit(tmp_path / "b", data_arguments, max_epochs=2, resume=str(checkpoint))
+
+
 def test_weights_are_averaged_once_a_step_of_several_batches(data_arguments: dict[str, Any]) -> None:
     model = LitAcousticModel(Conformer(**NETWORK), TorchCtc())
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}

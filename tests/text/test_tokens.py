@@ -95,6 +95,17 @@ def test_words_become_phones_and_unknown_ones_are_named() -> None:
     assert tokenizer.encode([]) == ([], [])
 
 
+def test_transcripts_in_lower_case_are_looked_up_in_upper_case(tmp_path: Path) -> None:
+    """As lexicons are read, and as decoding graphs choose by the words of the language model."""
+    (tmp_path / "lexicon").write_text("a AH\na EY\nbay B EY\n<hm> M\n", encoding="utf-8")
+    tokenizer = Tokenizer.from_files([tmp_path / "lexicon"])  # AH B EY M
+    for words in (["a", "bay", "<hm>"], ["A", "Bay", "<hm>"]):
+        assert tokenizer.encode(words) == ([1, 2, 3, 4], [])
+        assert tokenizer.encode(words, variants=[1, 0, 0]) == ([3, 2, 3, 4], [])
+    assert tokenizer.encode(["zebra"]) == ([], ["zebra"])
+    assert tokenizer.pronunciations("a") == [("AH",), ("EY",)]
+
+
 def test_words_become_characters() -> None:
     tokenizer = Tokenizer(TokenTable("ABC'"))
     assert tokenizer.encode(["CAB", "A'B"]) == ([3, 1, 2, 1, 4, 2], [])

@@ -12,7 +12,15 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
-from asr.distributed import average_gradient, broadcast, current_share, gather_rows, prepare_wrapping, total
+from asr.distributed import (
+    average_gradient,
+    broadcast,
+    current_share,
+    gather_rows,
+    prepare_wrapping,
+    require_end,
+    total,
+)
 from asr.errors import AsrError
 from asr.kernels.jit import torch_on_one_thread
 from asr.lm.rnn.data import TokenBatch
@@ -99,9 +107,20 @@ class LitRNNLM(pl.LightningModule):
         counts = torch.from_numpy(data.train_tokens.unigram_counts(len(data.vocabulary)))
         self.network.output.set_unigram(counts, reset_bias=self.init_from is None)
         if self.init_from is not None and Path(self.init_from).is_dir():
-            self.network.load_state_dict(load_network(self.init_from).state_dict())
+            trained = load_network(self.init_from)
+            self._require_words(trained.vocabulary.ordinary, f"{self.init_from}: init_from")
+            self.network.load_state_dict(trained.state_dict())
         elif self.init_from is not None:
-            self.load_state_dict(read_checkpoint(self.init_from)["state_dict"])
+            checkpoint = read_checkpoint(self.init_from)
+            self._require_words(checkpoint.get("rnn_lm_words"), f"{self.init_from}: init_from")
+            self.load_state_dict(checkpoint["state_dict"])
+
+    def _require_words(self, words: tuple[str, ...] | None, what: str) -> None:
+        """Rejects weights of other words, or of the same ones in another order: they may have the same shapes."""
+        if words is not None and words != self.network.vocabulary.ordinary:
+            raise AsrError(
+                f"{what} has another word list than model.vocabulary; give the list that it was trained with."
+            )
 
     def _tables(self) -> dict[str, torch.nn.Parameter]:
         """The parameters with sparse gradients, by name."""
@@ -195,12 +214,17 @@ class LitRNNLM(pl.LightningModule):
         self.log("val_log_z_std", math.sqrt(max(0.0, square / count - mean * mean)))
 
     def configure_optimizers(self) -> Any:
-        """Adam with sparse rows; warm-up, plateau, half cosine."""
+        """Adam with sparse rows; warm-up, plateau, half cosine.
+
+        Raises:
+            AsrError: the trainer limits neither epochs nor steps.
+        """
         optimizer = AdamWithSparseRows(self.network.parameters(), lr=self.lr, sparse_lr=self.sparse_lr)
         if self.init_from is not None and not Path(self.init_from).is_dir():
             state = read_checkpoint(self.init_from)["optimizer_states"][0]
             # The parameter groups, and with them the learning rates, are those of this run.
             optimizer.load_state_dict({"state": state["state"], "param_groups": optimizer.state_dict()["param_groups"]})
+        require_end(self.trainer)
         num_steps = max(1, int(self.trainer.estimated_stepping_batches))
 
         def factor(step: int) -> float:
@@ -222,7 +246,12 @@ class LitRNNLM(pl.LightningModule):
         checkpoint["rnn_lm_words"] = self.network.vocabulary.ordinary
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restores the streams' states and the training times."""
+        """Restores the streams' states and the training times.
+
+        Raises:
+            AsrError: the checkpoint is of other words.
+        """
+        self._require_words(checkpoint.get("rnn_lm_words"), "ckpt_path: the checkpoint")
         self._states, self._loaded_states = None, checkpoint.get("stream_states")
         self._seconds = checkpoint.get("train_seconds", 0.0)
         self._cpu_seconds = checkpoint.get("train_cpu_seconds", 0.0)

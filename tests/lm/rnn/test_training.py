@@ -214,6 +214,23 @@ def test_init_from_takes_an_exported_folder(corpus: Path) -> None:
             torch.testing.assert_close(model.network.state_dict()[name], value, msg=name)
 
 
+def test_weights_of_other_words_are_refused(corpus: Path) -> None:
+    """A word list made again may have as many words in another order, and all shapes fit."""
+    model = _model(corpus)
+    trainer = _trainer(corpus, max_steps=1, enable_checkpointing=False)
+    trainer.fit(model, _data(corpus))
+    trainer.save_checkpoint(corpus / "first.ckpt")
+    save_network(model.network, corpus / "lm")
+    (corpus / "words.txt").write_text("\n".join("A THE CAT DOG SAT RAN FAR".split()))
+    for name in ("first.ckpt", "lm"):
+        more = _model(corpus, init_from=str(corpus / name))
+        with pytest.raises(AsrError, match=f"{name}: init_from has another word list than model.vocabulary"):
+            _trainer(corpus, enable_checkpointing=False).fit(more, _data(corpus))
+    again = _trainer(corpus, enable_checkpointing=False)
+    with pytest.raises(AsrError, match="ckpt_path: the checkpoint has another word list"):
+        again.fit(_model(corpus), _data(corpus), ckpt_path=str(corpus / "first.ckpt"))
+
+
 def test_export_needs_only_the_checkpoint(corpus: Path) -> None:
     model = _model(corpus)
     trainer = _trainer(corpus, enable_checkpointing=False, max_steps=3)
@@ -374,6 +391,14 @@ def test_bad_input_of_a_recipe_is_one_sentence(corpus: Path) -> None:
         train.run([*command, "--data.vocabulary", words, "--model.network.hidden_size", "8"])
     with pytest.raises(AsrError, match=r"^model: dropout is 1\.0; it must be 0 or more and below 1\.$"):
         train.run([*command, "--data.vocabulary", words, "--model.network.dropout", "1"])
+
+
+def test_a_training_needs_an_end(corpus: Path) -> None:
+    """The learning rates fall until then."""
+    with pytest.raises(AsrError, match="give max_epochs or max_steps"):
+        _trainer(corpus, max_epochs=-1, max_time="00:00:00:02", enable_checkpointing=False).fit(
+            _model(corpus), _data(corpus)
+        )
 
 
 def test_two_word_lists_are_refused(corpus: Path) -> None:
