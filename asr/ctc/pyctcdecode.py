@@ -594,7 +594,8 @@ class BeamSearchDecoderCTC:
                 words.append((word, begin[first], end[first + len(word) - 1]))
             first += len(word) + 1
         frames = in_order([begin for _, begin, _ in words], [end for _, _, end in words])
-        return [(word, span) for (word, _, _), span in zip(words, zip(*frames, strict=True), strict=True)]
+        spans = zip(*(each.tolist() for each in frames), strict=True)
+        return [(word, span) for (word, _, _), span in zip(words, spans, strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
