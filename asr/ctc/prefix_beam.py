@@ -316,6 +316,8 @@ def _compiled_loops() -> _Loops:
 
 def _empty(room: int, slots: int, beam_size: int, num_tokens: int) -> Prefixes:
     arrays: dict[str, Any] = {name: np.empty(room, dtype=dtype) for name, dtype in _PREFIX_DTYPES.items()}
+    # No more hypotheses survive a frame than it has, however large the beam.
+    beam_size = min(beam_size, slots)
     return Prefixes(
         count=np.zeros(8, dtype=np.int64),
         **arrays,

@@ -645,3 +645,8 @@ def test_values_of_other_types(word_model: NgramLM) -> None:
         decoder.decode(logits, hotwords=[None])  # type: ignore[list-item]
     with pytest.raises(AsrError, match="unigrams: None is not a word"):
         build_ctcdecoder(LABELS, language_model=word_model, unigrams=["bad", None])  # type: ignore[list-item]
+
+
+def test_a_beam_may_have_any_width() -> None:
+    decoder, logits = build_ctcdecoder(LABELS), random_logits(8, 0)
+    assert decoder.decode_beams(logits, beam_width=sys.maxsize) == decoder.decode_beams(logits, beam_width=10_000)
