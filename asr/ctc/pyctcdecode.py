@@ -11,6 +11,8 @@ words outside the unigrams cost `unk_score_offset`. The differences:
   `decode_batch`) compares the last three words.
 - If `language_model` combines another model with an n-gram model, unfinished words are pruned by the best unigram of
   the words that they may become. pyctcdecode scores a word only at its end, where the beam may lose it.
+- A word ends wherever an unknown piece (`<unk>`) does. pyctcdecode notes this, and a lone `▁`, in one place for all
+  hypotheses, so that a word may break in another one instead.
 - Words that cannot be written with the labels are left out; in pyctcdecode, their beginnings count as those of known
   words.
 - A multiprocessing pool is neither needed nor used: the utterances of a batch are decoded together.

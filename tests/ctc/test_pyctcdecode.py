@@ -650,3 +650,10 @@ def test_values_of_other_types(word_model: NgramLM) -> None:
 def test_a_beam_may_have_any_width() -> None:
     decoder, logits = build_ctcdecoder(LABELS), random_logits(8, 0)
     assert decoder.decode_beams(logits, beam_width=sys.maxsize) == decoder.decode_beams(logits, beam_width=10_000)
+
+
+def test_a_word_ends_after_an_unknown_piece() -> None:
+    labels = ["", "<unk>", "▁a", "b"]
+    logits = np.full((4, 4), -20.0)
+    logits[[0, 1, 2, 3], [2, 1, 3, 3]] = 0.0
+    assert build_ctcdecoder(labels).decode(logits) == "a ⁇ b"
