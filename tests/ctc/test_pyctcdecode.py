@@ -638,6 +638,8 @@ def test_values_of_other_types(word_model: NgramLM) -> None:
             decoder.reset_params(**{name: "x"})  # type: ignore[arg-type]
         with pytest.raises(AsrError, match=f"{name} is nan; it must be a number"):
             build_ctcdecoder(LABELS, language_model=word_model, **{name: math.nan})  # type: ignore[arg-type]
+        with pytest.raises(AsrError, match=f"{name} is -inf; it must be finite"):
+            decoder.reset_params(**{name: -math.inf})
     for name in ("beam_width", "beam_prune_logp", "token_min_logp", "hotword_weight"):
         with pytest.raises(AsrError, match=f"{name} is 'x'; it must be a number"):
             decoder.decode(logits, **{name: "x"})  # type: ignore[arg-type]
@@ -645,6 +647,10 @@ def test_values_of_other_types(word_model: NgramLM) -> None:
         decoder.decode(logits, hotwords=[None])  # type: ignore[list-item]
     with pytest.raises(AsrError, match="unigrams: None is not a word"):
         build_ctcdecoder(LABELS, language_model=word_model, unigrams=["bad", None])  # type: ignore[list-item]
+    with pytest.raises(AsrError, match=r"unigrams is 'words\.txt'; give the words themselves"):
+        build_ctcdecoder(LABELS, language_model=word_model, unigrams="words.txt")
+    with pytest.raises(AsrError, match="None is not a label"):
+        build_ctcdecoder([None, *LABELS])  # type: ignore[list-item]
 
 
 def test_a_beam_may_have_any_width() -> None:
