@@ -24,9 +24,12 @@ class Alphabet:
         """Normalizes labels such as `|`, `_`, `<pad>`, `[PAD]` and `##...`; a missing blank is appended.
 
         Raises:
-            AsrError: a label occurs twice, or a word piece has a space in it.
+            AsrError: a label is not a string or occurs twice, or a word piece has a space in it.
         """
         found = list(labels)
+        wrong = [label for label in found if not isinstance(label, str)]
+        if wrong:
+            raise AsrError(f"{wrong[0]!r} is not a label; labels are strings.")
         twice = next((label for position, label in enumerate(found) if label in found[:position]), None)
         if twice is not None:
             raise AsrError(f"the label {twice!r} occurs twice; labels must be distinct.")

@@ -105,7 +105,11 @@ def as_tensor(value: Any) -> Tensor:
     if isinstance(value, Tensor):
         return value
     try:
-        if isinstance(value, np.ndarray):
+        # Arrays of NumPy, and of libraries such as JAX, which torch would read number by number if at all.
+        if hasattr(value, "__array__"):
+            value = np.asarray(value)
+            if value.dtype.kind == "V":  # bfloat16, which is not a type of NumPy's own
+                value = value.astype(np.float32)
             # torch supports neither the other byte order nor negative strides, and warns of arrays that are read-only.
             value = np.require(value, value.dtype.newbyteorder("="), ["C", "W"])
         return torch.as_tensor(value)

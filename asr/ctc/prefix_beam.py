@@ -34,6 +34,7 @@ from asr.kernels.jit import jit
 from asr.lm.interface import LanguageModel, device_of
 
 FrameArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.integer[Any]]
 _FIRST_ROOM = 1 << 12
 _COMPACT_AT = 1 << 18
 _ROUNDS_BETWEEN_MARKS = 16
@@ -92,6 +93,7 @@ class PrefixBeam:
         for values in (self.prefixes.lm_score, self.prefixes.bonus, self.prefixes.guess, self.prefixes.score):
             values[0] = 0.0
         self.prefixes.place[0] = self.prefixes.length[0] = 0
+        self._compact_at = _COMPACT_AT
 
     @property
     def num_frames(self) -> int:
@@ -101,8 +103,10 @@ class PrefixBeam:
     def begin(self) -> None:
         """Begins a chunk, to be called before each one; compacts the prefix tree if it has grown large."""
         self.prefixes.count[CHUNK_BEGIN] = self.prefixes.count[FRAME]
-        if self.prefixes.count[NUM_PREFIXES] > _COMPACT_AT:
+        if self.prefixes.count[NUM_PREFIXES] > self._compact_at:
             self._compact()
+            # Not again before half of them may be removed, however long the surviving ones are.
+            self._compact_at = max(_COMPACT_AT, 2 * int(self.prefixes.count[NUM_PREFIXES]))
 
     def advance(self, log_prob: npt.NDArray[np.float32]) -> bool:
         """Reads a chunk (T, C) until its end or a language model query -> whether it stopped for a query."""
@@ -167,11 +171,15 @@ class PrefixBeam:
         num = self._loops.fill_path(prefix, self.prefixes.parent, found)
         return found[:num][::-1]
 
-    def characters(self, prefix: int) -> list[tuple[int, int, int]]:
-        """The characters of a prefix, each with its first frame and the frame after its last one."""
+    def shared_path(self) -> npt.NDArray[np.int32]:
+        """The path of the longest prefix that all surviving prefixes extend or are; no other can come back."""
+        num = int(self.prefixes.count[NUM_ALIVE])
+        return self.path(self._loops.shared_prefix(self.prefixes.node[:num], self.prefixes.parent))
+
+    def characters(self, prefix: int) -> tuple[IntArray, IntArray, IntArray]:
+        """The characters of a prefix, their first frames, and the frames after their last ones, (L,) each."""
         prefixes, path = self.prefixes, self.path(prefix)
-        columns = (values[path].tolist() for values in (prefixes.char, prefixes.begin, prefixes.end))
-        return list(zip(*columns, strict=True))
+        return prefixes.char[path], prefixes.begin[path], prefixes.end[path]
 
     def _grow(self) -> None:
         """Enlarges the arrays to what the next frame may need."""
@@ -198,6 +206,7 @@ class PrefixBeam:
         num, alive = int(count[NUM_PREFIXES]), int(count[NUM_ALIVE])
         kept = np.zeros(num, dtype=bool)
         kept[0] = True
+        kept[self.shared_path()] = True
         newest = np.unique(prefixes.node[:alive])
         while len(newest):
             newest = newest[~kept[newest]]
@@ -215,7 +224,7 @@ class PrefixBeam:
         self._loops.fill_table(prefixes)
 
 
-def in_order(begin: npt.ArrayLike, end: npt.ArrayLike) -> tuple[list[int], list[int]]:
+def in_order(begin: npt.ArrayLike, end: npt.ArrayLike) -> tuple[IntArray, IntArray]:
     """Frames (L,) of tokens or words in a row, made such that none begins before another ends.
 
     Each of them has the frames of the best path that ends with it, and these paths differ.
@@ -229,7 +238,7 @@ def in_order(begin: npt.ArrayLike, end: npt.ArrayLike) -> tuple[list[int], list[
     first = place + np.minimum.accumulate((np.asarray(begin) - place)[::-1])[::-1]
     last = np.maximum(first + 1, end)
     last[:-1] = np.minimum(last[:-1], first[1:])
-    return first.tolist(), last.tolist()
+    return first, last
 
 
 def read_chunks(beams: Sequence[PrefixBeam], chunks: Sequence[FrameArray], lm: LanguageModel | None) -> None:
@@ -285,6 +294,7 @@ class _Loops(NamedTuple):
     advance_with_tables: Callable[..., int]
     settle: Callable[..., bool]
     fill_path: Callable[..., int]
+    shared_prefix: Callable[..., int]
     fill_table: Callable[..., None]
 
 
@@ -306,6 +316,8 @@ def _compiled_loops() -> _Loops:
 
 def _empty(room: int, slots: int, beam_size: int, num_tokens: int) -> Prefixes:
     arrays: dict[str, Any] = {name: np.empty(room, dtype=dtype) for name, dtype in _PREFIX_DTYPES.items()}
+    # No more hypotheses survive a frame than it has, however large the beam.
+    beam_size = min(beam_size, slots)
     return Prefixes(
         count=np.zeros(8, dtype=np.int64),
         **arrays,

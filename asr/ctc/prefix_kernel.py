@@ -472,6 +472,20 @@ def fill_path(prefix: int, parent: Any, path: Any) -> int:
 
 
 @kernel(fastmath=False, allocates=False)
+def shared_prefix(prefix: Any, parent: Any) -> int:
+    """The longest prefix that all of some prefixes (K,) extend or are; those that extend it have higher numbers."""
+    shared = _int64(prefix[0])
+    for i in range(1, len(prefix)):
+        other = _int64(prefix[i])
+        while shared != other:
+            if shared > other:
+                shared = _int64(parent[shared])
+            else:
+                other = _int64(parent[other])
+    return shared
+
+
+@kernel(fastmath=False, allocates=False)
 def fill_table(prefixes: Prefixes) -> None:
     """Enters all prefixes except the first into the table, which must be empty."""
     parent, char_of, table = prefixes.parent, prefixes.char, prefixes.table

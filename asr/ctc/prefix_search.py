@@ -5,9 +5,11 @@ Shapes: N utterances, T frames, C tokens.
 
 from __future__ import annotations
 
+import bisect
 import math
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,12 +18,28 @@ from asr.ctc.frames import Frames
 from asr.ctc.graph_search import no_hypothesis
 from asr.ctc.interface import CTCDecodingConfig, CTCHypothesis, CTCToken, CTCWord
 from asr.ctc.language_models import LentModels
-from asr.ctc.prefix_beam import Alive, PrefixBeam, ask_final, in_order, read_chunks
+from asr.ctc.prefix_beam import IntArray, PrefixBeam, ask_final, in_order, read_chunks
 from asr.ctc.prefix_kernel import Rules
 from asr.errors import AsrError
 from asr.lm.interface import LanguageModel
 from asr.text.ctc_tokens import CTCTokens
 from asr.text.symbols import UNK_ID, Vocabulary
+
+
+class Spelled(NamedTuple):
+    """The tokens and words of a prefix of L tokens.
+
+    Attributes:
+        rows: (3, L) int64, the tokens' entries in the table, first frames, and frames after the last ones.
+        tokens: the same as objects.
+        spans: positions of the first token of each word, and after its last one.
+        words: the words.
+    """
+
+    rows: IntArray = np.zeros((3, 0), dtype=np.int64)
+    tokens: Sequence[CTCToken] = ()
+    spans: Sequence[tuple[int, ...]] = ()
+    words: Sequence[CTCWord] = ()
 
 
 class TokenSearch:
@@ -78,42 +96,60 @@ class TokenSearch:
         """A block in which a stream may search."""
         return self._models.turn()
 
-    def hypotheses(
-        self, beam: PrefixBeam, lm: LanguageModel | None, nbest: int, is_end: bool = True
-    ) -> list[CTCHypothesis]:
-        """The best texts of the surviving prefixes; `is_end` adds the language model's final scores."""
+    def hypotheses(self, beam: PrefixBeam, lm: LanguageModel | None, nbest: int) -> list[CTCHypothesis]:
+        """The best texts of the surviving prefixes, with the language model's final scores."""
         alive = beam.alive()
         final = np.zeros(len(alive), dtype=np.float64)
-        if lm is not None and is_end and alive:
+        if lm is not None and alive:
             final = ask_final(lm, torch.tensor([each.context for each in alive], dtype=torch.int64))
         total = np.array([each.total for each in alive]) + self._config.lm_scale * final
         distinct: dict[str, CTCHypothesis] = {}
         for position in np.argsort(-total, kind="stable").tolist():
             if total[position] == -math.inf or len(distinct) == nbest:
                 break
-            hypothesis = self._hypothesis(beam, alive[position], float(total[position]), float(final[position]), is_end)
+            own, added = alive[position], float(final[position])
+            spelled = self._spelled(beam, own.prefix, Spelled())
+            scores = (float(total[position]), own.am_score, own.lm_score + added)
+            hypothesis = CTCHypothesis(tuple(spelled.words), tuple(spelled.tokens), *scores, True)
             distinct.setdefault(hypothesis.text, hypothesis)
         return list(distinct.values()) or [no_hypothesis()]
 
-    def _hypothesis(
-        self, beam: PrefixBeam, alive: Alive, total: float, final: float, is_complete: bool
-    ) -> CTCHypothesis:
-        runs = beam.characters(alive.prefix)
+    def partial(self, beam: PrefixBeam, earlier: Spelled) -> tuple[CTCHypothesis, Spelled]:
+        """The best surviving prefix, without final scores; `earlier` is what was returned before, or empty."""
+        best = max(beam.alive(), key=lambda each: each.total, default=None)
+        if best is None or best.total == -math.inf:
+            return no_hypothesis(), earlier
+        spelled = self._spelled(beam, best.prefix, earlier)
+        scores = (best.total, best.am_score, best.lm_score)
+        return CTCHypothesis(tuple(spelled.words), tuple(spelled.tokens), *scores, False), spelled
+
+    def _spelled(self, beam: PrefixBeam, prefix: int, earlier: Spelled) -> Spelled:
+        """The tokens and words of a prefix; those that it has in common with an earlier one are taken from there."""
+        entry, *frames = beam.characters(prefix)
+        first, last = in_order(*frames)
+        rows = np.stack([entry, first, last])
+        num = min(rows.shape[1], earlier.rows.shape[1])
+        differs = (rows[:, :num] != earlier.rows[:, :num]).any(axis=0)
+        same = int(differs.argmax()) if differs.any() else num
         symbols, shift = self.tokens.table.tokens, self._frame_shift
-        entries = [entry for entry, _, _ in runs]
-        frames = in_order([first for _, first, _ in runs], [end for _, _, end in runs])
-        tokens = tuple(map(CTCToken, [symbols[entry] for entry in entries], *frames))
+        new = rows[:, same:].tolist()
+        tokens = [*earlier.tokens[:same], *map(CTCToken, [symbols[entry] for entry in new[0]], new[1], new[2])]
+        # The last word that begins among them may have grown.
+        num_words = max(0, bisect.bisect_left(earlier.spans, (same,)) - 1)
+        begin = earlier.spans[num_words][0] if num_words else 0
+        spans = [(begin + own, begin + end) for own, end in self._groups(entry[begin:].tolist())]
+        words = [*earlier.words[:num_words]]
+        for own, end in spans:
+            text = self.tokens.text_of(*entry[own:end].tolist())
+            frame, after = tokens[own].start_frame, tokens[end - 1].end_frame
+            seconds = (None, None) if shift is None else (frame * shift, after * shift)
+            words.append(CTCWord(text, frame, after, *seconds))
+        return Spelled(rows, tokens, [*earlier.spans[:num_words], *spans], words)
+
+    def _groups(self, entries: list[int]) -> list[tuple[int, int]]:
         if self.tokens.kind == "phones":
-            spans = [(position, position + 1) for position in range(len(entries))]
-        else:
-            spans = self.tokens.group(entries)
-        words = []
-        for begin, end in spans:
-            text = self.tokens.text_of(*entries[begin:end])
-            first, last = tokens[begin].start_frame, tokens[end - 1].end_frame
-            seconds = (None, None) if shift is None else (first * shift, last * shift)
-            words.append(CTCWord(text, first, last, *seconds))
-        return CTCHypothesis(tuple(words), tokens, total, alive.am_score, alive.lm_score + final, is_complete)
+            return [(position, position + 1) for position in range(len(entries))]
+        return self.tokens.group(entries)
 
 
 def token_rules(tokens: CTCTokens, config: CTCDecodingConfig, vocabulary: Vocabulary | None) -> Rules:

@@ -11,6 +11,8 @@ words outside the unigrams cost `unk_score_offset`. The differences:
   `decode_batch`) compares the last three words.
 - If `language_model` combines another model with an n-gram model, unfinished words are pruned by the best unigram of
   the words that they may become. pyctcdecode scores a word only at its end, where the beam may lose it.
+- A word ends wherever an unknown piece (`<unk>`) does. pyctcdecode notes this, and a lone `▁`, in one place for all
+  hypotheses, so that a word may break in another one instead.
 - Words that cannot be written with the labels are left out; in pyctcdecode, their beginnings count as those of known
   words.
 - A multiprocessing pool is neither needed nor used: the utterances of a batch are decoded together.
@@ -94,7 +96,7 @@ class LanguageModelSettings:
 
     def __init__(self, alpha: float, beta: float, unk_score_offset: float, score_boundary: bool) -> None:
         for name, value in {"alpha": alpha, "beta": beta, "unk_score_offset": unk_score_offset}.items():
-            require_number(name, value)
+            _require_finite(name, value)
         self.alpha = float(alpha)
         self.beta = float(beta)
         self.unk_score_offset = float(unk_score_offset)
@@ -162,7 +164,7 @@ class BeamSearchDecoderCTC:
 
         Raises:
             AsrError: there is no language model, sentences of this one always begin with `<s>`, or a weight is not a
-                number.
+                finite number.
         """
         given = {
             "alpha": alpha,
@@ -486,9 +488,7 @@ class BeamSearchDecoderCTC:
         return [self._char_of[char] for char in label if char != " "]
 
     def _scored_words(self, hotwords: Iterable[str] | None, hotword_weight: float) -> _ScoredWords:
-        require_number("hotword_weight", hotword_weight)
-        if math.isinf(hotword_weight):
-            raise AsrError(f"hotword_weight is {hotword_weight}; it must be finite.")
+        _require_finite("hotword_weight", hotword_weight)
         given = [hotwords] if isinstance(hotwords, str) else list(() if hotwords is None else hotwords)
         _require_strings("hotwords", given)
         hot = list(dict.fromkeys(word for phrase in given for word in phrase.split()))
@@ -593,7 +593,8 @@ class BeamSearchDecoderCTC:
                 words.append((word, begin[first], end[first + len(word) - 1]))
             first += len(word) + 1
         frames = in_order([begin for _, begin, _ in words], [end for _, _, end in words])
-        return [(word, span) for (word, _, _), span in zip(words, zip(*frames, strict=True), strict=True)]
+        spans = zip(*(each.tolist() for each in frames), strict=True)
+        return [(word, span) for (word, _, _), span in zip(words, spans, strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -704,6 +705,8 @@ def build_ctcdecoder(
     """
     alphabet = Alphabet.build_alphabet(labels)
     if unigrams is not None:
+        if isinstance(unigrams, (str, Path)):
+            raise AsrError(f"unigrams is {str(unigrams)!r}; give the words themselves, not the name of a file.")
         unigrams = list(unigrams)
         _require_strings("unigrams", unigrams)
     if kenlm_model_path is not None and language_model is not None:
@@ -752,6 +755,12 @@ def _history_of(lm: WordModel | None) -> int:
     if lm is None:
         return 1
     return max(1, lm.order - 1) if isinstance(lm, (NgramLM, KenLanguageModel)) else _HISTORY_OF_OTHERS
+
+
+def _require_finite(name: str, value: Any) -> None:
+    require_number(name, value)
+    if math.isinf(value):
+        raise AsrError(f"{name} is {value}; it must be finite.")
 
 
 def _require_strings(name: str, words: Iterable[Any]) -> None:

@@ -14,7 +14,7 @@ from asr.ctc.frames import FrameInput, as_frames
 from asr.ctc.graph_search import GraphSearch, no_hypothesis
 from asr.ctc.interface import CTCHypothesis
 from asr.ctc.prefix_beam import read_chunks
-from asr.ctc.prefix_search import TokenSearch
+from asr.ctc.prefix_search import Spelled, TokenSearch
 from asr.errors import AsrError
 from asr.graph.topology import with_last_boundary
 from asr.kernels.memory import no_autograd
@@ -133,6 +133,8 @@ class _TokenStream:
         self._search = search
         self._lm = search.model_for_good()
         self._beam = search.start(self._lm)
+        # The last partial result: the next one has most of it in common.
+        self._spelled = Spelled()
         # The words that can no longer change, and where the next one begins in all prefixes.
         self._num_stable, self._word_begin = 0, 0
 
@@ -140,17 +142,13 @@ class _TokenStream:
         read_chunks([self._beam], [np.ascontiguousarray(log_prob[0].cpu().numpy())], self._lm)
 
     def partial(self, num_frames: int) -> CTCHypothesis:
-        return self._search.hypotheses(self._beam, self._lm, 1, is_end=False)[0]
+        found, self._spelled = self._search.partial(self._beam, self._spelled)
+        return found
 
     def num_stable_words(self) -> int:
-        paths = [self._beam.path(each.prefix) for each in self._beam.alive()]
-        num_shared = min(map(len, paths), default=0)
-        for path in paths[1:]:
-            differs = path[self._word_begin : num_shared] != paths[0][self._word_begin : num_shared]
-            if differs.any():
-                num_shared = self._word_begin + int(differs.argmax())
-        if num_shared > self._word_begin:
-            shared = self._beam.prefixes.char[paths[0][self._word_begin : num_shared]]
+        path = self._beam.shared_path()
+        if len(path) > self._word_begin:
+            shared = self._beam.prefixes.char[path[self._word_begin :]]
             words = self._search.tokens.group(shared.tolist())
             if len(words) > 1:
                 # The last one may still grow.

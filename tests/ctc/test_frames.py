@@ -47,6 +47,29 @@ def test_arrays_that_torch_does_not_take() -> None:
         assert torch.equal(frames.log_prob, wanted[:, :, [2, 0, 1]])
 
 
+class OtherArray:
+    """An array of a library that torch does not know."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self._values = values
+
+    def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:
+        return self._values
+
+
+def test_arrays_of_other_libraries() -> None:
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    given = log_probs(2, 5).bfloat16().float()
+    wanted = as_frames(given, [5, 4], TOKENS, "log_probs", CPU)
+    lengths = OtherArray(np.array([5, 4]))
+    for values in (given.numpy(), given.numpy().astype(bfloat16)):
+        frames = as_frames(OtherArray(values), lengths, TOKENS, "log_probs", CPU)
+        assert torch.equal(frames.log_prob, wanted.log_prob)
+        assert frames.num_frames.tolist() == [5, 4]
+        listed = as_frames([OtherArray(values[0]), OtherArray(values[1, :4])], None, TOKENS, "log_probs", CPU)
+        assert torch.equal(listed.log_prob[1, :4], wanted.log_prob[1, :4])
+
+
 def test_other_kinds_of_values() -> None:
     logits = torch.randn((1, 4, 3), generator=torch.Generator().manual_seed(1))
     wanted = logits.log_softmax(2)[:, :, [2, 0, 1]]

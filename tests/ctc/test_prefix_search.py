@@ -69,7 +69,7 @@ def test_sums_of_paths_without_a_language_model(compiled: bool, seed: int) -> No
     wanted = best_token_sequences(log_prob.double().numpy(), lambda tokens: 0.0, 0.0, 0.0)
     beam = PrefixBeam(search(None, compiled)._rules, 0, compiled)
     read_chunks([beam], [log_prob.numpy()], None)
-    found = {tuple(char for char, _, _ in beam.characters(each.prefix)): each.total for each in beam.alive()}
+    found = {tuple(beam.characters(each.prefix)[0].tolist()): each.total for each in beam.alive()}
     assert found == pytest.approx({tokens: score for score, tokens in wanted}, abs=1e-4)
 
 
@@ -127,7 +127,10 @@ def test_room_grows_and_old_prefixes_are_forgotten(monkeypatch: pytest.MonkeyPat
         read_chunks([pieces], [log_prob[begin : begin + 7]], None)
     assert len(pieces.prefixes.parent) > 128
     assert pieces.prefixes.count[0] < whole.prefixes.count[0]
-    told = [[(beam.characters(each.prefix), each.total) for each in beam.alive()] for beam in (whole, pieces)]
+    told = [
+        [(np.stack(beam.characters(each.prefix)).tolist(), each.total) for each in beam.alive()]
+        for beam in (whole, pieces)
+    ]
     assert told[0] == told[1]
 
 
@@ -147,6 +150,43 @@ def test_batch_and_stream_equal_single(ngram_of: Callable[..., NgramLM]) -> None
             assert stream.finish() == hypotheses[0]
 
 
+@pytest.mark.parametrize(
+    "symbols", [SYMBOLS, ["-", "▁a", "b", "▁"], ["-", "AH", "B", "D"], ["-", "▁", "<0xC3>", "<0xA9>"]]
+)
+def test_partial_results_are_made_of_the_last_ones(symbols: list[str]) -> None:
+    decoder = CTCDecoder(symbols, warm_up=False, beam_size=4, frame_shift=0.5)
+    num_kept = 0
+    for seed in range(10):
+        log_probs = (2.0 * random_frames(60, seed)).log_softmax(1)
+        stream = decoder.stream()
+        earlier = stream.partial()
+        for begin in range(0, 60, 3):
+            stream.accept(log_probs[begin : begin + 3])
+            found = stream.partial()
+            anew = decoder.stream()
+            anew.accept(log_probs[: begin + 3])
+            assert found == anew.partial()
+            pairs = [*zip(earlier.tokens, found.tokens, strict=False), *zip(earlier.words, found.words, strict=False)]
+            num_kept += sum(one is other for one, other in pairs)
+            earlier = found
+    assert num_kept > 1000
+
+
+def test_a_long_stream_is_not_compacted_in_vain() -> None:
+    rules = token_rules(CTCTokens(SYMBOLS), CTCDecodingConfig(beam_size=2), None)
+    beam = PrefixBeam(rules)
+    # A prefix of "|" at the end is lost in each frame.
+    alternating = torch.tensor([-30.0, -30.0, -30.0, -4.0]).repeat(300_000, 1)
+    alternating[::2, 1] = alternating[1::2, 2] = -0.02
+    read_chunks([beam], [alternating.numpy()], None)
+    beam.begin()
+    for _ in range(3):
+        read_chunks([beam], [alternating[:100].numpy()], None)
+        num = int(beam.prefixes.count[0])
+        beam.begin()
+        assert beam.prefixes.count[0] == num > 300_000
+
+
 @pytest.mark.parametrize("symbols", [SYMBOLS, ["-", "▁a", "b", "▁"]])
 @pytest.mark.parametrize("asks_always", [True, False])
 def test_stable_words_are_those_of_all_prefixes(symbols: list[str], asks_always: bool) -> None:
@@ -159,7 +199,7 @@ def test_stable_words_are_those_of_all_prefixes(symbols: list[str], asks_always:
             if not asks_always and number % 3:
                 continue
             beam = stream._reader._beam  # type: ignore[union-attr]
-            alive = [[char for char, _, _ in beam.characters(each.prefix)] for each in beam.alive()]
+            alive = [beam.characters(each.prefix)[0].tolist() for each in beam.alive()]
             shared = [chars[0] for chars in zip(*alive, strict=False) if len(set(chars)) == 1]
             while any(prefix[: len(shared)] != shared for prefix in alive):
                 shared.pop()
@@ -197,11 +237,14 @@ def test_times_of_tokens_and_words_are_in_order(num_tokens: int) -> None:
 
 
 def test_frames_in_order() -> None:
-    assert in_order([], []) == ([], [])
-    assert in_order([4], [6]) == ([4], [6])
-    assert in_order([0, 2, 7], [1, 5, 9]) == ([0, 2, 7], [1, 5, 9])
-    assert in_order([0, 2, 3], [4, 9, 3]) == ([0, 2, 3], [2, 3, 4])
-    assert in_order([0, 5, 4, 4], [1, 6, 5, 5]) == ([0, 2, 3, 4], [1, 3, 4, 5])
+    for begin, end, first, last in (
+        ([], [], [], []),
+        ([4], [6], [4], [6]),
+        ([0, 2, 7], [1, 5, 9], [0, 2, 7], [1, 5, 9]),
+        ([0, 2, 3], [4, 9, 3], [0, 2, 3], [2, 3, 4]),
+        ([0, 5, 4, 4], [1, 6, 5, 5], [0, 2, 3, 4], [1, 3, 4, 5]),
+    ):
+        assert [frames.tolist() for frames in in_order(begin, end)] == [first, last]
 
 
 def test_bytes_of_pieces_are_text() -> None:

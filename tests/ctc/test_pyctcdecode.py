@@ -258,7 +258,7 @@ def test_a_text_is_one_prefix_whatever_its_pieces(order: int) -> None:
     decoder = build_ctcdecoder(labels)
     beam = PrefixBeam(decoder._rules(decoder._scored_words(None, 0.0), 1000, -1e6, -1e6, 0))
     read_chunks([beam], [decoder._log_probs(random_logits(6, 0, len(labels)))], None)
-    prefixes = [tuple(char for char, _, _ in beam.characters(each.prefix)) for each in beam.alive()]
+    prefixes = [tuple(beam.characters(each.prefix)[0].tolist()) for each in beam.alive()]
     assert len(set(prefixes)) == len(prefixes) > 50
 
 
@@ -638,6 +638,8 @@ def test_values_of_other_types(word_model: NgramLM) -> None:
             decoder.reset_params(**{name: "x"})  # type: ignore[arg-type]
         with pytest.raises(AsrError, match=f"{name} is nan; it must be a number"):
             build_ctcdecoder(LABELS, language_model=word_model, **{name: math.nan})  # type: ignore[arg-type]
+        with pytest.raises(AsrError, match=f"{name} is -inf; it must be finite"):
+            decoder.reset_params(**{name: -math.inf})
     for name in ("beam_width", "beam_prune_logp", "token_min_logp", "hotword_weight"):
         with pytest.raises(AsrError, match=f"{name} is 'x'; it must be a number"):
             decoder.decode(logits, **{name: "x"})  # type: ignore[arg-type]
@@ -645,3 +647,19 @@ def test_values_of_other_types(word_model: NgramLM) -> None:
         decoder.decode(logits, hotwords=[None])  # type: ignore[list-item]
     with pytest.raises(AsrError, match="unigrams: None is not a word"):
         build_ctcdecoder(LABELS, language_model=word_model, unigrams=["bad", None])  # type: ignore[list-item]
+    with pytest.raises(AsrError, match=r"unigrams is 'words\.txt'; give the words themselves"):
+        build_ctcdecoder(LABELS, language_model=word_model, unigrams="words.txt")
+    with pytest.raises(AsrError, match="None is not a label"):
+        build_ctcdecoder([None, *LABELS])  # type: ignore[list-item]
+
+
+def test_a_beam_may_have_any_width() -> None:
+    decoder, logits = build_ctcdecoder(LABELS), random_logits(8, 0)
+    assert decoder.decode_beams(logits, beam_width=sys.maxsize) == decoder.decode_beams(logits, beam_width=10_000)
+
+
+def test_a_word_ends_after_an_unknown_piece() -> None:
+    labels = ["", "<unk>", "▁a", "b"]
+    logits = np.full((4, 4), -20.0)
+    logits[[0, 1, 2, 3], [2, 1, 3, 3]] = 0.0
+    assert build_ctcdecoder(labels).decode(logits) == "a ⁇ b"
