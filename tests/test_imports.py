@@ -179,6 +179,7 @@ def test_modules_have_at_most_800_lines() -> None:
     assert {path.name: count for path, count in lines.items() if count > MOST_LINES} == {}
 
 
+@pytest.mark.slow
 def test_functions_have_at_most_8_parameters() -> None:
     found = set()
     for module, tree in trees().items():

@@ -243,6 +243,7 @@ def test_a_stream_takes_integers(recognizer: asr.Recognizer) -> None:
     assert totals[0] == pytest.approx(totals[1], abs=0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fusion", ["lattice", "search", "chunks"])
 def test_a_users_model_may_answer_in_float64(tiny_bundle_folder: Path, fusion: str) -> None:
     model = PreferredWord("TO")
@@ -258,6 +259,7 @@ def test_a_users_model_may_answer_in_float64(tiny_bundle_folder: Path, fusion: s
     assert found.text == expected.text and found.lm_score == pytest.approx(expected.lm_score, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fusion", ["lattice", "search", "chunks"])
 def test_torchs_default_dtype_changes_nothing(tiny_bundle_folder: Path, fusion: str) -> None:
     samples = tones(PAT_TO_KIT)

@@ -127,6 +127,7 @@ def test_a_file_that_is_cut_short_is_taken_as_far_as_it_goes_with_a_warning(tmp_
     assert "a.wav: the audio is cut short" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", ["VORBIS", "OPUS"])
 def test_an_ogg_file_that_is_cut_short(tmp_path, caplog, codec):
     """libsndfile takes it for a shorter one."""

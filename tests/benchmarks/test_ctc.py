@@ -62,6 +62,7 @@ def test_the_frames_beside_the_benchmark_are_of_networks() -> None:
         assert len(of.frames) == len(of.references) == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ours", "pyctcdecode", "flashlight"])
 def test_words_are_found_without_a_list(workload: CTCWorkload, name: str) -> None:
     if name != "ours" and importlib.util.find_spec(name) is None:

@@ -52,6 +52,7 @@ def test_the_recurrent_model_is_measured_with_the_caches_that_users_have(tiny_bu
     assert measured.options == users.options and measured.options.hidden_dtype == "int8"
 
 
+@pytest.mark.slow
 def test_an_unknown_table_is_named(tiny_bundle_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["decode", "--bundle", str(tiny_bundle_folder), "--tables", "table-7"]) == 2
     assert "there is no table 'table-7'; there are speed, peers" in capsys.readouterr().err

@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from scripts.benchmarks.gpu_plan import CHECKS, Check, planned_seconds, run_plan, summary
 from scripts.benchmarks.gpu_tasks import TASKS
 
@@ -28,6 +30,7 @@ print("something"); print('{"rate": 5}' if name == "works" else '{"wrong": "1 is
 """
 
 
+@pytest.mark.slow
 def test_none_hides_another(tmp_path: Path) -> None:
     names = ("crashes", "hangs", "is silent", "poisons", "works", "is wrong")
     checks = [Check(name, 1.0 if name == "hangs" else 20.0) for name in names] + [Check("too long", 1000.0)]

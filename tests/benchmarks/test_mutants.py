@@ -77,6 +77,7 @@ def test_each_place_is_changed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert first == ("@cached" if mutant.line < 13 else "def close(self) -> None:" if mutant.line > 25 else None)
 
 
+@pytest.mark.slow
 def test_all_that_are_left_out_still_exist() -> None:
     for module in {*EXPLAINED, *WITH_A_GPU, *WITH_K2, *SIZES}:
         made, functions = mutants_of(module), {*WITH_A_GPU.get(module, ()), *WITH_K2.get(module, ())}

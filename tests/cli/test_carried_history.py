@@ -45,6 +45,7 @@ def parts(tmp_path):
     return tmp_path / "cuts.jsonl.gz"
 
 
+@pytest.mark.slow
 def test_cuts_of_a_recording_and_utterances_of_a_chapter_follow_one_another(
     tmp_path, parts, evaluate, tiny_bundle_folder, recognizer
 ):
@@ -63,6 +64,7 @@ def test_cuts_of_a_recording_and_utterances_of_a_chapter_follow_one_another(
     assert code == 2 and "--resume and --carry-history exclude each other" in errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--cache-mb", "0.05")])
 def test_each_file_is_a_recording_of_its_own(tmp_path, capsys, tiny_bundle_folder, recognizer, options):
     names = [tmp_path / f"{name}.wav" for name in "ab"]

@@ -178,6 +178,7 @@ def test_an_interrupted_evaluation_goes_on_and_a_bad_recording_counts_as_deleted
     assert (code, "--resume needs --output, the file to continue" in errors) == (2, True)
 
 
+@pytest.mark.slow
 def test_a_users_own_language_models_take_the_place_of_the_bundles(
     tmp_path, cuts, evaluate, tiny_bundle_folder, caplog
 ):
@@ -198,6 +199,7 @@ def test_a_users_own_language_models_take_the_place_of_the_bundles(
     assert (code, "nowhere: the n-gram model cannot be read" in errors) == (2, True)
 
 
+@pytest.mark.slow
 def test_details_for_a_report(tmp_path, cuts, evaluate, tiny_bundle_folder, capsys):
     details = tmp_path / "mine.json"
     arguments = ("--cuts", cuts, "--bundle", tiny_bundle_folder, "--mode", "interpolated", "--json")

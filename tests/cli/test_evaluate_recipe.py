@@ -19,6 +19,7 @@ def recipe(tmp_path, cuts):
     return path
 
 
+@pytest.mark.slow
 def test_a_table_of_sets_by_systems(tmp_path, recipe, evaluate, tiny_bundle_folder):
     folder = tmp_path / "out"
     arguments = ("--recipe", recipe, "--bundle", tiny_bundle_folder, "--output", folder)
@@ -40,6 +41,7 @@ def test_a_table_of_sets_by_systems(tmp_path, recipe, evaluate, tiny_bundle_fold
     assert "GRU 1.0" in (folder / "tones.html").read_text()
 
 
+@pytest.mark.slow
 def test_what_is_done_stays_and_the_rest_follows(tmp_path, recipe, evaluate, tiny_bundle_folder):
     folder = tmp_path / "out"
     arguments = ("--recipe", recipe, "--bundle", tiny_bundle_folder, "--output", folder)

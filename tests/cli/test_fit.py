@@ -53,6 +53,7 @@ def test_a_misspelled_option_is_refused_not_completed(tmp_path, capsys, option):
     assert f"unrecognized arguments: {option} 3" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -92,6 +93,7 @@ def test_a_trainer_that_cannot_be_is_one_sentence(tmp_path, capsys, monkeypatch,
     assert error.startswith("asr: error: ") and message in error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "precision, is_fast, is_said", [("bf16", False, True), ("bf16", True, False), ("32", False, False)]
 )
@@ -157,6 +159,7 @@ def test_the_command_line_brings_no_warning_of_lightnings(tmp_path):
     assert "LightningCLI" not in run.stderr
 
 
+@pytest.mark.slow
 def test_a_recipe_with_old_class_paths_still_makes_its_classes(tmp_path, capsys):
     """The recipe for AN4 as it was before the packages were reorganized."""
     from pytorch_lightning.cli import LightningCLI

@@ -363,6 +363,7 @@ def test_lattices(tmp_path, transcribe, tiny_bundle_folder, lattice_format):
         assert oracle_errors(lattice, [int(word_id) for word_id in reference]) == 0
 
 
+@pytest.mark.slow
 def test_a_given_language_model_is_used_or_refused(tmp_path, tiny_bundle_folder, capsys):
     bundle = Bundle.load(tiny_bundle_folder)
     bundle.default_mode = "rnn"
@@ -401,6 +402,7 @@ def test_errors_name_the_options_that_were_given(given, message, tiny_bundle_fol
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lattice_format", ["kaldi", "slf"])
 def test_jobs_that_share_a_folder_of_lattices(tmp_path, transcribe, tiny_bundle_folder, lattice_format):
     """Recordings of one name in two jobs, utterance ids with dots, and lattices of other recordings are all kept."""

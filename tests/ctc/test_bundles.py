@@ -217,6 +217,7 @@ def test_bundles_hold_no_programs(bundle: Bundle, cache: Path, tmp_path: Path) -
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_bundle_with_an_onnx_file(
     tiny_bundle_folder: Path, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

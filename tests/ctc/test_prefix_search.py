@@ -150,6 +150,7 @@ def test_batch_and_stream_equal_single(ngram_of: Callable[..., NgramLM]) -> None
             assert stream.finish() == hypotheses[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "symbols", [SYMBOLS, ["-", "▁a", "b", "▁"], ["-", "AH", "B", "D"], ["-", "▁", "<0xC3>", "<0xA9>"]]
 )
@@ -172,6 +173,7 @@ def test_partial_results_are_made_of_the_last_ones(symbols: list[str]) -> None:
     assert num_kept > 1000
 
 
+@pytest.mark.slow
 def test_a_long_stream_is_not_compacted_in_vain() -> None:
     rules = token_rules(CTCTokens(SYMBOLS), CTCDecodingConfig(beam_size=2), None)
     beam = PrefixBeam(rules)

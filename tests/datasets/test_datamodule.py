@@ -92,6 +92,7 @@ def test_features_are_those_of_each_file_alone(corpus: dict[str, Any]) -> None:
             assert not batch["features"][row, batch["num_frames"][row] :].any()
 
 
+@pytest.mark.slow
 def test_every_way_to_keep_data_gives_the_same(corpus: dict[str, Any], tmp_path: Path) -> None:
     ways: list[dict[str, Any]] = [
         {},

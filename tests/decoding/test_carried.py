@@ -79,6 +79,7 @@ def decoder_of(kind: str, graph: Any) -> Any:
     return TokenPassingDecoder(graph, OPTIONS, lm_fusion=kind, inputs="scores")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["lattice", "chunks", "search", "k2"])
 @settings(max_examples=4)
 @example(seed=4)  # the second utterance alone has no complete path, and is searched again

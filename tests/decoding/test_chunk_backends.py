@@ -108,6 +108,7 @@ def test_loops(frames_per_call: int, beam: float, limits: tuple[int, int], monke
     _check_same_paths(made, beam, limits, monkeypatch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("graph", [WIDE_GRAPH, SORTED_GRAPH], ids=["any order", "sorted"])
 @pytest.mark.parametrize("has_lm", [False, True])
 @pytest.mark.parametrize(
@@ -142,6 +143,7 @@ def _numba_with_lm(looks_up: bool) -> BackendFactory:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("skip_beam", [None, 0.2])
 @pytest.mark.parametrize(("beam", "limits"), [(6.0, (3, 12)), (float("inf"), (0, 500)), (0.3, (8, 9)), (1.0, (0, 5))])
 def test_loops_with_a_language_model(
@@ -152,6 +154,7 @@ def test_loops_with_a_language_model(
     _check_same_paths(_numba_with_lm(looks_up=False), beam, limits, monkeypatch, lm, skip_beam)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "indexed", "quantized", "words missing"])
 @pytest.mark.parametrize(
     ("beam", "limits", "skip_beam"), [(6.0, (3, 12), None), (float("inf"), (0, 500), None), (1.0, (0, 5), 0.2)]
@@ -212,6 +215,7 @@ def _toy_models(folder: Path) -> tuple[RemappedLM, RNNLanguageModel]:
     return small, RNNLanguageModel(GRAPH.vocabulary, RNNLMConfig(6, 8, maxent_order=3, maxent_size=1000))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("looks_up", [False, True])
 @pytest.mark.parametrize(
     ("beam", "limits", "skip_beam"), [(6.0, (3, 12), None), (float("inf"), (0, 500), None), (1.0, (0, 5), 0.2)]
@@ -240,6 +244,7 @@ def test_loops_that_ask_a_recurrent_network(
     assert rows_of_loops >= num_rows if looks_up else rows_of_loops == num_rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capacity_bytes", [8_000, 30_000, 10**7])
 def test_a_network_that_has_no_more_room_is_asked_by_calls(
     capacity_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

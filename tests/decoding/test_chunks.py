@@ -176,6 +176,7 @@ def test_final_scores_count_only_at_the_end(backend: str) -> None:
     assert result.best.total == pytest.approx(-20.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk_frames", [1, 2])
 def test_chunks_change_no_score_of_any_sentence(chunk_frames: int) -> None:
     """Histories in states of different scores begin each chunk."""

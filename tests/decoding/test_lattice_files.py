@@ -70,6 +70,7 @@ def same_but_for_order(one: Lattice, other: Lattice) -> None:
     assert all_sentences(one, OPTIONS) == pytest.approx(sentences, abs=1e-5)
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(seed=st.integers(0, 10**6))
 def test_slf_keeps_everything(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
@@ -112,6 +113,7 @@ def test_slf_keeps_tokens_of_any_characters(tmp_path, token: str) -> None:
     same_but_for_order(read_slf(tmp_path / "a.slf", first_pass.graph.vocabulary, tokens), lattice)
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(seed=st.integers(0, 10**6))
 def test_kaldi_keeps_totals_times_and_acoustic_scores(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:

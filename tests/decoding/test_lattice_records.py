@@ -268,6 +268,7 @@ def test_arcs_are_put_in_the_order_of_their_sources(seed: int) -> None:
     assert arc_begin.tolist() == [0, *torch.bincount(src_state, minlength=7).cumsum(0).tolist()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_lm", [False, True])
 def test_collecting_while_it_searches_costs_a_lattice_nothing(with_lm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU: in tensor form, and after every few frames."""

@@ -116,6 +116,7 @@ def test_expected_errors_of_a_tree_are_exact(scale: float) -> None:
             assert risk_of(rows, sentence) == pytest.approx(expected, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_expected_errors_of_any_lattice_are_an_upper_bound_that_is_exact_for_no_words() -> None:
     num_larger = 0
     for seed, lattice in with_paths(lattice_of_all_sorts, 60):
@@ -231,6 +232,7 @@ def test_expected_errors_fall_and_are_mostly_below_those_of_any_path() -> None:
     assert num_changed > 5 and num_least > 0.8 * num_trees
 
 
+@pytest.mark.slow
 def test_nearest_path_is_the_nearest_of_all_and_of_these_the_best() -> None:
     num_tied = 0
     for seed, lattice in with_paths(lattice_of_all_sorts, 60):
@@ -261,6 +263,7 @@ def words_of(lattice: Lattice, arc: int) -> list[int]:
 SCALED = DecodingOptions(am_scale=0.7, graph_scale=1.3, lm_scale=0.6, word_insertion_penalty=-0.4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_compiled", [False, True])
 def test_results_equal_the_plain_algorithm_to_the_last_digit(is_compiled: bool) -> None:
     pytest.importorskip("numba")
@@ -364,6 +367,7 @@ OPTIONS = DecodingOptions(
 )
 
 
+@pytest.mark.slow
 def test_result_is_a_path_of_the_lattice_with_its_scores_and_times() -> None:
     num_changed = 0
     for seed in range(12):

@@ -76,6 +76,7 @@ def searched(lattice: Lattice) -> SentenceLattice:
     return _one_word_an_arc(lattice, arc_total, final_total, best_to_end(lattice, arc_total, final_total))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_compiled", [False, True])
 def test_any_lattice_gives_its_best_sentences_and_their_paths(is_compiled: bool) -> None:
     if is_compiled:

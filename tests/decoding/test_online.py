@@ -212,6 +212,7 @@ def test_an_endless_stream_holds_only_what_is_undecided(monkeypatch: pytest.Monk
     assert result.num_frames == 900 and result.best is not None and result.best.end_frames[-1] > 850
 
 
+@pytest.mark.slow
 def test_a_language_model_that_forgets_nothing_is_made_to_decide() -> None:
     graph = random_graph(5, num_states=20, num_arcs=80)
     log_prob = random_log_prob(5, 1, 120)

@@ -72,6 +72,7 @@ def test_rescored_lattice_has_every_sentence_within_the_beam(seed: int) -> None:
                 assert found[words] == pytest.approx(total, abs=1e-4)
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(seed=st.integers(0, 10**6))
 def test_a_wide_context_beam_changes_nothing_and_one_context_is_no_better(seed: int) -> None:
@@ -107,6 +108,7 @@ def test_one_call_a_frame() -> None:
     assert lm.num_calls <= 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "indexed", "words missing"])
 @pytest.mark.parametrize(("context_beam", "max_active"), [(None, 10**6), (4.0, 10**6), (0.5, 3), (None, 4)])
 def test_the_loop_over_a_lattice_finds_what_the_token_search_finds(
@@ -183,6 +185,7 @@ def test_prune_keeps_the_best_path() -> None:
         assert len(found[0]) == len(expected[0])
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(seed=st.integers(0, 10**6))
 def test_rescoring_pass_equals_the_language_model_inside_the_search(seed: int) -> None:

@@ -160,6 +160,7 @@ class ExclusiveSearch:
             self._lock.release()
 
 
+@pytest.mark.slow
 def test_threads_share_a_decoder_but_no_backend() -> None:
     made = []
 

@@ -115,6 +115,7 @@ def best_with_one_history_a_state(graph: DecodingGraph, log_prob: Tensor, lm: Ta
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["auto", "torch"])
 def test_one_context_per_state_is_the_best_one(backend: str) -> None:
     num_worse = 0

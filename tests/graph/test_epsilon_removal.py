@@ -41,6 +41,7 @@ def graphs(draw: st.DrawFn) -> DecodingGraph:
     return graph_with(arcs, final)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(graph=graphs(), seed=st.integers(0, 9))
 def test_every_word_sequence_keeps_its_score(graph: DecodingGraph, seed: int) -> None:

@@ -89,6 +89,7 @@ pronunciations = st.lists(st.text("ab", min_size=1, max_size=3).map(" ".join), m
 lexicons = st.lists(pronunciations, min_size=1, max_size=4).map(lambda v: dict(zip("VWXY", v, strict=False)))
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), words=lexicons, topology=st.sampled_from(["ctc", "ctc-modified", "hmm-1"]))
 def test_any_lexicon_and_any_text(

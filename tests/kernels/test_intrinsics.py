@@ -56,6 +56,7 @@ def test_which_sums_reach_a_limit(monkeypatch: pytest.MonkeyPatch, processor: st
                     assert bits_of(token, score, begin, num, log_prob, start, np.float32(limit)) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processor", ["plain", "avx512bw"])
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_products_of_rows(monkeypatch: pytest.MonkeyPatch, dtype: str, processor: str) -> None:
@@ -111,6 +112,7 @@ def test_products_of_integers_are_exact(monkeypatch: pytest.MonkeyPatch, process
             np.testing.assert_array_equal(products, left @ right + 7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processor", PROCESSORS[1:])
 def test_all_rows_of_a_tile(monkeypatch: pytest.MonkeyPatch, processor: str) -> None:
     pretend(monkeypatch, processor)

@@ -60,6 +60,7 @@ def test_weights_made_in_inference_mode() -> None:
         torch.testing.assert_close(layer(inputs), nn.functional.linear(inputs, layer.weight, layer.bias))
 
 
+@pytest.mark.slow
 @needs_numba
 @settings(max_examples=30, deadline=None)
 @given(
@@ -124,6 +125,7 @@ def rounded_product(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tens
     return (rounded @ (right * weight_step[:, None]).double().t() + bias.double()).float()
 
 
+@pytest.mark.slow
 @needs_instruction
 @settings(max_examples=40, deadline=None)
 @given(

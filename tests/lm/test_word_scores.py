@@ -107,6 +107,7 @@ def test_training_and_scoring_see_the_same_hidden_layer() -> None:
     torch.testing.assert_close(trained, network_word_scores(NETWORK, token_id)[0])
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_carried_state_goes_through_the_whole_text() -> None:
     torch.manual_seed(3)

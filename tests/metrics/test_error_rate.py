@@ -51,6 +51,7 @@ def test_ids_must_match():
     assert report.num_wrong_utterances == 1
 
 
+@pytest.mark.slow
 def test_the_bootstrap_interval_holds_the_rate_and_narrows_with_data():
     mixed = [ErrorCounts(10, 1, 0, 0), ErrorCounts(10, 3, 0, 0)]
     low, high = bootstrap_interval(mixed * 20)

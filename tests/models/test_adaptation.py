@@ -86,6 +86,7 @@ def test_the_objective_rises_and_the_network_stays_as_it_is(network: Tdnnf) -> N
     assert torch.equal(found.scale, again.scale) and torch.equal(found.shift, again.shift)
 
 
+@pytest.mark.slow
 def test_more_speech_makes_more_steps(network: Tdnnf) -> None:
     found = adapt(network, STATES, DENOMINATOR, [speech(seed, 3000) for seed in range(3)])
     assert float((found.scale - 1.0).abs().max()) > 0.15

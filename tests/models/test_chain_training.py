@@ -180,6 +180,7 @@ def test_smbr_raises_the_expected_accuracy_of_speakers_set_aside(
     assert 0.4 < later["val_accuracy"] < (0.8 if silence_accuracy == 0.0 else 1.0)
 
 
+@pytest.mark.slow
 def test_mmi_alone_logs_no_accuracy_and_trains_as_before(folder: Path, states: TiedStates) -> None:
     plain = fit(folder, states, 1)
     ignored = fit(folder, states, 1, smbr_weight=0.0, silence_accuracy=0.5)
@@ -283,6 +284,7 @@ def test_processes_do_not_make_the_same_posteriors(own: Path, states: TiedStates
     assert torch.equal(waited.of(chunks, 20), made.of(chunks, 20))
 
 
+@pytest.mark.slow
 def test_a_resumed_training_needs_neither_initial_checkpoint_nor_teacher(
     own: Path, states: TiedStates, tmp_path: Path
 ) -> None:
@@ -351,6 +353,7 @@ def test_training_lowers_the_loss_of_speakers_set_aside(folder: Path, states: Ti
     assert later.callback_metrics["val_mmi"] < early.callback_metrics["val_mmi"] - 0.2  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_becomes_a_network_without_the_auxiliary_branch(
     folder: Path, states: TiedStates, tmp_path: Path
 ) -> None:
@@ -379,6 +382,7 @@ def test_a_checkpoint_becomes_a_network_without_the_auxiliary_branch(
             network_from_checkpoint(tmp_path / "last.ckpt", tmp_path / "other.yaml")
 
 
+@pytest.mark.slow
 def test_a_training_starts_from_the_averaged_weights_of_another(
     folder: Path, states: TiedStates, tmp_path: Path
 ) -> None:
@@ -401,6 +405,7 @@ def test_a_network_of_other_sizes_is_refused_as_a_start(folder: Path, states: Ti
         fit(folder, states, 0, str(tmp_path / "first.ckpt"))
 
 
+@pytest.mark.slow
 def test_a_bundle_is_read_once(folder: Path, states: TiedStates, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading a bundle takes seconds."""
     reads: list[Path] = []

@@ -148,6 +148,7 @@ def test_each_piece_is_smoothed_by_a_share_of_its_own(corpus: PreparedCorpus) ->
     assert torch.equal(load(Share(1, 2)), mixed[1::2])
 
 
+@pytest.mark.slow
 def test_pieces_are_normalized_with_other_utterances_of_their_speaker(corpus: PreparedCorpus) -> None:
     corpus = PreparedCorpus(corpus.folder)
     speakers = ["ann", "ann", "ann", "bob"]

@@ -140,6 +140,7 @@ def saved(bundle: Bundle, network: ModelSpec, folder: Path) -> str:
     return str(folder)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_bundles_become_one(
     tiny_bundle_folder: Path, tmp_path: Path, members: list[ModelSpec], capsys: pytest.CaptureFixture[str]

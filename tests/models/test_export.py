@@ -50,6 +50,7 @@ def test_the_normalization_without_branches_is_the_same(num_frames: list[int]) -
     assert torch.equal(TraceableCmvn()(features, lengths), wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMATS)
 def test_any_number_of_utterances_and_frames(tiny_bundle_folder: Path, tmp_path: Path, form: str) -> None:
     require(form)
@@ -98,6 +99,7 @@ def test_the_command(tiny_bundle_folder: Path, tmp_path: Path, capsys: pytest.Ca
     assert "make it first" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not can_export_onnx(), reason="needs onnx")
 def test_flipped_bits_of_onnx_files_are_noticed(tiny_bundle_folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"

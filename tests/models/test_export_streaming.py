@@ -137,6 +137,7 @@ def tdnnf_bundle(folder: Path, network: Tdnnf) -> Bundle:
     return replace(bundle, acoustic_model=ModelSpec("Tdnnf", ARGUMENTS, network))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["onnx", "torchscript"])
 def test_read_back_in_chunks_of_any_size(tiny_bundle_folder: Path, tmp_path: Path, network: Tdnnf, form: str) -> None:
     if form == "onnx":

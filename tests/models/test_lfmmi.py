@@ -157,6 +157,7 @@ def test_the_numerator_equals_path_enumeration_in_value_and_gradient() -> None:
     torch.testing.assert_close(posterior.double(), gradient, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_loss_is_denominator_less_numerator_and_its_gradient_is_theirs() -> None:
     score = scores().requires_grad_()
     loss, posterior = LfMmi(tiny_graph(), LEAK)(score, tiny_pieces())
@@ -175,6 +176,7 @@ def test_the_loss_is_denominator_less_numerator_and_its_gradient_is_theirs() -> 
     torch.testing.assert_close(posterior.sum(2), torch.ones(4, 3))
 
 
+@pytest.mark.slow
 def test_a_teacher_takes_its_share_of_the_numerator() -> None:
     score, pieces = scores().requires_grad_(), tiny_pieces()
     teacher = torch.rand(4, 3, 5, generator=torch.Generator().manual_seed(5)).softmax(2)

@@ -102,6 +102,7 @@ def test_dropout_and_skipped_branches_only_act_in_training() -> None:
     assert torch.equal(network.eval()(*batch)[0], network(*batch)[0])
 
 
+@pytest.mark.slow
 def test_two_utterances_are_learnt_by_heart(network: nn.Module) -> None:
     torch.manual_seed(1)
     features, num_frames = random_batch([48, 36])

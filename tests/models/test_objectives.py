@@ -82,6 +82,7 @@ def test_without_k2_the_cure_is_named() -> None:
         K2Ctc()(*random_case([3], [[1]], num_tokens=3))
 
 
+@pytest.mark.slow
 def test_ctc_crf_equals_path_enumeration_in_value_and_gradient() -> None:
     targets = [[1, 1], [2], [1]]
     log_prob, num_frames, tokens, num_tokens = random_case([5, 3, 2], targets, num_tokens=3)

@@ -55,6 +55,7 @@ def sentence_of(result):
     return [word.text for word in result.words]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("decoder", "lm_fusion"),
     [("token-passing", "lattice"), ("token-passing", "chunks"), ("token-passing", "search"), ("k2", "lattice")],
@@ -80,6 +81,7 @@ def test_segments_are_scored_after_the_words_before_them(bundle, decoder, lm_fus
             assert one.total == pytest.approx(other.total, abs=2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["rnn", "interpolated"])
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_long_recordings_in_one_batch_are_what_they_are_alone(bundle, mode, num_workers):
@@ -137,6 +139,7 @@ def test_batches_keep_the_order_of_each_session():
     assert any(len(batch) > 1 for batch in batches)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lm_fusion", "policy"), [("lattice", "agreed"), ("search", "agreed"), ("lattice", "stable"), ("chunks", "best")]
 )

@@ -32,6 +32,7 @@ def noisy():
     return [row + 0.3 * torch.randn(len(row), generator=generator) for row in clean]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["ngram", "rnn"])
 def test_recognizers_and_streams_choose_the_path_of_least_risk(bundle, noisy, mode):
     bundle = replace(bundle, decoding={mode: {"output_beam": 12.0}})
@@ -54,6 +55,7 @@ def test_threads_share_the_utterances(bundle, noisy, mode, threads, monkeypatch)
     calibration = {"bias": 0.5, "terms": {"word_posterior": {"knots": [-9.0, 9.0], "values": [-3.0, 2.0]}}}
     bundle = replace(bundle, confidence={"rnn": calibration})
     recognizer = Recognizer(bundle, mode, decoder="token-passing", options={"mbr_scale": SCALE})
+    recognizer.prepare()  # which recognizes something itself if this process has not done so
     seen, made = set(), []
 
     def noting(*arguments):

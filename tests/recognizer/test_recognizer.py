@@ -127,6 +127,7 @@ def test_a_batch_is_its_recordings_one_by_one(bundle):
         assert (result.words, result.total, result.duration) == (given.words, given.total, given.duration)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("decoder", "lm_fusion"),
     [("token-passing", "lattice"), pytest.param("token-passing", "search", marks=pytest.mark.slow), ("k2", "lattice")],
@@ -215,6 +216,7 @@ def test_long_recordings_are_cut_at_pauses(bundle):
     assert starts[-1] > result.duration - 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_long_files_are_read_while_they_are_recognized(bundle, tmp_path, num_workers):
     """Words and times are those of the whole in memory, and only some batches are ahead of the recognition."""
@@ -348,6 +350,7 @@ def test_a_blink_of_audio_has_a_result(recognizer, num_samples):
     assert len(result.words) <= num_samples // 160
 
 
+@pytest.mark.slow
 def test_caches_stay_within_what_they_may_take(bundle):
     waveforms = [tones(words, seed=5) for words in SENTENCES]
     arguments = {"mode": "rnn", "decoder": "token-passing", "lm_fusion": "search"}

@@ -220,6 +220,7 @@ def test_the_words_are_found_in_every_way(bundle, mode, options):
         assert bool(results[0].cache) == (options.get("second_pass_mode") != "large_ngram")
 
 
+@pytest.mark.slow
 def test_near_histories_share_hidden_states(bundle):
     waveforms = [tones(words, seed=9) for words in SENTENCES]
     wide = {"output_beam": 30.0, "context_beam": math.inf}

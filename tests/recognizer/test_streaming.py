@@ -113,6 +113,7 @@ def test_neither_cuts_nor_neighbours_change_anything(recognizer, seed):
             same(one, other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "num_members"), [("agreed", 1), ("stable", 2)])
 def test_an_ensemble_drafts_by_its_first_member_until_the_utterance_ends(tiny_bundle_folder, policy, num_members):
     bundle = Bundle.load(tiny_bundle_folder)
@@ -135,6 +136,7 @@ def test_an_ensemble_drafts_by_its_first_member_until_the_utterance_ends(tiny_bu
     assert all(ask.called for ask in asked)
 
 
+@pytest.mark.slow
 def test_final_results_are_those_of_decoding_the_utterance_heard_again(recognizer):
     options = StreamingOptions(**QUICK, **ENDLESS)
     streaming = StreamingRecognizer(recognizer, options)
@@ -171,6 +173,7 @@ def test_final_results_are_those_of_decoding_the_utterance_heard_again(recognize
     assert torch.allclose(network.utterance_log_probs([windows])[0], outputs[0], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_over_the_lattice_the_model_is_asked_when_an_utterance_has_ended(recognizer, searching):
     pieces = [tones(words, seed=3) for words in SENTENCES[:3]]
     found = {}
@@ -299,6 +302,7 @@ def test_the_frames_of_a_known_speaker_count_like_the_oldest_of_the_stream(num_k
     assert RunningNorm(3, 100, 0.5, torch.device("cpu")).statistics(quiet) is None
 
 
+@pytest.mark.slow
 def test_streams_of_a_known_speaker_are_normalized_and_transformed_from_the_start(recognizer):
     waveform = tones(["PAT", "TO", "KIT"])
     options = StreamingOptions(**QUICK, **ENDLESS)
@@ -330,6 +334,7 @@ def test_a_network_that_does_not_normalize_knows_no_speaker(recognizer, monkeypa
     streaming.open(RATE)
 
 
+@pytest.mark.slow
 def test_pauses_end_utterances(recognizer):
     options = StreamingOptions(**QUICK, silence_after_words=0.4)
     quiet = 0.003 * torch.randn(RATE, generator=torch.Generator().manual_seed(2))
@@ -350,6 +355,7 @@ def test_pauses_without_words_end_utterances_of_which_nothing_is_told(recognizer
     assert final.reason == "end" and not final.words and final.begin > 2.0
 
 
+@pytest.mark.slow
 def test_partial_results_of_every_kind(recognizer):
     waveform = torch.cat([tones(words, seed=3) for words in SENTENCES])
     waveform = waveform[: 3 * RATE]
@@ -363,6 +369,7 @@ def test_partial_results_of_every_kind(recognizer):
             assert kind != "stable" or one.num_stable == len(one.words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["agreed", "best", "stable"])
 def test_words_left_out_as_noise_let_no_later_words_in(tiny_bundle_folder, monkeypatch, policy):
     """A partial result is that of a recognizer that takes nothing for noise, without the noise."""
@@ -406,6 +413,7 @@ def test_k2_finds_the_same(recognizer):
     assert found[0][-1].total == pytest.approx(found[1][-1].total, abs=0.5)
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow(searching):
     streaming = StreamingRecognizer(searching, StreamingOptions(**QUICK, **ENDLESS, cache_bytes=300_000))
     stream = streaming.open()

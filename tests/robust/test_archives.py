@@ -135,6 +135,7 @@ def test_what_torch_saves_comes_back(tmp_path: Path) -> None:
         assert isinstance(found["state_dict"][name], torch.nn.Parameter) == isinstance(value, torch.nn.Parameter)
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_changes_what_is_read(tmp_path: Path) -> None:
     content = good_checkpoint()
     path = tmp_path / "last.ckpt"

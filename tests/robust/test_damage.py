@@ -64,6 +64,7 @@ def bundle(tiny_bundle_folder: Path) -> Bundle:
     return Bundle.load(tiny_bundle_folder)
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_of_a_graph_is_read(tmp_path: Path, bundle: Bundle) -> None:
     path = tmp_path / "graph.safetensors"
     bundle.graph.save(path)
@@ -90,6 +91,7 @@ def test_no_flipped_bit_of_a_graph_of_phones_is_read(tmp_path: Path) -> None:
     no_flipped_bit_is_read(path, lambda: DecodingGraph.load(path), 150)
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_of_a_denominator_is_read(tmp_path: Path) -> None:
     rows = np.array([0, 1]), np.array([1, 2]), np.array([0, 1, 2]), np.array([1, 0])
     halves = np.full((3, 2), 0.5, dtype=np.float32)
@@ -112,6 +114,7 @@ def np_archive(graph: DenominatorGraph) -> bytes:
     return file.getvalue()
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_of_other_models_is_read(tmp_path: Path, bundle: Bundle) -> None:
     assert bundle.small_ngram is not None and bundle.rnn_lm is not None
     path = tmp_path / "a.bin"

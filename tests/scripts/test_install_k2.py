@@ -135,6 +135,7 @@ def asked_of_pip(site: Path) -> list[str]:
     return log.read_text().replace("%2B", "+").splitlines() if log.exists() else []
 
 
+@pytest.mark.slow
 def test_the_newest_fitting_wheel_is_installed_and_tried(index: Index, site: Path) -> None:
     index.publish("cuda.html", OLD, NEW, *OTHERS)
     said = install(index.address, site)
@@ -142,6 +143,7 @@ def test_the_newest_fitting_wheel_is_installed_and_tried(index: Index, site: Pat
     assert asked_of_pip(site) == [f"install {NEW}"] and (site / "k2.py").is_file()
 
 
+@pytest.mark.slow
 def test_one_that_gives_a_wrong_score_is_taken_away(index: Index, site: Path) -> None:
     index.publish("cuda.html", NEW, wrong=0.01)
     said = install(index.address, site)

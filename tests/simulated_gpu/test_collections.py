@@ -48,6 +48,7 @@ def records_of(num_frames: int, where: torch.device) -> tuple[Backtrace, Lattice
     return backtrace, records
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_lattice", [True, False])
 def test_a_collection_keeps_what_a_cpu_keeps(with_lattice: bool, device: SimulatedDevice) -> None:
     found, costs = [], []
@@ -68,6 +69,7 @@ def test_a_collection_keeps_what_a_cpu_keeps(with_lattice: bool, device: Simulat
     assert costs[1][0] <= 6 and costs[1][1] <= 70
 
 
+@pytest.mark.slow
 def test_best_scores_of_states_are_a_cpus(device: SimulatedDevice) -> None:
     graph, options = random_graph(7, num_states=12, num_arcs=50, final_prob=0.3), DecodingOptions(output_beam=6.0)
     costs = []
@@ -87,6 +89,7 @@ def test_best_scores_of_states_are_a_cpus(device: SimulatedDevice) -> None:
     assert costs[0] == costs[1] and costs[0][0] <= 3
 
 
+@pytest.mark.slow
 def test_splitting_costs_the_same_for_any_number_of_utterances(device: SimulatedDevice) -> None:
     graph = random_graph(7, num_states=12, num_arcs=50, final_prob=0.3)
     decoder = TokenPassingDecoder(graph, DecodingOptions(output_beam=3.0), backend="torch")

@@ -53,6 +53,7 @@ def test_damage_anywhere_is_one_sentence(tmp_path: Path, suffix: str) -> None:
                 read(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".gz", ".xz"])
 def test_a_small_file_does_not_fill_the_memory(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"lexicon.txt{suffix}"

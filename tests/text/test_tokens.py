@@ -19,6 +19,7 @@ def test_blank_is_zero_and_may_be_given() -> None:
     assert TokenTable(["AH", "B"]).ids_of(["B", "AH", BLANK]) == [2, 1, 0]
 
 
+@pytest.mark.slow
 @given(st.lists(st.text(st.characters(categories=["L", "N"]), min_size=1), min_size=1, unique=True))
 def test_saved_table_reads_the_same(tmp_path_factory: pytest.TempPathFactory, symbols: list[str]) -> None:
     path = tmp_path_factory.mktemp("tokens") / "tokens.txt"

@@ -12,6 +12,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 from asr.testing.kernel_checks import check_cut_off
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "block", [pytest.param(2, marks=pytest.mark.slow), 8, pytest.param(64, marks=pytest.mark.slow), 512]
 )

@@ -36,6 +36,7 @@ def beam_search(engine, network, num_steps, width, seed, marks):
             engine.retain(context)
 
 
+@pytest.mark.slow
 @given(
     capacity=st.sampled_from([1, 10_000, 20_000, 40_000, 1_000_000]),
     width=st.integers(1, 8),
@@ -51,6 +52,7 @@ def test_any_capacity_gives_the_plain_scores(network_class, capacity, width, mar
     beam_search(engine, network, num_steps, width, seed, marks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8"])
 def test_rows_that_are_computed_again_are_rounded_as_at_first(dtype):
     """Scores are those of a cache without bound, bit for bit, if products do not depend on how many rows there are."""
@@ -70,6 +72,7 @@ def test_rows_that_are_computed_again_are_rounded_as_at_first(dtype):
     assert counts.num_dropped_rows > 0 and counts.num_hidden_rows > 2 * free.statistics().num_hidden_rows
 
 
+@pytest.mark.slow
 def test_small_capacities_do_evict_and_stay_bounded():
     engine = CachedRNNLM(ToyNetwork(hidden_size=128), CacheOptions(capacity_bytes=100_000))
     beam_search(engine, engine.network, 150, 8, 0, marks=True)
@@ -78,6 +81,7 @@ def test_small_capacities_do_evict_and_stay_bounded():
     assert counts.peak_bytes <= 100_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True])
 def test_contexts_that_are_given_out_again_stay(compiled):
     network = ToyNetwork(hidden_size=128)
@@ -114,6 +118,7 @@ def test_without_marks_only_hidden_rows_leave():
     assert counts.num_evicted_contexts == 0
 
 
+@pytest.mark.slow
 def test_a_long_stream_stays_bounded_although_its_history_does_not():
     network = ToyNetwork()
     engine = CachedRNNLM(network, CacheOptions(capacity_bytes=40_000))
@@ -251,6 +256,7 @@ def test_rows_are_dropped_until_all_that_are_needed_fit():
     assert not engine.capacity.make_row_room(16, nothing)
 
 
+@pytest.mark.slow
 def test_contexts_beyond_half_of_the_bytes_are_paid_with_hidden_rows_and_give_them_back():
     network = ToyNetwork(num_words=400, hidden_size=64)
     engine = CachedRNNLM(network, CacheOptions(capacity_bytes=150_000))

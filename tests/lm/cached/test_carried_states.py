@@ -95,6 +95,7 @@ SESSIONS = st.lists(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIONS)
 @settings(max_examples=8)
 @given(sessions=SESSIONS, is_marked=st.booleans())
@@ -139,6 +140,7 @@ def test_the_first_state_is_a_copy() -> None:
     assert torch.equal(state, before) and torch.equal(state[0], network().initial_state())
 
 
+@pytest.mark.slow
 def test_memory_is_bounded_over_many_sentences() -> None:
     """Hundreds of starts, each with histories of its own, stay within the capacity and right."""
     engine = CachedRNNLM(network(), CacheOptions(capacity_bytes=30_000))

@@ -37,6 +37,7 @@ def scores_by_level(
     return scores
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "network_class", [NETWORKS[0], *(pytest.param(own, marks=pytest.mark.slow) for own in NETWORKS[1:])]
 )

@@ -128,6 +128,7 @@ def test_engines_that_approximate_have_no_loop():
         assert CachedRNNLM(other).lookup_tables() is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capacity_bytes", [20_000, 40_000, 10**7])
 def test_an_engine_with_a_capacity_has_a_loop_until_it_is_used_up(capacity_bytes):
     made, generator = network(), torch.Generator().manual_seed(0)

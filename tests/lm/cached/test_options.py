@@ -126,6 +126,7 @@ def test_rows_of_bytes_have_a_scale_for_the_columns_of_the_output_layer(output_s
     assert store.bytes_per_row == 10 + 4 * len(store.scale[0]) + 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_the_hidden_layer_may_multiply_bytes(num_workers):
     torch.manual_seed(0)
@@ -146,6 +147,7 @@ def test_the_hidden_layer_may_multiply_bytes(num_workers):
     assert torch.allclose(found[:5], torch.stack(alone), atol=1e-5)
 
 
+@pytest.mark.slow
 @given(length=st.integers(1, 4), choice=st.sampled_from(["first", "best"]), hypotheses=HYPOTHESES)
 def test_histories_that_end_in_the_same_words_share_a_context(length, choice, hypotheses):
     engine = CachedRNNLM(ToyNetwork(), CacheOptions(recombination_length=length, recombination=choice))
@@ -201,6 +203,7 @@ def test_the_best_stands_for_a_shared_context_as_long_as_the_window():
         assert log_prob.item() == pytest.approx(plain.last_log_prob([*stands, 9]), abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "tolerance"), [("round-2", 0.05), ("round-1", 0.5)])
 def test_near_histories_share_hidden_rows(precision, tolerance):
     network = ToyNetwork(hidden_size=4)

@@ -1,5 +1,6 @@
 """Marks of live contexts reach the engine through every model that stands before it."""
 
+import pytest
 import torch
 
 from asr.lm.cached.approximations import CacheOptions
@@ -9,6 +10,7 @@ from asr.text.symbols import Vocabulary
 from tests.reference.toy_network import ToyNetwork
 
 
+@pytest.mark.slow
 def test_marks_pass_through_mapping_interpolation_and_difference():
     engine = CachedRNNLM(ToyNetwork(num_words=60), CacheOptions(capacity_bytes=10_000))
     words = Vocabulary([f"w{i}" for i in range(50)])

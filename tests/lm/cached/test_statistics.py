@@ -53,6 +53,7 @@ def test_counts_of_two_engines_add_up_and_the_largest_batch_is_the_larger() -> N
         assert found == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [True, False])
 def test_stages_take_time_and_no_more_than_the_whole(compiled: bool) -> None:
     """Each query finds, some run the hidden and the output layer; a capacity of so few bytes evicts."""

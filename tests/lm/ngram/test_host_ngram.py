@@ -24,6 +24,7 @@ def lm(tmp_path_factory: pytest.TempPathFactory) -> NgramLM:
     return NgramLM.from_trie(estimate_kneser_ney(read_word_stream([path]), 4).trie)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("share", "placement"), [(2.0, "resident"), (1.0, "resident"), (0.75, "index"), (0.3, "cache"), (0.1, "cache")]
 )

@@ -59,6 +59,7 @@ def test_the_smallest_models_are_indexed(tmp_path: Path, text: str, order: int) 
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.slow
 def test_index_finds_what_binary_search_finds(lm: NgramLM, monkeypatch: pytest.MonkeyPatch) -> None:
     for load in (0.3, 0.6, 0.95):
         indexed = lm.with_index(load)
@@ -78,6 +79,7 @@ def test_more_arcs_than_an_index_can_tell_apart(lm: NgramLM) -> None:
         lm.with_index(2.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "indexed", "quantized"])
 def test_loops_equal_tensor_operations(lm: NgramLM, kind: str) -> None:
     lm = {"plain": lm, "indexed": lm.with_index(), "quantized": lm.quantized().with_index(0.9)}[kind]

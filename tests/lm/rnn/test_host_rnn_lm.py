@@ -45,6 +45,7 @@ def _walk(network: RNNLanguageModel) -> Tensor:
     return torch.cat([*scores, engine.final(context_idx)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("output", "tie", "share", "placements"),
     [

@@ -57,6 +57,7 @@ def test_loops_over_paths_equal_tensors(maxent_order: int, std: float) -> None:
     assert output.path_log_prob(*query, *nothing)[1] == num_computed
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("by_loops", [True, False])
 @given(batches=st.lists(QUERIES, min_size=1, max_size=6), num_held=st.integers(1, 45), std=st.sampled_from([0.3, 20.0]))

@@ -95,6 +95,7 @@ def test_loss_is_negative_log_likelihood(output: str, maxent_order: int) -> None
         torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("maxent_order", [0, 3])
 @pytest.mark.parametrize("log_z", [0.0, 2.0])
 @pytest.mark.parametrize("form", ["looped", "tensors", "written for the compiler"])
@@ -132,6 +133,7 @@ def test_nce_loss_and_gradients_equal_explicit_loop(
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_subsampled_maxent_gradient_is_unbiased() -> None:
     network = _network("nce", 2)
     output = network.output

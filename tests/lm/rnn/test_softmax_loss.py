@@ -34,6 +34,7 @@ def inputs(order: int) -> tuple[list[Tensor], HashedMaxEnt | None, Tensor, Tenso
     return leaves, maxent, history, torch.randint(2, NUM_WORDS, (NUM_QUERIES,), generator=generator)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [0, 2, 3])
 @pytest.mark.parametrize("penalty", [None, 0.3])
 def test_loss_and_gradients_are_those_of_plain_operations(order: int, penalty: float | None) -> None:
@@ -66,6 +67,7 @@ def test_loss_and_gradients_are_those_of_plain_operations(order: int, penalty: f
     )
 
 
+@pytest.mark.slow
 def test_bfloat16_rounds_products_only() -> None:
     (hidden, rows, bias, _), maxent, history, word_id = inputs(2)
     exact = softmax_loss(hidden, rows, bias, maxent, history, word_id)

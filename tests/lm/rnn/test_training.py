@@ -74,6 +74,7 @@ def test_learns_and_is_finite_at_three_times_the_rate(corpus: Path, cell: str, o
     assert max(perplexities) < 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "every", "step"),
     [
@@ -187,6 +188,7 @@ def test_batches_of_one_step_have_noise_of_their_own(corpus: Path) -> None:
     assert seeds == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.slow
 def test_init_from_takes_weights_and_accumulators(corpus: Path) -> None:
     model = _model(corpus)
     trainer = _trainer(corpus, enable_checkpointing=False)
@@ -381,6 +383,7 @@ def test_weights_that_are_no_numbers_are_refused(corpus: Path) -> None:
         network_from_checkpoint(corpus / "words.txt")
 
 
+@pytest.mark.slow
 def test_bad_input_of_a_recipe_is_one_sentence(corpus: Path) -> None:
     """LightningCLI wraps what its classes raise."""
     (corpus / "words.txt").write_text("THE\nA\nTHE\n")
