@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from numbers import Integral, Real
+from types import UnionType
 from typing import Any
 
 import torch
@@ -104,6 +105,22 @@ def check_options(owner: Any, what: str) -> None:
             raise AsrError(f"{what}: {name} is {value!r}; it must be a whole number.")
         elif isinstance(value, int) and abs(value) >= 2**63:  # what tensors and compiled loops count with
             raise AsrError(f"{what}: {name} is {value!r}; it must be below 2^63.")
+
+
+def require_type(value: Any, kind: type | UnionType, name: str, wanted: str) -> None:
+    """Checks the type of an argument.
+
+    Args:
+        value: the argument.
+        kind: the type that it must have, or a union of types.
+        name: the argument's name.
+        wanted: what to give, for the error message.
+
+    Raises:
+        AsrError: it has another type.
+    """
+    if not isinstance(value, kind):
+        raise AsrError(f"{name} is of type {type(value).__name__}; give {wanted}.")
 
 
 def device_named(name: str, option: str = "device") -> torch.device:

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -49,7 +50,7 @@ from asr.lm.interface import LanguageModel, require_language_model
 from asr.lm.rnn.model import RNNLanguageModel
 from asr.models.adaptation import RecognizedSpeech, Speaker, SpeakerTransform, adapt, score_of_speaker
 from asr.models.interface import ACOUSTIC_SECONDS, NormalizingNetwork, SpeakerStatistics, in_parts, moves_only
-from asr.options import options_of
+from asr.options import options_of, require_type
 from asr.pipeline import EnginePool, Engines, StreamPool, pipelined
 from asr.results import RecognitionResult, StageTimes, as_result, joined
 from asr.serialization import copied_to_processes
@@ -172,6 +173,7 @@ class Recognizer(nn.Module):
             require_language_model(language_model)
         self.language_model = language_model
         self.resources = resources if resources is not None else ResourceOptions()
+        require_type(self.resources, ResourceOptions, "resources", "asr.ResourceOptions(...)")
         self.mode = chosen_mode(bundle, mode, language_model)
         if language_model is not None and self.resources.num_workers > 1:
             raise AsrError(
@@ -355,12 +357,14 @@ class Recognizer(nn.Module):
 
         Raises:
             AsrError: a file cannot be read; a recording is empty, of another shape or type, or has samples that are not
-                finite; the sampling rate or `nbest` is out of range; the acoustic model cannot use what is known of a
-                speaker; or `sessions` do not fit.
+                finite; the sampling rate, `nbest` or `speaker` is of another type or out of range; the acoustic model
+                cannot use what is known of a speaker; or `sessions` do not fit.
         """
+        require_type(nbest, Integral, "nbest", "a whole number")
         if not 1 <= nbest < 2**31:
             raise AsrError(f"nbest is {nbest}; ask for 1 hypothesis or more, below 2^31.")
         if speaker is not None:
+            require_type(speaker, Speaker, "speaker", "what speaker_statistics or speaker_transform returned")
             self.require_normalizing()
         self.eval()  # a training loop that shares the acoustic model may have left it in training mode
         recordings = self._open(audio, sampling_rate, num_samples)

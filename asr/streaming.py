@@ -38,6 +38,7 @@ from asr.models.external.network import ExternalNetwork
 from asr.models.external.streaming import StateEncoder, StateStream
 from asr.models.interface import ACOUSTIC_SECONDS
 from asr.models.windows import ChunkedEncoder, WindowSizes, WindowStream
+from asr.options import require_type
 from asr.recognizer import Recognizer
 from asr.results import StageTimes, StreamResult, Word, notes_on, num_equal, words_in_time
 
@@ -291,6 +292,7 @@ class StreamingRecognizer:
     @no_autograd()
     def __init__(self, recognizer: Recognizer, options: StreamingOptions | None = None) -> None:
         self.options = options if options is not None else StreamingOptions()
+        require_type(self.options, StreamingOptions, "options", "asr.StreamingOptions(...)")
         self._lock = threading.RLock()
         self._recognizer = recognizer
         self._rate = recognizer.sampling_rate

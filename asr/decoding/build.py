@@ -30,7 +30,7 @@ from asr.lm.interface import LanguageModel, device_of
 from asr.lm.ngram.model import NgramLM
 from asr.lm.offload import HostNgramLM, table_bytes, with_host_tables
 from asr.lm.rnn.model import RNNLanguageModel
-from asr.options import device_named
+from asr.options import device_named, require_type
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -84,8 +84,9 @@ def recognition_settings(bundle: Bundle, mode: str, overrides: Mapping[str, Any]
     tuned take those of `ngram`.
 
     Raises:
-        AsrError: an option does not exist or is out of range.
+        AsrError: an option does not exist or is out of range, or the overrides are not a mapping.
     """
+    require_type(overrides, Mapping, "options", "option names with values, such as {'search_beam': 12.0}")
     tuned = _tuned(bundle, mode)
     if not isinstance(tuned, dict):
         raise AsrError(f"bundle {bundle.name}: the decoding options of {mode} are {tuned!r}; give names and numbers.")

@@ -15,6 +15,7 @@ import torch.multiprocessing
 
 from asr.bundle import Bundle
 from asr.decoding.build import available_modes
+from asr.decoding.interface import DecodingOptions
 from asr.decoding.settings import MODES, ResourceOptions
 from asr.errors import AsrError
 from asr.kernels.jit import has_package
@@ -158,6 +159,34 @@ def test_wrong_names_and_numbers_are_one_sentence(bundle):
         Recognizer(bundle, decoder="k2", lm_fusion="search")
     with pytest.raises(AsrError, match="num_workers is -1; it must be between 0 and 64"):
         ResourceOptions(num_workers=-1)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda own: Recognizer(own.bundle, options=DecodingOptions()),
+            "options is of type DecodingOptions; give option",
+        ),
+        (
+            lambda own: Recognizer(own.bundle, resources={"num_workers": 2}),
+            "resources is of type dict; give asr.Resource",
+        ),
+        (
+            lambda own: StreamingRecognizer(own, {"chunk_seconds": 1}),
+            "options is of type dict; give asr.StreamingOptions",
+        ),
+        (
+            lambda own: own(tones(["PAT"]), RATE, speaker="Ann"),
+            "speaker is of type str; give what speaker_statistics or",
+        ),
+        (lambda own: own(tones(["PAT"]), RATE, nbest="2"), "nbest is of type str; give a whole number"),
+        (lambda own: own(tones(["PAT"]), RATE, nbest=2.5), "nbest is of type float; give a whole number"),
+    ],
+)
+def test_arguments_of_other_types_are_one_sentence(recognizer, call, message):
+    with pytest.raises(AsrError, match=message):
+        call(recognizer)
 
 
 def test_any_sampling_rate_and_stereo(recognizer):
