@@ -51,9 +51,14 @@ def planned_steps(trainer: pl.Trainer, num_batches: int) -> int:
         num_batches: batches of an epoch.
 
     Raises:
-        AsrError: it limits neither epochs nor steps.
+        AsrError: it limits neither epochs nor steps, or would repeat the same batches in each epoch.
     """
     require_end(trainer)
+    if getattr(trainer, "overfit_batches", 0):  # which the class does not declare
+        raise AsrError(
+            "trainer.overfit_batches: each epoch has other batches here; give a manifest of a few utterances instead, "
+            "or trainer.limit_train_batches."
+        )
     if isinstance(trainer.limit_train_batches, int):
         num_batches = min(num_batches, trainer.limit_train_batches)
     num_epochs = -1 if trainer.max_epochs is None else trainer.max_epochs

@@ -538,6 +538,11 @@ def test_schedules_end_with_the_training(folder: Path, states: TiedStates, optio
     assert plan.call_count <= 5
 
 
+def test_batches_that_differ_are_not_to_be_repeated(folder: Path, states: TiedStates) -> None:
+    with pytest.raises(AsrError, match="each epoch has other batches here"):
+        fit(folder, states, 1, trainer_options={"overfit_batches": 1})
+
+
 def test_a_schedule_needs_an_end(folder: Path, states: TiedStates) -> None:
     with pytest.raises(AsrError, match="give max_epochs or max_steps"):
         fit(folder, states, -1, trainer_options={"max_time": "00:00:00:02"})
