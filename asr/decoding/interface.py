@@ -252,6 +252,9 @@ class DecodingOptions:
                     f"decoding options: {name} is {getattr(self, name)}; it must be a finite number, at most "
                     f"{_MAX_SCALE:.0e}."
                 )
+        for name in ("graph_scale", "lm_scale"):  # a negative one would make what is impossible the best
+            if getattr(self, name) < 0:
+                raise AsrError(f"decoding options: {name} is {getattr(self, name)}; it must be 0 or more.")
         if not 0 <= self.min_active_states <= self.max_active_states or self.max_active_states < 1:
             raise AsrError(
                 f"decoding options: min_active_states is {self.min_active_states} and max_active_states "
