@@ -43,7 +43,7 @@ ALLOWED = {
     "ctc": "audio bundle decoding errors graph hub kernels lm models options results serialization text",
     "recognizer": "audio bundle ctc decoding errors graph kernels lm models options pipeline results serialization "
     "text",
-    "streaming": "audio bundle decoding errors graph kernels lm models recognizer results text",
+    "streaming": "audio bundle decoding errors graph kernels lm models options recognizer results text",
     "testing": "audio bundle ctc decoding errors graph kernels lm models pipeline recognizer serialization text",
 }
 EVERYTHING = {"asr", "cli", "__main__"}  # these may import what they like
