@@ -165,15 +165,13 @@ class Rectified(NamedTuple):
     Attributes:
         gain: (O,), the factor of each output after ReLU.
         offset: (O,), added to it.
-        bypass: (R, O), whose rows are added then, times `share`; None for no bypass.
-        bypass_row: (Q,), the number of the row that is added to each row of the outputs; None for no bypass.
+        bypass: (..., O) of Q rows, added then, times `share`; None for no bypass.
         share: see `bypass`.
     """
 
     gain: Tensor
     offset: Tensor
     bypass: Tensor | None = None
-    bypass_row: npt.NDArray[np.int64] | None = None
     share: float = 0.0
 
 
@@ -207,9 +205,7 @@ class Int8Weights:
         filled = outputs.numpy()
         then = then or self._as_it_is
         columns = then.gain.numpy(), then.offset.numpy()
-        bypass, bypass_row = filled[:0], np.empty(0, dtype=np.int64)
-        if then.bypass is not None and then.bypass_row is not None:
-            bypass, bypass_row = then.bypass.detach().numpy(), then.bypass_row
+        bypass, bypass_row = _rows_of(outputs[:0] if then.bypass is None else then.bypass.detach())
         group = _integers_per_element()
         kind = np.uint8 if group == 4 else np.int16
 
@@ -218,7 +214,7 @@ class Int8Weights:
             products = np.empty((_ROWS_AT_ONCE, len(self._tables[1])), dtype=np.int32)
             part = slice(begin * ROWS, min(end * ROWS, num_rows))
             work_arrays = left, left.view(np.int32), products
-            added = bypass, bypass_row[part], np.float32(then.share)
+            added = bypass.numpy(), bypass_row[part], np.float32(then.share)
             self._loop(filled[part], rows[part], *self._tables, rectifies, *columns, *added, *work_arrays)
 
         in_threads(work, -(-num_rows // ROWS), rows_at_least=8)
@@ -232,9 +228,9 @@ def fill_byte_products(
     """Fills outputs (Q, O), for `jit`.
 
     inputs (Q, I); tiles (P, I / G, W) int32, of G integers each (see `packed_integers`), and for each of their columns
-    (P W,) the step, the total and the bias. gain (O,), offset (O,), bypass (R, O), bypass_row (Q,) and share are
-    those of `Rectified`; those without elements are left out. Work arrays: left (_ROWS_AT_ONCE, I) unsigned bytes or
-    int16, packed the same as int32, products (_ROWS_AT_ONCE, P W) int32.
+    (P W,) the step, the total and the bias. gain (O,), offset (O,), bypass (R, O) and share are those of
+    `Rectified`, bypass_row (Q,) the row of bypass for each output; without elements, they are left out. Work arrays:
+    left (_ROWS_AT_ONCE, I) unsigned bytes or int16, packed the same as int32, products (_ROWS_AT_ONCE, P W) int32.
     """
     num_rows, num_inputs = inputs.shape
     num_outputs = outputs.shape[1]
@@ -464,8 +460,7 @@ class PackedLinear(nn.Linear):
             return outputs if bypass is None else torch.add(outputs, bypass, alpha=share)
         assert norm.running_mean is not None and norm.running_var is not None
         gain = (norm.running_var + norm.eps).rsqrt()
-        rows, row = (None, None) if bypass is None else _rows_of(bypass)
-        then = Rectified(gain, -norm.running_mean * gain, rows, row, share)
+        then = Rectified(gain, -norm.running_mean * gain, bypass, share)
         outputs = product(inputs.reshape(-1, self.in_features), True, then)
         return outputs.reshape(*inputs.shape[:-1], self.out_features)
 
