@@ -25,9 +25,10 @@ from asr.graph.epsilon_removal import remove_epsilons
 from asr.graph.topology import add_boundary_loops, compose_topology, topology_named
 from asr.lm.ngram.io import load_ngram_lm, save_ngram_lm
 from asr.lm.ngram.model import NgramLM
+from asr.options import require_type
 from asr.serialization import atomic_path
 from asr.text.ctc_tokens import CTCTokens
-from asr.text.lexicon import Lexicon
+from asr.text.lexicon import Lexicon, has_stress
 from asr.text.symbols import TokenTable, first_words, ordinary_words
 
 _LOGGER = logging.getLogger(__name__)
@@ -78,11 +79,10 @@ def read_lexicon(source: str | Path | Lexicon | Mapping[str, Any], tokens: CTCTo
         _refuse_others(source)
         _refuse_lists_of_tokens(source)
         lexicon = Lexicon({word: _spellings(given) for word, given in source.items()})
-    elif not isinstance(source, (str, PathLike)):
-        raise AsrError(f"lexicon is of type {type(source).__name__}; give a file, a mapping or a Lexicon.")
     else:
-        has_stress = any(token[-1:] in "012" and token[:-1].isalpha() for token in tokens.table.tokens if token)
-        lexicon = Lexicon.from_file(source, keep_stress=has_stress or tokens.kind != "phones", upper_case=False)
+        require_type(source, str | PathLike, "lexicon", "a file, a mapping or a Lexicon")
+        keep_stress = tokens.kind != "phones" or has_stress(tokens.table.tokens)
+        lexicon = Lexicon.from_file(source, keep_stress, upper_case=False)
     lacking = [phone for phone in lexicon.phones if phone not in tokens.table or phone == tokens.table.tokens[0]]
     if lacking:
         raise AsrError(
@@ -109,8 +109,7 @@ def read_words(source: str | Path | Iterable[str]) -> list[str]:
     if isinstance(source, (str, Path)):
         name = str(source)
         source = first_words(source)
-    if not isinstance(source, Iterable):
-        raise AsrError(f"words is of type {type(source).__name__}; give a file, or a collection of strings.")
+    require_type(source, Iterable, "words", "a file, or a collection of strings")
     listed = list(source)
     wrong = [word for word in listed if not isinstance(word, str) or word.split() != [word]]
     if wrong:

@@ -56,6 +56,7 @@ from asr.lm.combine import CombinedLM
 from asr.lm.interface import LanguageModel as WordModel
 from asr.lm.ngram.arpa import LN_10
 from asr.lm.ngram.model import NgramLM
+from asr.options import require_type
 from asr.serialization import copied_to_processes
 from asr.text.ctc_tokens import PIECE_PREFIX
 from asr.text.symbols import UNK_ID, ordinary_words
@@ -429,11 +430,8 @@ class BeamSearchDecoderCTC:
         hotword_weight: float,
         lm_start_state: LMState | None,
     ) -> list[Iterator[OutputBeam]]:
-        if not isinstance(lm_start_state, (LMState, type(None))):
-            raise AsrError(
-                f"lm_start_state is of type {type(lm_start_state).__name__}; give a state that decode_beams has "
-                "returned, or None."
-            )
+        wanted = "a state that decode_beams has returned, or None"
+        require_type(lm_start_state, LMState | None, "lm_start_state", wanted)
         chunks = [self._log_probs(logits) for logits in utterances]
         words = self._scored_words(hotwords, hotword_weight)
         history = self._history if prune_history else 0

@@ -382,7 +382,6 @@ def _fill(folder: Path) -> None:
 
     from asr.cli.main import main as asr
     from asr.testing.tones import PRONUNCIATIONS, RATE, TEXT, tiny_bundle, tones
-    from asr.text.symbols import SPECIAL_WORDS
 
     torch.set_num_threads(1)
     (folder / "audio").mkdir(parents=True)
@@ -394,7 +393,7 @@ def _fill(folder: Path) -> None:
     assert bundle.rnn_lm is not None
     network: Any = bundle.rnn_lm.network
     state = {f"network.{name}": value for name, value in network.state_dict().items()}
-    words = list(network.vocabulary.words[len(SPECIAL_WORDS) :])
+    words = list(network.vocabulary.ordinary)
     checkpoint = {"state_dict": state, "rnn_lm_words": words, "rnn_lm_config": bundle.rnn_lm.arguments}
     torch.save(checkpoint, folder / "rnnlm.ckpt")
     for number, sentence in enumerate(TEXT[:5]):
