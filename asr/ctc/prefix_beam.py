@@ -31,6 +31,7 @@ from asr.ctc.prefix_kernel import (
     Rules,
 )
 from asr.kernels.jit import jit
+from asr.kernels.lookup import of_any_type
 from asr.lm.interface import LanguageModel, device_of
 
 FrameArray = npt.NDArray[np.float32]
@@ -253,8 +254,9 @@ def read_chunks(beams: Sequence[PrefixBeam], chunks: Sequence[FrameArray], lm: L
         beam.begin()
     tables = None if lm is None else lm.lookup_tables()
     if tables is not None and tables.always_answers:
+        of_any = of_any_type(tables)
         for beam, chunk in zip(beams, chunks, strict=True):
-            beam.advance_with_tables(chunk, tables)
+            beam.advance_with_tables(chunk, of_any)
         return
     reading = list(zip(beams, chunks, strict=True))
     num_rounds = 0

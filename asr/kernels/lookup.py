@@ -2,7 +2,8 @@
 
 A model provides its arrays as a named tuple (`LookupTables`). `compiled_lookup` registers the loop that answers queries
 from tables of that type, and `look_up` calls it from any other loop. Tables may contain other models' tables: a
-difference of two models looks up both.
+difference of two models looks up both. Loops and combinations take tables of any type (`of_any_type`), so each of them,
+and each model's lookup, is compiled once, and not for every combination of models.
 
 Shapes: Q queries.
 """
@@ -52,9 +53,8 @@ def compiled_lookup(tables: type) -> Callable[[_LookupT], _LookupT]:
 
 class _LookUp(Intrinsic):
     def __call__(self, context_idx: Any, word_id: Any, tables: Any, log_prob: Any, next_idx: Any) -> bool:
-        if type(tables) is tuple:
-            rows = zip(context_idx, tables, log_prob, next_idx, strict=False)
-            return all(self(context, word_id, own, *answer) for context, own, *answer in rows)
+        if type(tables) is AnyTables:  # only compiled code can call the address
+            return bool(jit_required(look_up_any)(context_idx, word_id, tables, log_prob, next_idx))
         return _LOOKUPS[type(tables)](context_idx, word_id, tables, log_prob, next_idx)
 
     def load(self) -> Any:
@@ -67,11 +67,7 @@ class _LookUp(Intrinsic):
 
 
 look_up = _LookUp(__name__, "look_up")
-"""look_up(context_idx, word_id, tables, log_prob, next_idx) -> bool, for compiled loops; see `compiled_lookup`.
-
-A plain tuple of tables queries several models for the same words; context_idx, log_prob and next_idx then have a row
-for each, in this order. If a model cannot answer, the rows after it are left unchanged.
-"""
+"""look_up(context_idx, word_id, tables, log_prob, next_idx) -> bool, for compiled loops; see `compiled_lookup`."""
 
 
 def _tuple_types(argument_types: Any) -> Iterator[type]:
@@ -103,7 +99,7 @@ call_lookup: Any = Intrinsic("asr.kernels.intrinsics", "call_lookup")
 def of_any_type(tables: Any) -> AnyTables:
     """The same `LookupTables` for a compiled loop, which is then compiled once and not for each type of tables.
 
-    Large loops take much longer to compile than lookups do. `tables` must be kept as long as the loop runs.
+    Large loops take much longer to compile than lookups do. `tables` must be kept as long as the result is in use.
     """
     from numba._dispatcher import compute_fingerprint
 
@@ -111,6 +107,22 @@ def of_any_type(tables: Any) -> AnyTables:
     values = np.empty(size, dtype=np.int64)
     jit_required(_write)(values, tables)
     return AnyTables(function, values)
+
+
+class AnyType:
+    """`of_any_type` for the tables of one model, which change seldom: done once, and they are kept as long."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Any, AnyTables] | None = None
+
+    def __call__(self, tables: Any) -> AnyTables:
+        last = self._last
+        if last is None or last[0] is not tables:
+            last = self._last = tables, of_any_type(tables)
+        return last[1]
+
+    def __reduce__(self) -> tuple[type[AnyType], tuple[()]]:
+        return AnyType, ()  # a copy of the model has tables elsewhere
 
 
 _FOUND: dict[tuple[type, bytes], tuple[int, int]] = {}
@@ -159,24 +171,11 @@ def _compiled_look_up() -> Any:
 
     @overload(any_look_up, strict=False)  # strict would compare the annotations as well
     def chosen(context_idx: Any, word_id: Any, tables: Any, log_prob: Any, next_idx: Any) -> Any:
-        if not hasattr(tables, "instance_class"):
-            return _in_turn(len(tables))
         loop: Any = jit_callee(_LOOKUPS[tables.instance_class])
 
         def called(context_idx, word_id, tables, log_prob, next_idx):  # type: ignore[no-untyped-def]
             return loop(context_idx, word_id, tables, log_prob, next_idx)
 
         return called
-
-    def _in_turn(num_models: int) -> Any:
-        def last(context_idx, word_id, tables, log_prob, next_idx):  # type: ignore[no-untyped-def]
-            return any_look_up(context_idx[0], word_id, tables[0], log_prob[0], next_idx[0])
-
-        def first(context_idx, word_id, tables, log_prob, next_idx):  # type: ignore[no-untyped-def]
-            if not any_look_up(context_idx[0], word_id, tables[0], log_prob[0], next_idx[0]):
-                return False
-            return any_look_up(context_idx[1:], word_id, tables[1:], log_prob[1:], next_idx[1:])
-
-        return last if num_models == 1 else first
 
     return any_look_up

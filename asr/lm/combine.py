@@ -21,7 +21,7 @@ from torch import Tensor
 
 from asr.errors import AsrError
 from asr.kernels.jit import kernel
-from asr.kernels.lookup import LookupTables, compiled_lookup, look_up
+from asr.kernels.lookup import AnyTables, AnyType, LookupTables, compiled_lookup, look_up
 from asr.lm.contexts import DenseContexts, has_room, pack_contexts, unpack_contexts
 from asr.lm.interface import LanguageModel, device_of
 from asr.text.symbols import SPECIAL_WORDS, UNK_ID, Vocabulary
@@ -96,6 +96,7 @@ class CombinedLM(LanguageModel):
         )
         self._step_rows = np.array([(step.kind, step.left, step.right) for step in self.steps])
         self._step_weights = np.array([step[3:] for step in self.steps], dtype=np.float32)
+        self._any_type = [AnyType() for _ in self.models]
 
     def _add_part(self, part: LanguageModel) -> int:
         """Adds the steps of a part that is a combination itself; returns the number of the row with its scores."""
@@ -163,13 +164,16 @@ class CombinedLM(LanguageModel):
         """The tables of all the models; None if one has none, or if there is only one model."""
         if len(self.models) == 1:
             return None
+        always_answers = len(self.models) == 2  # more contexts are numbered, and the numberings may run out of room
         tables = []
-        for model in self.models:
+        for model, any_type in zip(self.models, self._any_type, strict=True):
             own = model.lookup_tables()
             if own is None:
                 return None
-            tables.append(own)
-        return CombinedTables(tuple(tables), self._step_rows, self._step_weights, self.contexts.lookup_tables())
+            always_answers = always_answers and own.always_answers
+            tables.append(any_type(own))
+        steps = self._step_rows, self._step_weights
+        return CombinedTables(always_answers, tuple(tables), *steps, self.contexts.lookup_tables())
 
     def expand(self, context_idx: Tensor, live: Tensor) -> None:
         """Tells each model which contexts (K,) a loop will query, and which (L,) the search holds."""
@@ -249,21 +253,18 @@ class CombinedTables(NamedTuple):
     """The arrays of a `CombinedLM` that `look_up_combined` reads.
 
     Attributes:
+        always_answers: see `LookupTables`.
         models: the tables of each model.
         step_rows: (steps, 3) kind, left and right of each step.
         step_weights: (steps, 2) float32, left and right weight of each step.
         numberings: of the packed contexts, see `DenseContexts.lookup_tables`.
     """
 
-    models: Any
+    always_answers: bool
+    models: tuple[AnyTables, ...]
     step_rows: Any
     step_weights: Any
     numberings: Any
-
-    @property
-    def always_answers(self) -> bool:
-        """Whether all models always answer, and packing contexts takes no numbering, which may run out of room."""
-        return len(self.models) == 2 and all(tables.always_answers for tables in self.models)
 
 
 @compiled_lookup(CombinedTables)
@@ -278,8 +279,9 @@ def look_up_combined(context_idx: Any, word_id: Any, tables: Any, log_prob: Any,
     # `expand` says what is wrong with unknown contexts.
     if not unpack_contexts(context_idx, tables.numberings, contexts):
         return False
-    if not look_up(contexts, word_id, tables.models, rows, following):
-        return False
+    for which in range(num_models):
+        if not look_up(contexts[which], word_id, tables.models[which], rows[which], following[which]):
+            return False
     for which in range(len(tables.step_rows)):
         kind, left, right = tables.step_rows[which]
         left_weight, right_weight = tables.step_weights[which]
@@ -464,6 +466,8 @@ class RemappedLM(WrappedLM):
             self._share = self._word_map.eq(UNK_ID).float() * math.log(unknown_share / self.num_oov_words)
             self._share[: len(SPECIAL_WORDS)] = 0.0
         self._share_array = np.zeros(0, dtype=np.float32) if self._share is None else self._share.cpu().numpy()
+        self._any_type = AnyType()
+        self._tables: RemappedTables | None = None
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -482,7 +486,12 @@ class RemappedLM(WrappedLM):
     def lookup_tables(self) -> RemappedTables | None:
         """The model's own, with the word map and the shares of its `<unk>`."""
         tables = self._lm.lookup_tables()
-        return None if tables is None else RemappedTables(self._word_map.numpy(), self._share_array, tables)
+        if tables is None:
+            return None
+        own = self._any_type(tables)
+        if self._tables is None or self._tables.model is not own:
+            self._tables = RemappedTables(tables.always_answers, self._word_map.numpy(), self._share_array, own)
+        return self._tables
 
 
 def mapped_to(
@@ -582,16 +591,19 @@ class WordMapper:
 
 
 class RemappedTables(NamedTuple):
-    """What `look_up_remapped` reads: word_map (V,); share (V,) or (0,), added to words' scores; the model's tables."""
+    """What `look_up_remapped` reads.
 
+    Attributes:
+        always_answers: whether the model itself always answers.
+        word_map: (V,) the model's ids of the words.
+        share: (V,), added to words' scores, or (0,).
+        model: the model's tables.
+    """
+
+    always_answers: bool
     word_map: Any
     share: Any
-    model: Any
-
-    @property
-    def always_answers(self) -> bool:
-        """Whether the model itself always answers."""
-        return bool(self.model.always_answers)
+    model: AnyTables
 
 
 @compiled_lookup(RemappedTables)
