@@ -196,6 +196,14 @@ def align(reference: Sequence[str], hypothesis: Sequence[str]) -> list[tuple[str
     return [(str(a), str(b)) for a, b in kaldialign.align(list(reference), list(hypothesis), GAP)]
 
 
+def alignment_errors(pairs: Sequence[tuple[str, str]]) -> ErrorCounts:
+    """The errors of an alignment, as `align` returns it."""
+    insertions = sum(ref_word == GAP for ref_word, _ in pairs)
+    deletions = sum(hyp_word == GAP for _, hyp_word in pairs)
+    errors = sum(ref_word != hyp_word for ref_word, hyp_word in pairs)
+    return ErrorCounts(len(pairs) - insertions, errors - insertions - deletions, insertions, deletions)
+
+
 Align = Callable[[Sequence[str], Sequence[str]], list[tuple[str, str]]]
 """`align`, or a function like it."""
 

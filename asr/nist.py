@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from asr.errors import AsrError
-from asr.metrics import GAP, ErrorCounts
+from asr.metrics import GAP
 from asr.text.documents import read_text
 
 SUFFIXES = (".ctm", ".stm", ".trn")
@@ -269,14 +269,6 @@ def align(reference: Sequence[str], hypothesis: Sequence[str], where: str = "ref
             pairs.append((word, GAP if earlier == place else heard[place - 1]))
         number, place = source, earlier
     return pairs[::-1]
-
-
-def count_errors(pairs: Sequence[tuple[str, str]]) -> ErrorCounts:
-    """The errors of an alignment."""
-    insertions = sum(word == GAP for word, _ in pairs)
-    deletions = sum(word == GAP for _, word in pairs)
-    wrong = sum(one != other for one, other in pairs)
-    return ErrorCounts(len(pairs) - insertions, wrong - insertions - deletions, insertions, deletions)
 
 
 Words = dict[str, tuple[str, ...]]

@@ -20,6 +20,7 @@ from asr.metrics import (
     ErrorCounts,
     ErrorReport,
     align,
+    alignment_errors,
     bootstrap_interval,
     confusions,
     count_errors,
@@ -42,7 +43,6 @@ from asr.nist import (
     write_trn,
 )
 from asr.nist import align as align_like_sclite
-from asr.nist import count_errors as sclite_errors
 from asr.reports.evaluation import Clip
 from asr.reports.word_graph import WordGraph
 from asr.results import StageTimes, format_cache
@@ -209,7 +209,7 @@ def _outputs(args: argparse.Namespace) -> list[Path]:
 
 
 def _sclite_errors(reference: Sequence[str], hypothesis: Sequence[str]) -> ErrorCounts:
-    return sclite_errors(align_like_sclite(reference, hypothesis))
+    return alignment_errors(align_like_sclite(reference, hypothesis))
 
 
 def read_pair(reference: str, hypotheses: str) -> tuple[Transcripts, Transcripts]:

@@ -21,7 +21,7 @@ from typing import Any
 
 from asr import nist
 from asr.errors import AsrError
-from asr.metrics import GAP, ErrorCounts, align
+from asr.metrics import align
 from asr.reports.word_graph import WordGraph
 from asr.serialization import open_atomic
 from asr.text.documents import parse_json, read_text
@@ -163,14 +163,6 @@ def number_of(values: Mapping[str, Any], name: str) -> float | None:
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return None
     return float(value) if math.isfinite(value) else None
-
-
-def count_pairs(pairs: Sequence[tuple[str, str]]) -> ErrorCounts:
-    """The errors of an alignment."""
-    inserted = sum(said == GAP for said, _ in pairs)
-    deleted = sum(heard == GAP for _, heard in pairs)
-    wrong = sum(said != heard for said, heard in pairs)
-    return ErrorCounts(len(pairs) - inserted, wrong - inserted - deleted, inserted, deleted)
 
 
 def heard_words(record: Mapping[str, Any], hypothesis: Sequence[str]) -> tuple[HeardWord, ...]:

@@ -7,7 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from asr.metrics import GAP, ConfidenceBin, calibration, normalized_cross_entropy, probability_of_improvement
+from asr.metrics import (
+    GAP,
+    ConfidenceBin,
+    ErrorCounts,
+    alignment_errors,
+    calibration,
+    normalized_cross_entropy,
+    probability_of_improvement,
+)
 from asr.reports.charts import (
     Axis,
     Line,
@@ -17,7 +25,7 @@ from asr.reports.charts import (
     line_chart,
     stacked_bars,
 )
-from asr.reports.evaluation import Evaluation, count_pairs, number_of
+from asr.reports.evaluation import Evaluation, Utterance, number_of
 
 _UNKNOWN = "–"
 _KIND = ("bundle", "mode", "decoder", "lm_fusion")
@@ -50,10 +58,10 @@ def systems_section(evaluations: Sequence[Evaluation]) -> str:
     return table(head, rows, "systems") + _options(evaluations)
 
 
-def _counts(evaluation: Evaluation) -> list[Any]:
+def _counts(evaluation: Evaluation) -> list[ErrorCounts]:
     """The error counts of each utterance, in the same order for all systems."""
     ordered = sorted(evaluation.utterances, key=lambda one: one.id)
-    return [count_pairs(evaluation.pairs(one)) for one in ordered]
+    return [alignment_errors(evaluation.pairs(one)) for one in ordered]
 
 
 def _figures(summary: Mapping[str, Any]) -> Iterator[str]:
@@ -198,7 +206,7 @@ def calibration_section(evaluations: Sequence[Evaluation]) -> str:
     return f'{chart}{table(head, rows, "confidences")}<p class="soft">{note}</p>'
 
 
-def _said(evaluation: Evaluation, utterance: Any) -> list[str]:
+def _said(evaluation: Evaluation, utterance: Utterance) -> list[str]:
     """The reference word aligned with each recognized word."""
     return [said for said, heard in evaluation.pairs(utterance) if heard != GAP]
 

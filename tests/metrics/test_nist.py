@@ -14,7 +14,8 @@ import pytest
 
 from asr.cli.main import main
 from asr.errors import AsrError
-from asr.nist import align, count_errors, match_segments, read_ctm, read_stm, read_trn, resolve, write_trn
+from asr.metrics import alignment_errors
+from asr.nist import align, match_segments, read_ctm, read_stm, read_trn, resolve, write_trn
 
 SCLITE = shutil.which("sclite") or "/usr/lib/sctk/bin/sclite"
 
@@ -34,7 +35,7 @@ SCORED = [
 
 
 def counts(reference: str, hypothesis: str) -> tuple[int, int, int, int]:
-    found = count_errors(align(reference.split(), hypothesis.split()))
+    found = alignment_errors(align(reference.split(), hypothesis.split()))
     correct = found.num_ref - found.num_substitutions - found.num_deletions
     return correct, found.num_substitutions, found.num_deletions, found.num_insertions
 
