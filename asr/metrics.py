@@ -320,6 +320,24 @@ def read_transcripts(path: str | Path) -> dict[str, tuple[str, ...]]:
     return failed | transcripts
 
 
+def utterance_id(record: Mapping[str, Any], where: str) -> str:
+    """The id in a line of JSON; for an `audio` path, the file name without its suffix.
+
+    Args:
+        record: the line.
+        where: file and line, for error messages.
+
+    Raises:
+        AsrError: there is no id, or it is not a string.
+    """
+    field = next((name for name in _ID_FIELDS if name in record), None)
+    if field is None:
+        raise AsrError(f"{where}: the object has no id; give it one of the fields {', '.join(_ID_FIELDS)}.")
+    if not isinstance(record[field], (str, int)):
+        raise AsrError(f"{where}: the field '{field}' is {json.dumps(record[field])}; it must be a string.")
+    return Path(str(record[field])).stem if field == "audio" else str(record[field])
+
+
 def is_partial(record: Mapping[str, Any]) -> bool:
     """Whether a line of JSON is a partial result of a stream, whose words come again in a final one."""
     return record.get("type") == "partial"
@@ -350,12 +368,7 @@ def _from_json(line: str, where: str) -> tuple[str, tuple[str, ...] | None, bool
         record: dict[str, Any] = parse_json(line)
     except ValueError as error:
         raise AsrError(f"{where}: the line is not a JSON object ({error}).") from error
-    field = next((name for name in _ID_FIELDS if name in record), None)
-    if field is None:
-        raise AsrError(f"{where}: the object has no id; give it one of the fields {', '.join(_ID_FIELDS)}.")
-    if not isinstance(record[field], (str, int)):
-        raise AsrError(f"{where}: the field '{field}' is {json.dumps(record[field])}; it must be a string.")
-    utt_id = Path(str(record[field])).stem if field == "audio" else str(record[field])
+    utt_id = utterance_id(record, where)
     words = _cut_text(record) if "supervisions" in record else record.get("text")
     if words is None and "text" not in record:
         if record.get("error"):

@@ -31,6 +31,7 @@ from asr.metrics import (
     read_transcripts,
     score_transcripts,
     stream_goes_on,
+    utterance_id,
 )
 from asr.nist import (
     TimedWord,
@@ -249,7 +250,7 @@ def _timed_words(path: str, channels: Mapping[str, str]) -> dict[tuple[str, str]
             record: dict[str, Any] = parse_json(line)
             if "error" in record:
                 continue
-            name = str(record["id"]) if "id" in record else Path(str(record["audio"])).stem
+            name = utterance_id(record, f"{path}:{number}")
             words = [
                 TimedWord(str(word["word"]), float(word["start"]), float(word["end"]) - float(word["start"]))
                 for word in ([] if is_partial(record) else record["words"])

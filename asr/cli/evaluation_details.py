@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from asr.cli.output import maker_of
+from asr.metrics import utterance_id
 from asr.recognizer import Recognizer
 from asr.reports.evaluation import SCLITE, SHORTEST, Clip, Evaluation, Utterance, heard_words, number_of
 from asr.reports.word_graph import WordGraph, word_graph
@@ -84,9 +85,7 @@ def details_of_file(path: str | Path) -> Details:
             return Details()  # scoring the file reports the error
         if not isinstance(record, dict):
             continue
-        audio = record.get("audio")
-        name = next((str(record[key]) for key in ("id", "cut_id", "utterance") if key in record), None)
-        name = Path(str(audio)).stem if name is None else name
+        audio, name = record.get("audio"), utterance_id(record, str(path))
         if "error" in record and name in found.records:
             continue
         found.records[name] = record
