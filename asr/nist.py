@@ -315,15 +315,7 @@ def resolve(references: Mapping[str, Sequence[str]], hypotheses: Mapping[str, Se
     return chosen, heard
 
 
-def write_trn(path: Path, transcripts: Mapping[str, Sequence[str]]) -> None:
-    """Writes lines `words ... (id)`.
-
-    Raises:
-        AsrError: the file cannot be written.
-    """
+def format_trn(transcripts: Mapping[str, Sequence[str]]) -> str:
+    """Lines `words ... (id)`, for a TRN file."""
     names = {name: re.sub(r"[()\s]+", "_", name) for name in transcripts}
-    lines = (f"{' '.join(words)} ({names[name]})\n" for name, words in transcripts.items())
-    try:
-        path.write_text("".join(lines), encoding="utf-8")
-    except OSError as error:
-        raise AsrError(f"{path}: the transcripts cannot be written ({error.strerror}).") from error
+    return "".join(f"{' '.join(words)} ({names[name]})\n" for name, words in transcripts.items())

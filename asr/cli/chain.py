@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from asr.audio.fbank import Fbank
 from asr.datasets.corpora.base import Utterance
 from asr.errors import AsrError
-from asr.serialization import output_path, require_writable
+from asr.serialization import output_path, require_writable, write_whole_text
 from asr.text.lexicon import Lexicon
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
     train, _ = usable_utterances(corpus, alignment, min_score, args.held_out)
     states, graph = prepare_chain(corpus, alignment, train, args.max_columns, args.long_histories, states_folder)
     scores = pronunciation_scores(corpus, alignment, train, lexicon)
-    (states_folder / "pronunciation-scores.json").write_text(json.dumps(scores), encoding="utf-8")
+    write_whole_text(states_folder / "pronunciation-scores.json", json.dumps(scores))
     for reason in left_out[:5]:
         _say(f"left out: {reason}")
     summary = {

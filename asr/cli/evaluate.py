@@ -35,13 +35,13 @@ from asr.metrics import (
 )
 from asr.nist import (
     TimedWord,
+    format_trn,
     is_nist,
     match_segments,
     read_ctm,
     read_stm,
     read_words,
     resolve,
-    write_trn,
 )
 from asr.nist import align as align_like_sclite
 from asr.reports.evaluation import Clip
@@ -274,8 +274,8 @@ def _export(folder: Path, references: Transcripts, hypotheses: Transcripts) -> N
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise AsrError(f"{folder}: the transcripts cannot be written there ({error.strerror}).") from error
-    write_trn(folder / "ref.trn", references)
-    write_trn(folder / "hyp.trn", hypotheses)
+    write_whole_text(folder / "ref.trn", format_trn(references))
+    write_whole_text(folder / "hyp.trn", format_trn(hypotheses))
 
 
 def _hint(

@@ -28,6 +28,7 @@ from asr.graph.denominator_graph import DenominatorGraph
 from asr.models.chain_corpus import FRAME_SECONDS, SILENCE, Alignment, PreparedCorpus
 from asr.models.interface import UtteranceCmvn
 from asr.models.state_tying import ContextStatistics, grow_trees
+from asr.serialization import atomic_path, write_whole_text
 from asr.text.documents import parse_json
 from asr.text.lexicon import Lexicon, word_ends
 
@@ -225,8 +226,9 @@ def prepare_chain(
     histories = phone_histories([alignment.of(index)[0].tolist() for index in utterances], num_long_histories)
     graph = denominator_graph(histories, states)
     output.mkdir(parents=True, exist_ok=True)
-    (output / STATES_FILE).write_text(json.dumps(states.to_json()), encoding="utf-8")
-    np.savez(output / DENOMINATOR_FILE, **graph._asdict())
+    write_whole_text(output / STATES_FILE, json.dumps(states.to_json()))
+    with atomic_path(output / DENOMINATOR_FILE) as partial:
+        np.savez(partial, **graph._asdict())
     return states, graph
 
 

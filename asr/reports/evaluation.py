@@ -23,7 +23,7 @@ from asr import nist
 from asr.errors import AsrError
 from asr.metrics import align
 from asr.reports.word_graph import WordGraph
-from asr.serialization import open_atomic
+from asr.serialization import write_whole_text
 from asr.text.documents import parse_json, read_text
 
 FORMAT, VERSION = "asr evaluation", 1
@@ -118,11 +118,7 @@ class Evaluation:
             "cache": [dict(counts) for counts in self.cache],
             "lattices": {name: asdict(graph) for name, graph in self.lattices.items()},
         }
-        try:
-            with open_atomic(Path(path)) as file:
-                file.write(json.dumps(content, ensure_ascii=False).encode("utf-8", "backslashreplace"))
-        except OSError as error:
-            raise AsrError(f"{path}: the details cannot be written ({error.strerror}).") from error
+        write_whole_text(path, json.dumps(content, ensure_ascii=False))
 
     @classmethod
     def load(cls, path: str | Path) -> Evaluation:
