@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from asr.datasets.corpora.base import CorpusPart, SkippedItem, audio_by_stem, join, read_transcript, require_folder
+from asr.datasets.corpora.base import CorpusPart, Transcript, audio_by_stem, join, read_transcript, require_folder
+from asr.datasets.kaldi import read_table
 from asr.errors import AsrError
 from asr.text.normalize import normalize_speechocean762
 
@@ -37,25 +38,21 @@ class SpeechOcean762:
         require_folder(corpus_dir, "speechocean762")
         if part not in PARTS:
             raise AsrError(f"{part!r} is not a part of speechocean762; the parts are {', '.join(PARTS)}.")
-        transcript = self._transcript(corpus_dir, part)
-        if transcript is None:
+        file = self._transcript(corpus_dir, part)
+        if file is None:
             raise AsrError(
                 f"{corpus_dir}: there are no transcripts of speechocean762's part {part}; expected {part}/text."
             )
-        official = transcript.name == "text"
-        speakers = _two_columns(transcript.parent / "utt2spk") if official else {}
-        texts: dict[str, tuple[str, str]] = {}
-        skipped: list[SkippedItem] = []
-        for line in read_transcript(transcript):
+        official = file.name == "text"
+        speakers = read_table(file.parent / "utt2spk") if official else {}
+        transcripts: list[Transcript] = []
+        for line in read_transcript(file):
             first, _, text = line.strip().replace("\t", " ").partition(" ")
             folder, _, utterance_id = first.rpartition("/")
-            if utterance_id in texts:
-                skipped.append(SkippedItem(utterance_id, f"{transcript}: a second transcript; the first one is kept"))
-                continue
             speaker = folder or speakers.get(utterance_id, utterance_id[:5])
-            texts[utterance_id] = (speaker, normalize_speechocean762(text))
+            transcripts.append(Transcript(utterance_id, speaker, normalize_speechocean762(text), file))
         if official:
-            listed = _two_columns(transcript.parent / "wav.scp")
+            listed = read_table(file.parent / "wav.scp")
             audio = {
                 utterance: corpus_dir / name for utterance, name in listed.items() if (corpus_dir / name).is_file()
             }
@@ -66,7 +63,7 @@ class SpeechOcean762:
                     f"{corpus_dir}: there is no audio of speechocean762's part {part}; expected a folder */{part}."
                 )
             audio = audio_by_stem(folders[0])
-        return join(texts, audio, skipped, corpus_dir)
+        return join(transcripts, audio, (), corpus_dir)
 
     def lexicon(self, corpus_dir: Path) -> Path | None:
         return None
@@ -78,13 +75,5 @@ class SpeechOcean762:
             )
 
     def _transcript(self, corpus_dir: Path, part: str) -> Path | None:
-        for path in (corpus_dir / part / "text", corpus_dir / f"{part}.text"):
-            if path.is_file():
-                return path
-        return None
-
-
-def _two_columns(path: Path) -> dict[str, str]:
-    """The lines `key value` of a Kaldi file, as a mapping."""
-    pairs = (line.split(maxsplit=1) for line in read_transcript(path))
-    return {pair[0]: pair[1].strip() for pair in pairs if len(pair) == 2}
+        candidates = (corpus_dir / part / "text", corpus_dir / f"{part}.text")
+        return next((path for path in candidates if path.is_file()), None)
