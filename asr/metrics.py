@@ -18,6 +18,8 @@ from asr.errors import AsrError
 from asr.text.documents import parse_json, read_text
 
 IntArray = NDArray[np.int64]
+Transcripts = dict[str, tuple[str, ...]]
+"""Utterance id -> words."""
 
 
 @dataclass(frozen=True)
@@ -287,7 +289,7 @@ def calibration(marked: Iterable[tuple[bool, float]], num_bins: int = 10) -> lis
 _ID_FIELDS = ("id", "cut_id", "utterance", "audio")
 
 
-def read_transcripts(path: str | Path) -> dict[str, tuple[str, ...]]:
+def read_transcripts(path: str | Path) -> Transcripts:
     """Reads transcripts, one per line: Kaldi's `id words ...` or JSON Lines; plain, `.gz` or `.xz`.
 
     JSON Lines are lhotse cuts, or have `text` (a string, or a list of words) and one of `id`, `cut_id`, `utterance`,
@@ -295,14 +297,11 @@ def read_transcripts(path: str | Path) -> dict[str, tuple[str, ...]]:
     `text` counts as an empty transcript, and is ignored if another line has the words of the same utterance. The final
     results of a stream are joined; partial ones are ignored.
 
-    Returns:
-        utterance id -> words.
-
     Raises:
         AsrError: the file is missing or not UTF-8, a line cannot be read, or an id occurs twice.
     """
-    transcripts: dict[str, tuple[str, ...]] = {}
-    failed: dict[str, tuple[str, ...]] = {}
+    transcripts: Transcripts = {}
+    failed: Transcripts = {}
     complete = set[str]()
     for line_number, line in enumerate(read_text(path, "transcript file").split("\n"), start=1):
         if not line.strip():

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from asr.errors import AsrError
-from asr.metrics import GAP
+from asr.metrics import GAP, Transcripts
 from asr.text.documents import read_text
 
 SUFFIXES = (".ctm", ".stm", ".trn")
@@ -70,13 +70,13 @@ Recording = tuple[str, str]
 """Name and channel."""
 
 
-def read_trn(path: str | Path) -> dict[str, tuple[str, ...]]:
+def read_trn(path: str | Path) -> Transcripts:
     """Reads lines `words ... (id)`.
 
     Raises:
         AsrError: the file cannot be read, a line has no id, or an id occurs twice.
     """
-    found: dict[str, tuple[str, ...]] = {}
+    found: Transcripts = {}
     for where, line in _lines(path, "TRN file"):
         match = re.fullmatch(r"(.*)\(([^()\s]+)\)", line)
         if match is None:
@@ -141,7 +141,7 @@ def _number(text: str) -> float | None:
 
 def match_segments(
     segments: Sequence[Segment], words: Mapping[Recording, Sequence[TimedWord]]
-) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
+) -> tuple[Transcripts, Transcripts]:
     """Assigns each word of a CTM to a segment of an STM.
 
     Args:
@@ -271,15 +271,12 @@ def align(reference: Sequence[str], hypothesis: Sequence[str], where: str = "ref
     return pairs[::-1]
 
 
-Words = dict[str, tuple[str, ...]]
-
-
 def is_nist(path: str | Path) -> bool:
     """Whether a file is CTM, STM or TRN, by its suffix."""
     return str(path).lower().endswith(SUFFIXES)
 
 
-def read_words(path: str | Path) -> Words:
+def read_words(path: str | Path) -> Transcripts:
     """The words of a TRN by utterance, or of a CTM or STM by recording.
 
     Raises:
@@ -298,7 +295,9 @@ def read_words(path: str | Path) -> Words:
     return {name: tuple(words) for name, words in found.items()}
 
 
-def resolve(references: Mapping[str, Sequence[str]], hypotheses: Mapping[str, Sequence[str]]) -> tuple[Words, Words]:
+def resolve(
+    references: Mapping[str, Sequence[str]], hypotheses: Mapping[str, Sequence[str]]
+) -> tuple[Transcripts, Transcripts]:
     """Replaces alternatives by those that match the hypothesis best, and converts all words to lower case.
 
     Raises:
