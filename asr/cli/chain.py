@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asr.audio.fbank import Fbank
+from asr.datasets.corpora import CORPORA
 from asr.datasets.corpora.base import Utterance
 from asr.errors import AsrError
 from asr.serialization import output_path, require_writable, write_whole_text
@@ -176,8 +177,6 @@ def _check_kept(corpus: PreparedCorpus, wanted: list[str], fbank: Fbank) -> None
 
 def _utterances(wanted: list[str]) -> Iterator[tuple[str, Utterance]]:
     """The corpus's name and each utterance."""
-    from asr.datasets.corpora import CORPORA
-
     for name, part, folder in _corpora(wanted):
         for utterance in CORPORA[name].list_part(folder, part).utterances:
             yield CORPORA[name].name, utterance
@@ -185,15 +184,11 @@ def _utterances(wanted: list[str]) -> Iterator[tuple[str, Utterance]]:
 
 def _parts(wanted: list[str]) -> set[str]:
     """NAME:PART of each --corpus, with the name that its manifests have."""
-    from asr.datasets.corpora import CORPORA
-
     return {f"{CORPORA[name].name}:{part}" for name, part, _ in _corpora(wanted)}
 
 
 def _corpora(wanted: list[str]) -> Iterator[tuple[str, str, Path]]:
     """Name, part and folder of each --corpus."""
-    from asr.datasets.corpora import CORPORA
-
     for each in wanted:
         where, _, folder = each.partition("=")
         name, _, part = where.partition(":")

@@ -11,6 +11,7 @@ from asr.bundle import Bundle, bundle_folder, local_bundle_folder
 from asr.errors import AsrError
 from asr.models.export import FORMATS, export_acoustic_model
 from asr.models.export_streaming import StreamChunks
+from asr.options import flag_of
 from asr.serialization import output_path, require_writable
 from asr.streaming import StreamingOptions
 
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name in _CHUNK_OPTIONS:
         default = getattr(StreamingOptions, name)
         help_text = f"as in 'asr transcribe --stream' (default: {default})"
-        parser.add_argument("--" + name.replace("_", "-"), type=float, metavar="SECONDS", help=help_text)
+        parser.add_argument(flag_of(name), type=float, metavar="SECONDS", help=help_text)
     parser.add_argument("--output", type=output_path, required=True, metavar="FILE", help="file to write")
 
 
@@ -49,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     require_writable(output, inputs=[local_bundle_folder(args.bundle)])
     given = {name: getattr(args, name) for name in _CHUNK_OPTIONS if getattr(args, name) is not None}
     if given and not args.streaming:
-        raise AsrError(f"--{next(iter(given)).replace('_', '-')} is for streams; add --streaming.")
+        raise AsrError(f"{flag_of(next(iter(given)))} is for streams; add --streaming.")
     bundle = Bundle.load(bundle_folder(args.bundle))
     chunks = None
     if args.streaming:

@@ -123,18 +123,20 @@ class ResultsFile:
             number += 1
             name_end = content.find(b'"', begin + len(head), end)
             maker_begin = content.rfind(tail, begin, end) + len(tail)
-            own = is_whole and maker_begin > name_end > 0 and content.startswith(head, begin)
-            if own and content.startswith(middle, name_end) and content.endswith(b'"}', maker_begin, end):
+            name, maker = "", ""
+            if (
+                is_whole
+                and maker_begin > name_end > 0
+                and content.startswith(head, begin)
+                and content.startswith(middle, name_end)
+                and content.endswith(b'"}', maker_begin, end)
+            ):
                 raw = content[maker_begin : end - 2]
                 if raw not in makers:
                     makers[raw] = raw.decode() if _OWN_MAKER.fullmatch(raw) else ""
-                name_bytes, maker = content[begin + len(head) : name_end], makers[raw]
-                own = bool(maker) and b"\\" not in name_bytes
-            else:
-                own = False
-            if own:
-                name = name_bytes.decode()
-            else:
+                written = content[begin + len(head) : name_end]
+                name, maker = "" if b"\\" in written else written.decode(), makers[raw]
+            if not name or not maker:  # another program's line, or a name with escapes
                 record = _record(content[begin:end], self._field)
                 if record is None:
                     raise _foreign(self._path, number)
@@ -148,10 +150,8 @@ class ResultsFile:
                 self._makers.setdefault(maker, name)
             begin = end + 1
         rest = content[begin:]
-        if rest:
-            beginning = json.dumps({self._field: ""})[:-2].encode()
-            if not rest.startswith(beginning[: len(rest)]):
-                raise _foreign(self._path, number + 1)
+        if not rest.startswith(head[: len(rest)]):
+            raise _foreign(self._path, number + 1)
         os.ftruncate(self._stream.fileno(), begin)
 
 

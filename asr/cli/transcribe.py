@@ -98,7 +98,7 @@ def transcribe(
         session_of: with `carry_history`, the session of each recording; those of one follow one another in `names`. If
             None, each recording is one.
     """
-    recognize = partial(recognizer.__call__, nbest=nbest, speaker=speaker)
+    recognize = partial(recognizer, nbest=nbest, speaker=speaker)
     if batch_seconds is None:
         batch_seconds = recognizer.batch_seconds if recognizer.device.type == "cuda" else 60.0
     # The stages overlap only if there are several batches for each worker.
@@ -284,7 +284,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="write one file per recording and format to this folder; recordings that have theirs are skipped",
     )
-    parser.add_argument("--shard", metavar="I/N", default="1/1", help="process only part I of N of the recordings")
+    parser.add_argument(
+        "--shard", type=Shard.parse, default="1/1", metavar="I/N", help="process only part I of N of the recordings"
+    )
     parser.add_argument(
         "--statistics", action="store_true", help="print the times of all stages and cache counts to stderr"
     )
@@ -369,7 +371,7 @@ def _require_output(
     """Rejects an output that is also an input; `written` are names in the folder of outputs."""
     outputs = [Path(args.output)] if args.output is not None else []
     if args.lattices is not None:
-        outputs += existing(args.lattices, lattice_files(args.lattice_format, stems, Shard.parse(args.shard)))
+        outputs += existing(args.lattices, lattice_files(args.lattice_format, stems, args.shard))
     if args.output_dir is not None:
         outputs += existing(args.output_dir, written)
     inputs = [*files, *recognizer_inputs(args)]
@@ -378,8 +380,7 @@ def _require_output(
 
 
 def _transcribe(args: argparse.Namespace, found: Recordings, output: ResultsFile | TranscriptFolder | None) -> int:
-    shard = Shard.parse(args.shard)
-    names = shard.of(found.names)
+    names = args.shard.of(found.names)
     done = output.done if output is not None else ()
     todo = [name for name in names if name not in done]
     if len(todo) < len(names):
@@ -401,7 +402,9 @@ def _transcribe(args: argparse.Namespace, found: Recordings, output: ResultsFile
     lattices = None
     if args.lattices is not None:
         stems = found.stem_of()
-        lattices = LatticeWriter(args.lattices, args.lattice_format, recognizer, stems, todo, args.lattice_gzip, shard)
+        lattices = LatticeWriter(
+            args.lattices, args.lattice_format, recognizer, stems, todo, args.lattice_gzip, args.shard
+        )
     speaker = learn_speaker(recognizer, args.speaker, names, found.read)
     outcomes = transcribe(recognizer, todo, found.read, nbest=args.nbest, speaker=speaker)
     console = Console(stderr=True)
@@ -438,7 +441,7 @@ def _run_streams(args: argparse.Namespace) -> int:
         )
     named = audio_files([name for name in args.audio if name != STANDARD_INPUT])
     inputs = [*map(str, named), *(name for name in args.audio if name == STANDARD_INPUT)]
-    names = Shard.parse(args.shard).of(inputs)
+    names = args.shard.of(inputs)
     _require_output(args, named)
     options = streaming_options(args)
     if args.output is None:
@@ -478,7 +481,7 @@ def _writer(
             if isinstance(output, TranscriptFolder):
                 output.add(outcome.name, transcript)
             else:
-                document = format_transcript(transcript, formats[0])
-                print_line(document.removesuffix("\n"), sys.stdout) if document else None
+                if document := format_transcript(transcript, formats[0]):
+                    print_line(document.removesuffix("\n"), sys.stdout)
 
     return write
