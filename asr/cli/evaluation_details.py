@@ -10,7 +10,7 @@ from typing import Any
 from asr.cli.output import maker_of
 from asr.metrics import utterance_id
 from asr.recognizer import Recognizer
-from asr.reports.evaluation import SCLITE, SHORTEST, Clip, Evaluation, Utterance, heard_words, number_of
+from asr.reports.evaluation import SCLITE, SHORTEST, Clip, Evaluation, Utterance, finite, finite_values, heard_words
 from asr.reports.word_graph import WordGraph, word_graph
 from asr.results import PieceLattice, RecognitionResult
 from asr.text.documents import parse_json, read_text
@@ -118,15 +118,13 @@ def evaluation_of(
     utterances = []
     for one, reference in references.items():
         record = details.records.get(one, {})
-        seconds = record.get("seconds")
-        timed = seconds if isinstance(seconds, dict) else {}
         utterances.append(
             Utterance(
                 one,
                 tuple(reference),
                 heard_words(record, hypotheses.get(one, ())),
-                number_of(record, "duration"),
-                {str(stage): value for stage in timed if (value := number_of(timed, stage)) is not None},
+                finite(record.get("duration")),
+                finite_values(record.get("seconds")),
                 details.clips.get(one),
                 str(record.get("error", "")),
             )
