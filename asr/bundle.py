@@ -187,6 +187,13 @@ class Bundle:
         """The sampling rate that the features expect, in Hz."""
         return int(self.features.network.sampling_rate)  # type: ignore[arg-type]
 
+    @property
+    def frame_seconds(self) -> float:
+        """The time from one output of the acoustic model to the next, in seconds."""
+        features: Any = self.features.network
+        network: Any = self.acoustic_model.network
+        return float(features.frame_shift * network.subsampling_factor / self.sampling_rate)
+
     def check(self, given: Mapping[str, str | Path | None] | None = None) -> None:
         """Checks that the parts match each other.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
 
 from asr.bundle import Bundle, bundle_folder, local_bundle_folder
 from asr.errors import AsrError
@@ -54,10 +53,7 @@ def run(args: argparse.Namespace) -> int:
     bundle = Bundle.load(bundle_folder(args.bundle))
     chunks = None
     if args.streaming:
-        features: Any = bundle.features.network
-        network: Any = bundle.acoustic_model.network
-        frame_seconds = features.frame_shift * network.subsampling_factor / features.sampling_rate
-        sizes = StreamingOptions(**given).window_sizes(frame_seconds)
+        sizes = StreamingOptions(**given).window_sizes(bundle.frame_seconds)
         chunks = StreamChunks(sizes.chunk, sizes.right, sizes.memory, sizes.min_feature_std)
     export_acoustic_model(bundle, output, args.format, streaming=chunks)
     report = {
