@@ -44,7 +44,7 @@ from asr.cli.output import (
 )
 from asr.cli.recordings import LIST_SUFFIXES, Recordings, Shard, audio_files, recordings
 from asr.cli.stream import STANDARD_INPUT, add_stream_arguments, run_streams, streaming_options
-from asr.errors import AsrError
+from asr.errors import AsrError, in_one_line
 from asr.models.adaptation import Speaker
 from asr.recognizer import Recognizer
 from asr.results import RecognitionResult, StageTimes, format_cache, later_cache
@@ -118,7 +118,7 @@ def transcribe(
             waiting.append((name, str(error)))
             continue
         except Exception as error:  # one odd file must not end the run
-            waiting.append((name, f"{name}: it cannot be read ({_in_one_line(error)})."))
+            waiting.append((name, f"{name}: it cannot be read ({in_one_line(error)})."))
             continue
         waiting.append((name, recording))
         if not is_next:
@@ -204,13 +204,8 @@ def _all_or_each(
             return [error]
     except Exception as error:  # such as exhausted memory, also on a GPU
         if len(recordings) == 1:
-            return [AsrError(f"it cannot be recognized ({_in_one_line(error)}).")]
+            return [AsrError(f"it cannot be recognized ({in_one_line(error)}).")]
     return [result for recording in recordings for result in _all_or_each(recognize, [recording])]
-
-
-def _in_one_line(error: Exception) -> str:
-    reason = str(error).strip().partition("\n")[0].rstrip(".")
-    return f"{type(error).__name__}: {reason}" if reason else type(error).__name__
 
 
 HELP = """Turns audio files into words: WAV, FLAC, MP3, OGG, ... of any sampling rate and length, mono or stereo.

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from asr import nist
-from asr.errors import AsrError
+from asr.errors import AsrError, in_one_line
 from asr.metrics import align
 from asr.reports.word_graph import WordGraph
 from asr.serialization import write_whole_text
@@ -147,9 +147,8 @@ class Evaluation:
                 {str(name): WordGraph.from_json(graph) for name, graph in content["lattices"].items()},
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            reason = f"{type(error).__name__}: {error}"
             raise AsrError(
-                f"{path}: the evaluation has a field that is missing or wrong ({reason}); {advice}."
+                f"{path}: the evaluation has a field that is missing or wrong ({in_one_line(error)}); {advice}."
             ) from error
 
 
