@@ -6,15 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from asr.datasets.corpora.base import (
-    CorpusPart,
-    SkippedItem,
-    Transcript,
-    audio_by_stem,
-    join,
-    read_transcript,
-    require_folder,
-)
+from asr.datasets.corpora.base import CorpusPart, SkippedItem, audio_by_stem, join, read_transcript, require_folder
 from asr.errors import AsrError
 from asr.text.normalize import normalize_an4
 
@@ -47,33 +39,35 @@ class An4:
         require_folder(corpus_dir, "AN4")
         if part not in PARTS:
             raise AsrError(f"{part!r} is not a part of AN4; the parts are {', '.join(PARTS)}.")
-        file = self._transcript(corpus_dir, part)
-        if file is None:
+        transcript = self._transcript(corpus_dir, part)
+        if transcript is None:
             raise AsrError(f"{corpus_dir}: there are no transcripts of AN4's part {part}; expected {part}.text.")
-        cmu = file.suffix == ".transcription"
-        transcripts: list[Transcript] = []
+        cmu = transcript.suffix == ".transcription"
+        texts: dict[str, tuple[str, str]] = {}
         skipped: list[SkippedItem] = []
-        for line_number, line in enumerate(read_transcript(file), start=1):
+        for line_number, line in enumerate(read_transcript(transcript), start=1):
             if cmu:
                 match = _SPHINX_LINE.match(line)
                 if match is None:
                     skipped.append(
-                        SkippedItem(f"{file.name}, line {line_number}", "the line does not end in (utterance)")
+                        SkippedItem(f"{transcript.name}, line {line_number}", "the line does not end in (utterance)")
                     )
                     continue
                 utterance_id, text = match["utterance"], match["text"]
             else:
                 first, _, text = line.strip().partition(" ")
                 utterance_id = first.rpartition("/")[2]
+            if utterance_id in texts:
+                skipped.append(SkippedItem(utterance_id, f"{transcript}: a second transcript; the first one is kept"))
+                continue
             # Utterance ids are an<number>-<speaker>-b.
-            speaker = "-".join(utterance_id.split("-")[1:-1]) or utterance_id
-            transcripts.append(Transcript(utterance_id, speaker, normalize_an4(text), file))
+            texts[utterance_id] = ("-".join(utterance_id.split("-")[1:-1]) or utterance_id, normalize_an4(text))
         folder = corpus_dir / "wav" / part
         if cmu:
             folders = sorted((corpus_dir / "wav").glob("an4test*" if part == "test" else "an4_*"))
             folder = folders[0] if folders else corpus_dir / "wav"
         require_folder(folder, f"AN4's {part} audio")
-        return join(transcripts, audio_by_stem(folder), skipped, corpus_dir)
+        return join(texts, audio_by_stem(folder), skipped, corpus_dir)
 
     def lexicon(self, corpus_dir: Path) -> Path | None:
         candidates = (corpus_dir / "an4.dic", corpus_dir / "etc" / "an4.dic")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from asr.audio.io import AUDIO_SUFFIXES, find_audio_files
 from asr.errors import AsrError
@@ -105,22 +105,13 @@ def read_transcript(path: Path) -> list[str]:
     return [line.rstrip("\r") for line in read_text(path, "transcript").split("\n") if line.strip()]
 
 
-class Transcript(NamedTuple):
-    """The normalized words of an utterance, and the file that has them."""
-
-    utterance_id: str
-    speaker: str
-    text: str
-    file: Path
-
-
 def join(
-    transcripts: Iterable[Transcript], audio: dict[str, Path], skipped: Sequence[SkippedItem], where: Path
+    texts: dict[str, tuple[str, str]], audio: dict[str, Path], skipped: Sequence[SkippedItem], where: Path
 ) -> CorpusPart:
     """Matches transcripts and audio files by utterance id; those without a match are skipped.
 
     Args:
-        transcripts: of an utterance with several, the first one is taken.
+        texts: utterance id -> (speaker, normalized text).
         audio: utterance id -> file.
         skipped: what was skipped before.
         where: the folder, for error messages.
@@ -129,20 +120,17 @@ def join(
         AsrError: nothing matches.
     """
     left_out = list(skipped)
-    first: dict[str, Transcript] = {}
-    for one in transcripts:
-        if first.setdefault(one.utterance_id, one) is not one:
-            left_out.append(SkippedItem(one.utterance_id, f"{one.file}: a second transcript; the first one is kept"))
     utterances = []
-    for utterance_id in sorted(first):
+    known = {item.item for item in skipped}
+    for utterance_id in sorted(texts):
+        speaker, text = texts[utterance_id]
         if utterance_id not in audio:
             left_out.append(SkippedItem(utterance_id, "there is a transcript but no audio file"))
-        elif not first[utterance_id].text:
+        elif not text:
             left_out.append(SkippedItem(utterance_id, "the transcript is empty"))
         else:
-            _, speaker, text, _ = first[utterance_id]
             utterances.append(Utterance(utterance_id, audio[utterance_id], text, speaker))
-    for utterance_id in sorted(audio.keys() - first.keys()):
+    for utterance_id in sorted(audio.keys() - texts.keys() - known):
         left_out.append(SkippedItem(utterance_id, f"there is an audio file ({audio[utterance_id]}) but no transcript"))
     if not utterances:
         raise AsrError(f"{where}: no transcript has an audio file; check that the folder is complete.")

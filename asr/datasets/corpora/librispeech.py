@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from asr.datasets.corpora.base import (
-    CorpusPart,
-    SkippedItem,
-    Transcript,
-    audio_by_stem,
-    join,
-    read_transcript,
-    require_folder,
-)
+from asr.datasets.corpora.base import CorpusPart, SkippedItem, audio_by_stem, join, read_transcript, require_folder
 from asr.errors import AsrError
 from asr.text.normalize import normalize_librispeech
 
@@ -70,23 +62,27 @@ class LibriSpeech:
             raise AsrError(f"{part!r} is not a part of LibriSpeech; the parts are {known}.")
         folder = _root(corpus_dir) / part
         require_folder(folder, f"LibriSpeech's part {part}")
-        transcripts: list[Transcript] = []
+        texts: dict[str, tuple[str, str]] = {}
         skipped: list[SkippedItem] = []
-        for file in sorted(folder.glob("*/*/*.trans.txt")):
+        for transcript in sorted(folder.glob("*/*/*.trans.txt")):
             try:
-                lines = read_transcript(file)
+                lines = read_transcript(transcript)
             except AsrError as error:
-                skipped.append(SkippedItem(file.name, str(error)))
+                skipped.append(SkippedItem(transcript.name, str(error)))
                 continue
             for line in lines:
                 utterance_id, _, text = line.strip().partition(" ")
-                speaker = utterance_id.split("-")[0]
-                transcripts.append(Transcript(utterance_id, speaker, normalize_librispeech(text), file))
-        if not transcripts:
+                if utterance_id in texts:
+                    skipped.append(
+                        SkippedItem(utterance_id, f"{transcript}: a second transcript; the first one is kept")
+                    )
+                    continue
+                texts[utterance_id] = (utterance_id.split("-")[0], normalize_librispeech(text))
+        if not texts:
             raise AsrError(
                 f"{folder}: there are no transcripts; expected <speaker>/<chapter>/<speaker>-<chapter>.trans.txt files."
             )
-        return join(transcripts, audio_by_stem(folder), skipped, folder)
+        return join(texts, audio_by_stem(folder), skipped, folder)
 
     def lexicon(self, corpus_dir: Path) -> Path | None:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from asr.datasets.corpora.base import CorpusPart, Transcript, audio_by_stem, join, read_transcript, require_folder
+from asr.datasets.corpora.base import CorpusPart, SkippedItem, audio_by_stem, join, read_transcript, require_folder
 from asr.errors import AsrError
 from asr.text.normalize import normalize_librispeech
 
@@ -29,11 +29,15 @@ class LJSpeech:
         if part not in PARTS:
             raise AsrError(f"{part!r} is not a part of LJ Speech; the parts are {', '.join(PARTS)}.")
         self.parts_in(corpus_dir)
-        transcripts: list[Transcript] = []
+        texts: dict[str, tuple[str, str]] = {}
+        skipped: list[SkippedItem] = []
         for line in read_transcript(corpus_dir / "text"):
             utterance_id, _, text = line.strip().replace("\t", " ").partition(" ")
-            transcripts.append(Transcript(utterance_id, "ljspeech", normalize_librispeech(text), corpus_dir / "text"))
-        return join(transcripts, audio_by_stem(corpus_dir), (), corpus_dir)
+            if utterance_id in texts:
+                skipped.append(SkippedItem(utterance_id, f"{corpus_dir}: a second transcript; the first one is kept"))
+                continue
+            texts[utterance_id] = ("ljspeech", normalize_librispeech(text))
+        return join(texts, audio_by_stem(corpus_dir), skipped, corpus_dir)
 
     def lexicon(self, corpus_dir: Path) -> Path | None:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from asr.datasets.corpora.base import CorpusPart, Transcript, audio_by_stem, join, read_transcript, require_folder
+from asr.datasets.corpora.base import CorpusPart, SkippedItem, audio_by_stem, join, read_transcript, require_folder
 from asr.datasets.kaldi import read_table
 from asr.errors import AsrError
 from asr.text.normalize import normalize_speechocean762
@@ -38,21 +38,25 @@ class SpeechOcean762:
         require_folder(corpus_dir, "speechocean762")
         if part not in PARTS:
             raise AsrError(f"{part!r} is not a part of speechocean762; the parts are {', '.join(PARTS)}.")
-        file = self._transcript(corpus_dir, part)
-        if file is None:
+        transcript = self._transcript(corpus_dir, part)
+        if transcript is None:
             raise AsrError(
                 f"{corpus_dir}: there are no transcripts of speechocean762's part {part}; expected {part}/text."
             )
-        official = file.name == "text"
-        speakers = read_table(file.parent / "utt2spk") if official else {}
-        transcripts: list[Transcript] = []
-        for line in read_transcript(file):
+        official = transcript.name == "text"
+        speakers = read_table(transcript.parent / "utt2spk") if official else {}
+        texts: dict[str, tuple[str, str]] = {}
+        skipped: list[SkippedItem] = []
+        for line in read_transcript(transcript):
             first, _, text = line.strip().replace("\t", " ").partition(" ")
             folder, _, utterance_id = first.rpartition("/")
+            if utterance_id in texts:
+                skipped.append(SkippedItem(utterance_id, f"{transcript}: a second transcript; the first one is kept"))
+                continue
             speaker = folder or speakers.get(utterance_id, utterance_id[:5])
-            transcripts.append(Transcript(utterance_id, speaker, normalize_speechocean762(text), file))
+            texts[utterance_id] = (speaker, normalize_speechocean762(text))
         if official:
-            listed = read_table(file.parent / "wav.scp")
+            listed = read_table(transcript.parent / "wav.scp")
             audio = {
                 utterance: corpus_dir / name for utterance, name in listed.items() if (corpus_dir / name).is_file()
             }
@@ -63,7 +67,7 @@ class SpeechOcean762:
                     f"{corpus_dir}: there is no audio of speechocean762's part {part}; expected a folder */{part}."
                 )
             audio = audio_by_stem(folders[0])
-        return join(transcripts, audio, (), corpus_dir)
+        return join(texts, audio, skipped, corpus_dir)
 
     def lexicon(self, corpus_dir: Path) -> Path | None:
         return None
