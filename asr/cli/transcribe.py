@@ -279,9 +279,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="write one file per recording and format to this folder; recordings that have theirs are skipped",
     )
-    parser.add_argument(
-        "--shard", type=Shard.parse, default="1/1", metavar="I/N", help="process only part I of N of the recordings"
-    )
+    parser.add_argument("--shard", metavar="I/N", default="1/1", help="process only part I of N of the recordings")
     parser.add_argument(
         "--statistics", action="store_true", help="print the times of all stages and cache counts to stderr"
     )
@@ -301,6 +299,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    args.shard = Shard.parse(args.shard)
     if not 1 <= args.nbest < 2**31:
         raise AsrError(f"--nbest {args.nbest}: give 1 or more, below 2^31.")
     if not args.stream:
