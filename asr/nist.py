@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import bisect
 import itertools
-import math
 import re
 from array import array
 from collections import defaultdict
@@ -21,7 +20,7 @@ from typing import NamedTuple
 
 from asr.errors import AsrError
 from asr.metrics import GAP, Transcripts
-from asr.text.documents import read_text
+from asr.text.documents import number_or_none, read_text
 
 SUFFIXES = (".ctm", ".stm", ".trn")
 _SUBSTITUTION, _GAP_COST, _NOTHING_COST = 4.0, 3.0, 0.001
@@ -98,7 +97,7 @@ def read_ctm(path: str | Path) -> dict[Recording, list[TimedWord]]:
         fields = line.split()
         if len(fields) >= 5 and fields[4].startswith("<ALT"):
             raise AsrError(f"{where}: alternatives in a CTM are not supported; keep one of them.")
-        begin, duration = (_number(field) for field in (*fields[2:4], "", "")[:2])
+        begin, duration = (number_or_none(field) for field in (*fields[2:4], "", "")[:2])
         if len(fields) < 5 or begin is None or duration is None or duration < 0:
             raise AsrError(f"{where}: a line of a CTM file is 'recording channel begin duration word [confidence]'.")
         found[fields[0], fields[1]].append(TimedWord(fields[4], begin, duration))
@@ -114,7 +113,7 @@ def read_stm(path: str | Path) -> list[Segment]:
     found = []
     for where, line in _lines(path, "STM file"):
         fields = line.split()
-        begin, end = (_number(field) for field in (*fields[3:5], "", "")[:2])
+        begin, end = (number_or_none(field) for field in (*fields[3:5], "", "")[:2])
         if len(fields) < 5 or begin is None or end is None or end < begin:
             raise AsrError(f"{where}: a line of an STM file is 'recording channel speaker begin end [<labels>] words'.")
         words = fields[5:]
@@ -129,14 +128,6 @@ def _lines(path: str | Path, what: str) -> Iterator[tuple[str, str]]:
     for number, line in enumerate(read_text(path, what).split("\n"), start=1):
         if line.strip() and not line.startswith(";;"):
             yield f"{path}:{number}", line.strip()
-
-
-def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
 
 
 def match_segments(

@@ -128,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
     for number in range(1, args.passes + 1):
         path = prepared / f"alignment-{number}.npz"
         if not path.is_file():
-            refine_alignment(corpus, lexicon, alignment, seed=number, report=_say).save(path)
+            refine_alignment(corpus, lexicon, alignment, number, _say).save(path)
         alignment = Alignment.load(path)
     train, _ = usable_utterances(corpus, alignment, min_score, args.held_out)
     states, graph = prepare_chain(corpus, alignment, train, args.max_columns, args.long_histories, states_folder)

@@ -178,10 +178,10 @@ class WaveformCache:
         """Memory in use, in GiB."""
         return sum(samples.numel() for samples in self._samples.values()) * 2 / 2**30
 
-    def fill(self, cuts: CutSet, num_jobs: int = 2) -> None:
+    def fill(self, cuts: CutSet) -> None:
         """Reads the recordings of `cuts`; for those that cannot be read, `waveform` raises the error later."""
         missing = {path: None for path in map(_file, cuts) if path is not None and path not in self._samples}
-        with ThreadPoolExecutor(num_jobs) as pool:
+        with ThreadPoolExecutor(2) as pool:
             for path, samples in zip(missing, pool.map(self._read_or_none, missing), strict=True):
                 if samples is not None:
                     self._samples[path] = samples
