@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -89,15 +89,6 @@ def _add_raw_arguments(parser: argparse._ActionsContainer) -> None:
     )
 
 
-@dataclass
-class _Source:
-    """One input: its name, its pieces of audio, and the number of its stream."""
-
-    name: str
-    pieces: Iterator[Tensor]
-    stream: int
-
-
 def streaming_options(args: argparse.Namespace) -> StreamingOptions:
     """The options that the arguments describe.
 
@@ -154,7 +145,7 @@ def run_streams(
         raw = PcmFormat(args.raw_rate, RAW_FORMATS[args.raw_format], args.raw_channels)
     with compiling_notice():
         streaming = StreamingRecognizer(recognizer, options)
-    waiting, open_sources, closing = list(names), list[_Source](), dict[int, str]()
+    waiting, pieces_of, name_of = deque(names), dict[int, Iterator[Tensor]](), dict[int, str]()
     failed: set[str] = set()
 
     def report(name: str, error: AsrError) -> None:
@@ -163,35 +154,36 @@ def run_streams(
         print(f"asr: {message}", file=sys.stderr)
         _write_record({"audio": name, "error": message}, output, args.jsonl)
 
-    while waiting or open_sources or streaming.is_ready:
-        while waiting and len(open_sources) < args.streams:
-            name = waiting.pop(0)
+    while waiting or pieces_of or streaming.is_ready:
+        while waiting and len(pieces_of) < args.streams:
+            name = waiting.popleft()
             try:
                 if name == STANDARD_INPUT:
                     rate, pieces = byte_pieces(sys.stdin.buffer, options.chunk_seconds / 4, raw)
                 else:
                     rate, pieces = file_pieces(name, options.chunk_seconds)
-                open_sources.append(_Source(name, pieces, streaming.open(rate)))
+                stream = streaming.open(rate)
+                pieces_of[stream], name_of[stream] = pieces, name
             except AsrError as error:
                 report(name, error)
-        for source in list(open_sources):
+        for stream, pieces in list(pieces_of.items()):
             try:
-                piece = next(source.pieces, None)
+                piece = next(pieces, None)
             except AsrError as error:
-                report(source.name, error)
+                report(name_of[stream], error)
                 piece = None
             if piece is None:
-                streaming.close(source.stream)
-                open_sources.remove(source)
-                closing[source.stream] = source.name
+                streaming.close(stream)
+                del pieces_of[stream]
                 continue
             try:
-                streaming.push(source.stream, piece)
+                streaming.push(stream, piece)
             except AsrError as error:
-                report(source.name, error)
-        name_of = {**closing, **{source.stream: source.name for source in open_sources}}
+                report(name_of[stream], error)
         for result in streaming.step():
             _write(result, name_of[result.stream], output, args.jsonl)
+            if result.reason == "end":
+                del name_of[result.stream]
     if args.statistics:
         print(f"mode {recognizer.mode}, decoder {options.decoder}: {streaming.times.format()}", file=sys.stderr)
         for line in format_cache({} if streaming.engine is None else streaming.engine.statistics().as_dict()):
