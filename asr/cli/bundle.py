@@ -342,7 +342,7 @@ def run_fetch(args: argparse.Namespace) -> int:
         if output.exists() and not (output / FILE_NAME).is_file() and any(output.iterdir() if output.is_dir() else [1]):
             raise AsrError(f"{output}: this already exists and is not a bundle; name a new folder.")
         with atomic_folder(output) as partial:
-            for name in (FILE_NAME, "card.md", *manifest["files"]):
+            for name in (FILE_NAME, hub.CARD, *manifest["files"]):
                 if (folder / name).is_file():
                     shutil.copyfile(folder / name, partial / name)
         folder = output
