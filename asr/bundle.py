@@ -18,7 +18,7 @@ from typing import Any
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.graph.denominator_graph import DenominatorGraph
-from asr.hub import KNOWN_BUNDLES, Progress, cached_bundles, fetch, source_of
+from asr.hub import CARD, KNOWN_BUNDLES, MANIFEST, Progress, cached_bundles, fetch, source_of
 from asr.kernels.memory import paused_collector, release
 from asr.lm.combine import num_oov_words
 from asr.lm.ngram.io import load_ngram_lm, read_ngram_lm, save_ngram_lm
@@ -48,7 +48,7 @@ from asr.text.symbols import Vocabulary
 
 FORMAT = "asr bundle"
 VERSION = 1
-FILE_NAME = "bundle.json"
+FILE_NAME = MANIFEST
 
 MODES_WITH = {"large_ngram": frozenset({"large_ngram", "interpolated"}), "rnn_lm": frozenset({"rnn", "interpolated"})}
 """Language model of a bundle that users can replace -> the modes that use it."""
@@ -127,12 +127,9 @@ def _files_of(manifest: dict[str, Any]) -> list[str]:
     return sorted(str(entry[key]) for entry in entries for key in ("file", "words") if key in entry)
 
 
-_CARD = "card.md"
-
-
 def read_card(folder: Path) -> str:
     """The bundle's card, or "" if it has none; a link could be any file of the account, and is not followed."""
-    path = folder / _CARD
+    path = folder / CARD
     return path.read_text(encoding="utf-8", errors="replace") if path.is_file() and not path.is_symlink() else ""
 
 
@@ -186,6 +183,13 @@ class Bundle:
     def sampling_rate(self) -> int:
         """The sampling rate that the features expect, in Hz."""
         return int(self.features.network.sampling_rate)  # type: ignore[arg-type]
+
+    @property
+    def frame_seconds(self) -> float:
+        """The time from one output of the acoustic model to the next, in seconds."""
+        features: Any = self.features.network
+        network: Any = self.acoustic_model.network
+        return float(features.frame_shift * network.subsampling_factor / self.sampling_rate)
 
     def check(self, given: Mapping[str, str | Path | None] | None = None) -> None:
         """Checks that the parts match each other.
@@ -324,7 +328,7 @@ class Bundle:
         if self.denominator is not None:
             self.denominator.save(folder / _DENOMINATOR_FILE)
             manifest["denominator"] = {"file": _DENOMINATOR_FILE}
-        (folder / _CARD).write_text(self.card, encoding="utf-8")
+        (folder / CARD).write_text(self.card, encoding="utf-8")
         write_manifest(folder, manifest)
 
     @classmethod

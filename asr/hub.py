@@ -31,7 +31,10 @@ Progress = Callable[[int, int], None]
 KNOWN_BUNDLES = ("an4", "librispeech")
 """The project's own bundles. Where they are published is up to `ASR_BUNDLES`, the address of the folder with them."""
 
-_MANIFEST, _CARD, _SOURCE = "bundle.json", "card.md", "source.json"
+MANIFEST, CARD = "bundle.json", "card.md"
+"""Files of a bundle: its description, and its card."""
+
+_SOURCE = "source.json"
 _HUB = "https://huggingface.co"
 _REPOSITORY = re.compile(r"hf:([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 _LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
@@ -85,7 +88,7 @@ def source_of(name: str) -> Source | None:
         token = os.environ.get("HF_TOKEN", "")
         return Source(name, f"{hub}/{match[1]}/resolve/{match[2] or 'main'}", token)
     if "://" in name:
-        return Source(name, _checked(name).removesuffix(f"/{_MANIFEST}"))
+        return Source(name, _checked(name).removesuffix(f"/{MANIFEST}"))
     published = os.environ.get("ASR_BUNDLES", "")
     if name in KNOWN_BUNDLES and published:
         return Source(name, f"{_checked(published)}/{name}")
@@ -159,11 +162,11 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _fetch(source: Source, folder: Path, on_progress: Progress | None) -> None:
-    manifest = _small_file(source, _MANIFEST)
+    manifest = _small_file(source, MANIFEST)
     if manifest is None:
-        raise AsrError(f"{source.name}: there is no bundle at {source.address} ({_MANIFEST} is missing there).")
+        raise AsrError(f"{source.name}: there is no bundle at {source.address} ({MANIFEST} is missing there).")
     # The name stays `.part` until all files are there, because a folder with a bundle.json counts as a bundle.
-    description = folder / f"{_MANIFEST}.part"
+    description = folder / f"{MANIFEST}.part"
     _write(description, manifest)
     files = _files_of(read_description(description, "bundle"), source)
     total, here = sum(entry["num_bytes"] for entry in files.values()), 0
@@ -176,14 +179,14 @@ def _fetch(source: Source, folder: Path, on_progress: Progress | None) -> None:
     for name, entry in files.items():
         ready[folder / name] = _fetched_file(source, folder / name, entry, report)
         here += entry["num_bytes"]
-    card = _small_file(source, _CARD)
+    card = _small_file(source, CARD)
     if card is not None:
-        _write(folder / _CARD, card)
+        _write(folder / CARD, card)
     # An earlier version stays usable until the new one has arrived completely.
     (folder / _SOURCE).unlink(missing_ok=True)
     for path, file in ready.items():
         file.replace(path)
-    description.replace(folder / _MANIFEST)
+    description.replace(folder / MANIFEST)
     _write(folder / _SOURCE, json.dumps({"name": source.name, "address": source.address}).encode())
 
 
@@ -193,7 +196,7 @@ def _files_of(manifest: dict[str, Any], source: Source) -> dict[str, dict[str, A
     if not isinstance(files, dict):
         raise AsrError(f"{source.name}: {source.address} is not a bundle: it does not list its files.")
     for name, entry in files.items():
-        is_plain = re.fullmatch(r"\w[\w.-]*", name) is not None and name not in (_MANIFEST, _SOURCE)
+        is_plain = re.fullmatch(r"\w[\w.-]*", name) is not None and name not in (MANIFEST, _SOURCE)
         is_described = (
             isinstance(entry, dict)
             and isinstance(entry.get("num_bytes"), int)

@@ -18,6 +18,8 @@ from asr.errors import AsrError
 from asr.text.documents import parse_json, read_text
 
 IntArray = NDArray[np.int64]
+Transcripts = dict[str, tuple[str, ...]]
+"""Utterance id -> words."""
 
 
 @dataclass(frozen=True)
@@ -196,6 +198,14 @@ def align(reference: Sequence[str], hypothesis: Sequence[str]) -> list[tuple[str
     return [(str(a), str(b)) for a, b in kaldialign.align(list(reference), list(hypothesis), GAP)]
 
 
+def alignment_errors(pairs: Sequence[tuple[str, str]]) -> ErrorCounts:
+    """The errors of an alignment, as `align` returns it."""
+    insertions = sum(ref_word == GAP for ref_word, _ in pairs)
+    deletions = sum(hyp_word == GAP for _, hyp_word in pairs)
+    errors = sum(ref_word != hyp_word for ref_word, hyp_word in pairs)
+    return ErrorCounts(len(pairs) - insertions, errors - insertions - deletions, insertions, deletions)
+
+
 Align = Callable[[Sequence[str], Sequence[str]], list[tuple[str, str]]]
 """`align`, or a function like it."""
 
@@ -279,7 +289,7 @@ def calibration(marked: Iterable[tuple[bool, float]], num_bins: int = 10) -> lis
 _ID_FIELDS = ("id", "cut_id", "utterance", "audio")
 
 
-def read_transcripts(path: str | Path) -> dict[str, tuple[str, ...]]:
+def read_transcripts(path: str | Path) -> Transcripts:
     """Reads transcripts, one per line: Kaldi's `id words ...` or JSON Lines; plain, `.gz` or `.xz`.
 
     JSON Lines are lhotse cuts, or have `text` (a string, or a list of words) and one of `id`, `cut_id`, `utterance`,
@@ -287,14 +297,11 @@ def read_transcripts(path: str | Path) -> dict[str, tuple[str, ...]]:
     `text` counts as an empty transcript, and is ignored if another line has the words of the same utterance. The final
     results of a stream are joined; partial ones are ignored.
 
-    Returns:
-        utterance id -> words.
-
     Raises:
         AsrError: the file is missing or not UTF-8, a line cannot be read, or an id occurs twice.
     """
-    transcripts: dict[str, tuple[str, ...]] = {}
-    failed: dict[str, tuple[str, ...]] = {}
+    transcripts: Transcripts = {}
+    failed: Transcripts = {}
     complete = set[str]()
     for line_number, line in enumerate(read_text(path, "transcript file").split("\n"), start=1):
         if not line.strip():
@@ -310,6 +317,24 @@ def read_transcripts(path: str | Path) -> dict[str, tuple[str, ...]]:
         if not goes_on:
             complete.add(utt_id)
     return failed | transcripts
+
+
+def utterance_id(record: Mapping[str, Any], where: str) -> str:
+    """The id in a line of JSON; for an `audio` path, the file name without its suffix.
+
+    Args:
+        record: the line.
+        where: file and line, for error messages.
+
+    Raises:
+        AsrError: there is no id, or it is not a string.
+    """
+    field = next((name for name in _ID_FIELDS if name in record), None)
+    if field is None:
+        raise AsrError(f"{where}: the object has no id; give it one of the fields {', '.join(_ID_FIELDS)}.")
+    if not isinstance(record[field], (str, int)):
+        raise AsrError(f"{where}: the field '{field}' is {json.dumps(record[field])}; it must be a string.")
+    return Path(str(record[field])).stem if field == "audio" else str(record[field])
 
 
 def is_partial(record: Mapping[str, Any]) -> bool:
@@ -342,12 +367,7 @@ def _from_json(line: str, where: str) -> tuple[str, tuple[str, ...] | None, bool
         record: dict[str, Any] = parse_json(line)
     except ValueError as error:
         raise AsrError(f"{where}: the line is not a JSON object ({error}).") from error
-    field = next((name for name in _ID_FIELDS if name in record), None)
-    if field is None:
-        raise AsrError(f"{where}: the object has no id; give it one of the fields {', '.join(_ID_FIELDS)}.")
-    if not isinstance(record[field], (str, int)):
-        raise AsrError(f"{where}: the field '{field}' is {json.dumps(record[field])}; it must be a string.")
-    utt_id = Path(str(record[field])).stem if field == "audio" else str(record[field])
+    utt_id = utterance_id(record, where)
     words = _cut_text(record) if "supervisions" in record else record.get("text")
     if words is None and "text" not in record:
         if record.get("error"):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import bisect
 import itertools
-import math
 import re
 from array import array
 from collections import defaultdict
@@ -20,8 +19,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from asr.errors import AsrError
-from asr.metrics import GAP, ErrorCounts
-from asr.text.documents import read_text
+from asr.metrics import GAP, Transcripts
+from asr.text.documents import number_or_none, read_text
 
 SUFFIXES = (".ctm", ".stm", ".trn")
 _SUBSTITUTION, _GAP_COST, _NOTHING_COST = 4.0, 3.0, 0.001
@@ -70,13 +69,13 @@ Recording = tuple[str, str]
 """Name and channel."""
 
 
-def read_trn(path: str | Path) -> dict[str, tuple[str, ...]]:
+def read_trn(path: str | Path) -> Transcripts:
     """Reads lines `words ... (id)`.
 
     Raises:
         AsrError: the file cannot be read, a line has no id, or an id occurs twice.
     """
-    found: dict[str, tuple[str, ...]] = {}
+    found: Transcripts = {}
     for where, line in _lines(path, "TRN file"):
         match = re.fullmatch(r"(.*)\(([^()\s]+)\)", line)
         if match is None:
@@ -98,7 +97,7 @@ def read_ctm(path: str | Path) -> dict[Recording, list[TimedWord]]:
         fields = line.split()
         if len(fields) >= 5 and fields[4].startswith("<ALT"):
             raise AsrError(f"{where}: alternatives in a CTM are not supported; keep one of them.")
-        begin, duration = (_number(field) for field in (*fields[2:4], "", "")[:2])
+        begin, duration = (number_or_none(field) for field in (*fields[2:4], "", "")[:2])
         if len(fields) < 5 or begin is None or duration is None or duration < 0:
             raise AsrError(f"{where}: a line of a CTM file is 'recording channel begin duration word [confidence]'.")
         found[fields[0], fields[1]].append(TimedWord(fields[4], begin, duration))
@@ -114,7 +113,7 @@ def read_stm(path: str | Path) -> list[Segment]:
     found = []
     for where, line in _lines(path, "STM file"):
         fields = line.split()
-        begin, end = (_number(field) for field in (*fields[3:5], "", "")[:2])
+        begin, end = (number_or_none(field) for field in (*fields[3:5], "", "")[:2])
         if len(fields) < 5 or begin is None or end is None or end < begin:
             raise AsrError(f"{where}: a line of an STM file is 'recording channel speaker begin end [<labels>] words'.")
         words = fields[5:]
@@ -131,17 +130,9 @@ def _lines(path: str | Path, what: str) -> Iterator[tuple[str, str]]:
             yield f"{path}:{number}", line.strip()
 
 
-def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
-
-
 def match_segments(
     segments: Sequence[Segment], words: Mapping[Recording, Sequence[TimedWord]]
-) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
+) -> tuple[Transcripts, Transcripts]:
     """Assigns each word of a CTM to a segment of an STM.
 
     Args:
@@ -271,23 +262,12 @@ def align(reference: Sequence[str], hypothesis: Sequence[str], where: str = "ref
     return pairs[::-1]
 
 
-def count_errors(pairs: Sequence[tuple[str, str]]) -> ErrorCounts:
-    """The errors of an alignment."""
-    insertions = sum(word == GAP for word, _ in pairs)
-    deletions = sum(word == GAP for _, word in pairs)
-    wrong = sum(one != other for one, other in pairs)
-    return ErrorCounts(len(pairs) - insertions, wrong - insertions - deletions, insertions, deletions)
-
-
-Words = dict[str, tuple[str, ...]]
-
-
 def is_nist(path: str | Path) -> bool:
     """Whether a file is CTM, STM or TRN, by its suffix."""
     return str(path).lower().endswith(SUFFIXES)
 
 
-def read_words(path: str | Path) -> Words:
+def read_words(path: str | Path) -> Transcripts:
     """The words of a TRN by utterance, or of a CTM or STM by recording.
 
     Raises:
@@ -306,7 +286,9 @@ def read_words(path: str | Path) -> Words:
     return {name: tuple(words) for name, words in found.items()}
 
 
-def resolve(references: Mapping[str, Sequence[str]], hypotheses: Mapping[str, Sequence[str]]) -> tuple[Words, Words]:
+def resolve(
+    references: Mapping[str, Sequence[str]], hypotheses: Mapping[str, Sequence[str]]
+) -> tuple[Transcripts, Transcripts]:
     """Replaces alternatives by those that match the hypothesis best, and converts all words to lower case.
 
     Raises:
@@ -323,15 +305,7 @@ def resolve(references: Mapping[str, Sequence[str]], hypotheses: Mapping[str, Se
     return chosen, heard
 
 
-def write_trn(path: Path, transcripts: Mapping[str, Sequence[str]]) -> None:
-    """Writes lines `words ... (id)`.
-
-    Raises:
-        AsrError: the file cannot be written.
-    """
+def format_trn(transcripts: Mapping[str, Sequence[str]]) -> str:
+    """Lines `words ... (id)`, for a TRN file."""
     names = {name: re.sub(r"[()\s]+", "_", name) for name in transcripts}
-    lines = (f"{' '.join(words)} ({names[name]})\n" for name, words in transcripts.items())
-    try:
-        path.write_text("".join(lines), encoding="utf-8")
-    except OSError as error:
-        raise AsrError(f"{path}: the transcripts cannot be written ({error.strerror}).") from error
+    return "".join(f"{' '.join(words)} ({names[name]})\n" for name, words in transcripts.items())

@@ -64,6 +64,11 @@ def option(
     return field(default=default, metadata={_KEY: known})
 
 
+def flag_of(name: str) -> str:
+    """The command line's name of an option: `--num-jobs` for `num_jobs`."""
+    return f"--{name.replace('_', '-')}"
+
+
 def options_of(*classes: type) -> dict[str, Option]:
     """The options among the fields of dataclasses, by name, in the order of declaration."""
     found: dict[str, Option] = {}
@@ -73,7 +78,7 @@ def options_of(*classes: type) -> dict[str, Option]:
                 continue
             known = dict(one.metadata[_KEY])
             assert one.default is not MISSING
-            flag = known.pop("flag") or f"--{one.name.replace('_', '-')}"
+            flag = known.pop("flag") or flag_of(one.name)
             found[one.name] = Option(name=one.name, default=one.default, flag=flag, **known)
     return found
 

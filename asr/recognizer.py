@@ -602,10 +602,8 @@ class Recognizer(nn.Module):
             lm_seconds = after.seconds_total - seconds_before
             times.stages["language model"] = lm_seconds
             times.stages["search"] -= lm_seconds
-        samples_per_frame: Any = self.features.frame_shift * self.acoustic_model.subsampling_factor  # type: ignore[operator]
-        step = float(samples_per_frame) / self.sampling_rate
         results, total = [], sum(lengths)
-        is_calibrated = self.calibration is not None
+        step, is_calibrated = self.bundle.frame_seconds, self.calibration is not None
         for result, hypotheses, length in zip(decoded, lists, lengths, strict=True):
             share = times.scaled(length / total)
             share.audio_seconds = length

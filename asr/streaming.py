@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import wraps
 from numbers import Real
 from typing import Any, TypeVar, cast
@@ -133,7 +133,6 @@ class StreamingOptions:
 _LARGEST = 10**9
 _NO_SAMPLES = torch.zeros(0, dtype=torch.float32)
 
-
 # Cache of the language model that a warm-up queries, and the frames of a chunk in the warm-up.
 _WARM_UP_BYTES, _WARM_UP_CHUNK = 1 << 26, 16
 
@@ -204,7 +203,7 @@ class _Stream:
     sampling_rate: int = 0
     is_closed: bool = False
     best: tuple[int, ...] = ()
-    shown: tuple[int, ...] = field(default=())
+    shown: tuple[int, ...] = ()
 
 
 class SecondLook:
@@ -297,8 +296,7 @@ class StreamingRecognizer:
         self._recognizer = recognizer
         self._rate = recognizer.sampling_rate
         network: Any = recognizer.acoustic_model
-        features: Any = recognizer.features
-        self.frame_seconds = features.frame_shift * network.subsampling_factor / self._rate
+        self.frame_seconds = recognizer.bundle.frame_seconds
         self._is_k2 = self.options.decoder == "k2"
         is_decided_early = self.options.partial_policy == "stable" or self.options.force_commit_seconds is not None
         self._lm_in_search = recognizer.lm_fusion == "search" or is_decided_early
@@ -428,13 +426,8 @@ class StreamingRecognizer:
         features: Any = self._recognizer.features
         number = self._num_opened
         self._num_opened += 1
-        self._streams[number] = _Stream(
-            ResampleStream(rate, self._rate),
-            FeatureStream(features),
-            windows,
-            search,
-            sampling_rate=rate,
-        )
+        resampler, stream = ResampleStream(rate, self._rate), FeatureStream(features)
+        self._streams[number] = _Stream(resampler, stream, windows, search, sampling_rate=rate)
         return number
 
     @_one_at_a_time
@@ -485,7 +478,7 @@ class StreamingRecognizer:
         with self.times.measure("acoustic model", device), self._recognizer.acoustic_arithmetic():
             chunks = self._windows.step([one.windows for one in streams])
         num_frames = torch.tensor([len(chunk) for chunk in chunks])
-        log_prob = torch.nn.utils.rnn.pad_sequence(chunks, batch_first=True)
+        log_prob = nn.utils.rnn.pad_sequence(chunks, batch_first=True)
         with self.times.measure("search", device):
             self._decoder.advance([one.search for one in streams], log_prob, num_frames)
             ended = self._ended(numbers)

@@ -62,14 +62,13 @@ def resample(waveform: Tensor, old_rate: int, new_rate: int) -> Tensor:
     """
     if old_rate <= 0 or new_rate <= 0:
         raise AsrError(f"resampling from {old_rate} Hz to {new_rate} Hz: both rates must be greater than 0.")
-    common = math.gcd(old_rate, new_rate)
-    old, new = old_rate // common, new_rate // common
+    old, new, margin = block_sizes(old_rate, new_rate)
     num_samples = waveform.shape[-1]
     if old == new or num_samples == 0:
         return waveform
     flat = waveform.reshape(-1, num_samples).float()
     target = -(-num_samples * new // old)
-    by_block = new * (2 * _margin(old, new) + old) <= _LARGEST_KERNEL
+    by_block = new * (2 * margin + old) <= _LARGEST_KERNEL
     result = _by_block(flat, old, new)[:, :target] if by_block else _by_output(flat, old, new, target)
     return result.reshape(*waveform.shape[:-1], target)
 

@@ -26,6 +26,7 @@ from asr.lm.ngram.io import read_ngram_lm
 from asr.lm.ngram.model import NgramLM
 from asr.models.external.base import KINDS
 from asr.models.tdnnf import Ensemble
+from asr.options import flag_of
 from asr.serialization import ModelSpec, atomic_folder, fingerprint_of_description, output_path
 from asr.text.documents import parse_yaml
 from asr.text.lexicon import Lexicon, has_stress
@@ -131,7 +132,7 @@ def _external(args: argparse.Namespace, name: str) -> Bundle:
     for option in ("recipe", "small_ngram"):
         if getattr(args, option) is not None:
             raise AsrError(
-                f"--{option.replace('_', '-')} cannot be used with {args.acoustic_model[0]}, whose graph is compiled "
+                f"{flag_of(option)} cannot be used with {args.acoustic_model[0]}, whose graph is compiled "
                 "here or given with --graph; give its n-gram model with --ngram."
             )
     if len(args.acoustic_model) > 1:
@@ -330,11 +331,10 @@ def add_fetch_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_fetch(args: argparse.Namespace) -> int:
     source = hub.source_of(args.bundle)
-    if source is not None and args.refresh:
-        with fetching(args.bundle) as report:
+    with fetching(args.bundle) as report:
+        if source is not None and args.refresh:
             folder = hub.fetch(source, refresh=True, on_progress=report)
-    else:
-        with fetching(args.bundle) as report:
+        else:
             folder = bundle_folder(args.bundle, on_progress=report)
     manifest = read_manifest(folder)
     if args.output is not None:
@@ -342,7 +342,7 @@ def run_fetch(args: argparse.Namespace) -> int:
         if output.exists() and not (output / FILE_NAME).is_file() and any(output.iterdir() if output.is_dir() else [1]):
             raise AsrError(f"{output}: this already exists and is not a bundle; name a new folder.")
         with atomic_folder(output) as partial:
-            for name in (FILE_NAME, "card.md", *manifest["files"]):
+            for name in (FILE_NAME, hub.CARD, *manifest["files"]):
                 if (folder / name).is_file():
                     shutil.copyfile(folder / name, partial / name)
         folder = output

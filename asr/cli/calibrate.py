@@ -86,8 +86,9 @@ def run(args: argparse.Namespace) -> int:
         recognizer = Recognizer(bundle, mode, options={"max_token_seconds": None}, resources=resources)
         print(f"{mode}: {len(speech)} utterances", file=sys.stderr)
         marked = list(_recognized(recognizer, speech))
-        calibrations[mode] = _fit(marked).as_dict()
-        report[mode] = _report(marked)
+        fitted = _fit(marked)
+        calibrations[mode] = fitted.as_dict()
+        report[mode] = _report(marked, fitted)
     write_manifest(into, manifest)
     print(json.dumps(report))
     return 0
@@ -127,9 +128,9 @@ def _fit(marked: Sequence[_Marked]) -> Calibration:
     return fit_calibration(*_joined(marked))
 
 
-def _report(marked: Sequence[_Marked]) -> dict[str, Any]:
+def _report(marked: Sequence[_Marked], fitted: Calibration) -> dict[str, Any]:
     features, is_right = _joined(marked)
-    own = _fit(marked).probabilities(features)
+    own = fitted.probabilities(features)
     report: dict[str, Any] = {
         "words": len(is_right),
         "right": round(float(is_right.mean()), 4),

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asr.audio.fbank import Fbank
+from asr.datasets.corpora import CORPORA
 from asr.datasets.corpora.base import Utterance
 from asr.errors import AsrError
-from asr.serialization import output_path, require_writable
+from asr.serialization import output_path, require_writable, write_whole_text
 from asr.text.lexicon import Lexicon
 
 if TYPE_CHECKING:
@@ -127,12 +128,12 @@ def run(args: argparse.Namespace) -> int:
     for number in range(1, args.passes + 1):
         path = prepared / f"alignment-{number}.npz"
         if not path.is_file():
-            refine_alignment(corpus, lexicon, alignment, seed=number, report=_say).save(path)
+            refine_alignment(corpus, lexicon, alignment, number, _say).save(path)
         alignment = Alignment.load(path)
     train, _ = usable_utterances(corpus, alignment, min_score, args.held_out)
     states, graph = prepare_chain(corpus, alignment, train, args.max_columns, args.long_histories, states_folder)
     scores = pronunciation_scores(corpus, alignment, train, lexicon)
-    (states_folder / "pronunciation-scores.json").write_text(json.dumps(scores), encoding="utf-8")
+    write_whole_text(states_folder / "pronunciation-scores.json", json.dumps(scores))
     for reason in left_out[:5]:
         _say(f"left out: {reason}")
     summary = {
@@ -176,8 +177,6 @@ def _check_kept(corpus: PreparedCorpus, wanted: list[str], fbank: Fbank) -> None
 
 def _utterances(wanted: list[str]) -> Iterator[tuple[str, Utterance]]:
     """The corpus's name and each utterance."""
-    from asr.datasets.corpora import CORPORA
-
     for name, part, folder in _corpora(wanted):
         for utterance in CORPORA[name].list_part(folder, part).utterances:
             yield CORPORA[name].name, utterance
@@ -185,15 +184,11 @@ def _utterances(wanted: list[str]) -> Iterator[tuple[str, Utterance]]:
 
 def _parts(wanted: list[str]) -> set[str]:
     """NAME:PART of each --corpus, with the name that its manifests have."""
-    from asr.datasets.corpora import CORPORA
-
     return {f"{CORPORA[name].name}:{part}" for name, part, _ in _corpora(wanted)}
 
 
 def _corpora(wanted: list[str]) -> Iterator[tuple[str, str, Path]]:
     """Name, part and folder of each --corpus."""
-    from asr.datasets.corpora import CORPORA
-
     for each in wanted:
         where, _, folder = each.partition("=")
         name, _, part = where.partition(":")

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import track
 
 from asr.bundle import Bundle, all_bundle_folders
+from asr.cli.options import notice
 from asr.decoding.build import available_modes
 from asr.kernels.jit import built_for, cached_code, has_package, watch_compiler
 from asr.recognizer import Recognizer
@@ -111,21 +112,7 @@ def compiled_state() -> tuple[bool, str]:
 
 @contextlib.contextmanager
 def compiling_notice() -> Iterator[None]:
-    """Reports on stderr if the block compiles loops, with a progress display on terminals."""
-    console = Console(stderr=True)
+    """`notice` for a block that may compile loops."""
     why = "compiling the search's loops for this machine; needed once, up to a minute"
-    with contextlib.ExitStack() as stack:
-        status: Any = None
-
-        def on_compile(number: int) -> None:
-            nonlocal status
-            if not console.is_terminal:
-                if number == 1:
-                    print(f"asr: {why}.", file=sys.stderr)
-                return
-            if status is None:
-                status = stack.enter_context(console.status(why))
-            status.update(f"{why} ({number} functions so far)")
-
-        with watch_compiler(on_compile):
-            yield
+    with notice(why) as show, watch_compiler(lambda number: show(f"{number} functions so far")):
+        yield

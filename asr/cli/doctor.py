@@ -146,7 +146,9 @@ def run(args: argparse.Namespace) -> int:
     if args.bundle and not args.compile:
         raise AsrError("--bundle has no effect without --compile; give both, or see 'asr bundle info'.")
     if args.compile:
-        if has_numba():
+        from asr.kernels.jit import has_package
+
+        if has_package("numba"):
             from asr.bundle import bundle_folder
             from asr.cli.compile import compile_loops
 
@@ -257,13 +259,6 @@ def _decoder() -> Finding:
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return Finding("decoder", "ok", f"{default_decoder(device)} (by default on {device})")
-
-
-def has_numba() -> bool:
-    """Whether numba is installed and works."""
-    from asr.kernels.jit import has_package
-
-    return has_package("numba")
 
 
 def _loops() -> Finding:

@@ -11,15 +11,34 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rich.console import Console
+from rich.progress import track
+from torch import Tensor
+
+from asr.cli.compile import compiling_notice
 from asr.cli.evaluation_details import Details, details_of_file, evaluation_of
+from asr.cli.options import (
+    add_recognizer_arguments,
+    add_speaker_options,
+    describe,
+    recognizer_from,
+    recognizer_inputs,
+    refuse_without,
+    speaker_flag,
+)
+from asr.cli.output import ResultsFile, existing, maker_of
+from asr.cli.transcribe import LEARNED, Outcome, learn_speaker, transcribe
+from asr.decoding.build import old_first_pass
 from asr.errors import AsrError
 from asr.metrics import (
     Align,
     ErrorCounts,
     ErrorReport,
+    Transcripts,
     align,
+    alignment_errors,
     bootstrap_interval,
     confusions,
     count_errors,
@@ -30,29 +49,25 @@ from asr.metrics import (
     read_transcripts,
     score_transcripts,
     stream_goes_on,
+    utterance_id,
 )
 from asr.nist import (
     TimedWord,
+    format_trn,
     is_nist,
     match_segments,
     read_ctm,
     read_stm,
     read_words,
     resolve,
-    write_trn,
 )
 from asr.nist import align as align_like_sclite
-from asr.nist import count_errors as sclite_errors
 from asr.reports.evaluation import Clip
 from asr.reports.word_graph import WordGraph
-from asr.results import StageTimes, format_cache
+from asr.results import StageTimes, format_cache, later_cache
 from asr.serialization import output_path, require_writable, write_whole_text
 from asr.text.documents import parse_json, read_text
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-Transcripts = dict[str, tuple[str, ...]]
 HELP = """Scores transcripts against a reference, or recognizes the recordings of a manifest and scores them.
 
 Transcripts are lines 'id words ...' as in Kaldi, or JSON Lines with 'id' (or 'audio') and 'text', the output of
@@ -72,8 +87,6 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from asr.cli.options import add_recognizer_arguments, add_speaker_options
-
     parser.add_argument("hypotheses", nargs="?", help="transcripts to score; not with --cuts")
     parser.add_argument("--reference", help="the correct transcripts, or a manifest with them")
     parser.add_argument("--cuts", help="a manifest whose recordings to recognize and score")
@@ -133,8 +146,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from asr.cli.options import add_recognizer_arguments, recognizer_inputs, refuse_without, speaker_flag
-
     if args.recipe:
         from asr.cli.evaluate_recipe import run_recipe
 
@@ -202,14 +213,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _outputs(args: argparse.Namespace) -> list[Path]:
-    from asr.cli.output import existing
-
     exported = existing(args.export, ("ref.trn", "hyp.trn")) if args.export else []
     return [*(Path(path) for path in (args.details, args.output) if path), *exported]
 
 
 def _sclite_errors(reference: Sequence[str], hypothesis: Sequence[str]) -> ErrorCounts:
-    return sclite_errors(align_like_sclite(reference, hypothesis))
+    return alignment_errors(align_like_sclite(reference, hypothesis))
 
 
 def read_pair(reference: str, hypotheses: str) -> tuple[Transcripts, Transcripts]:
@@ -249,7 +258,7 @@ def _timed_words(path: str, channels: Mapping[str, str]) -> dict[tuple[str, str]
             record: dict[str, Any] = parse_json(line)
             if "error" in record:
                 continue
-            name = str(record["id"]) if "id" in record else Path(str(record["audio"])).stem
+            name = utterance_id(record, f"{path}:{number}")
             words = [
                 TimedWord(str(word["word"]), float(word["start"]), float(word["end"]) - float(word["start"]))
                 for word in ([] if is_partial(record) else record["words"])
@@ -273,8 +282,8 @@ def _export(folder: Path, references: Transcripts, hypotheses: Transcripts) -> N
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise AsrError(f"{folder}: the transcripts cannot be written there ({error.strerror}).") from error
-    write_trn(folder / "ref.trn", references)
-    write_trn(folder / "hyp.trn", hypotheses)
+    write_whole_text(folder / "ref.trn", format_trn(references))
+    write_whole_text(folder / "hyp.trn", format_trn(hypotheses))
 
 
 def _hint(
@@ -295,12 +304,12 @@ def _hint(
     )
 
 
-def _plain(transcripts: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
+def _plain(transcripts: Mapping[str, Sequence[str]]) -> Transcripts:
     cleaned = {name: (re.sub(r"[^\w']", "", word.upper()) for word in words) for name, words in transcripts.items()}
     return {name: tuple(filter(None, words)) for name, words in cleaned.items()}
 
 
-def _upper(transcripts: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
+def _upper(transcripts: Mapping[str, Sequence[str]]) -> Transcripts:
     return {utt_id: tuple(word.upper() for word in words) for utt_id, words in transcripts.items()}
 
 
@@ -309,8 +318,7 @@ def _recognize(
     other: Mapping[str, Sequence[str]] | None,
     details: Details,
     graphs: dict[str, WordGraph],
-) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]], dict[str, Any]]:
-    from asr.cli.output import ResultsFile
+) -> tuple[Transcripts, Transcripts, dict[str, Any]]:
     from asr.datasets.cuts import cut_source, cut_text, read_cuts
 
     cuts = {cut.id: cut for cut in read_cuts([args.cuts])}
@@ -321,9 +329,7 @@ def _recognize(
         score_transcripts(references, other, args.missing_is_empty)
     if args.resume and not args.output:
         raise AsrError("--resume needs --output, the file to continue; give it.")
-    results = ResultsFile(Path(args.output), "id") if args.output else None
-    with contextlib.ExitStack() as stack:
-        output = stack.enter_context(results) if results is not None else None
+    with ResultsFile(Path(args.output), "id") if args.output else contextlib.nullcontext() as output:
         if output is not None and output.done and not args.resume:
             raise AsrError(
                 f"{args.output}: there are results in it; continue with --resume, choose another --output, or delete "
@@ -333,22 +339,17 @@ def _recognize(
 
 
 def _recognize_cuts(
-    args: argparse.Namespace, cuts: Mapping[str, Any], output: Any, details: Details, graphs: dict[str, WordGraph]
-) -> tuple[dict[str, tuple[str, ...]], dict[str, Any]]:
-    from rich.console import Console
-    from rich.progress import track
-
-    from asr.cli.compile import compiling_notice
-    from asr.cli.options import describe, recognizer_from
-    from asr.cli.output import maker_of
-    from asr.cli.transcribe import LEARNED, Outcome, learn_speaker, transcribe
+    args: argparse.Namespace,
+    cuts: Mapping[str, Any],
+    output: ResultsFile | None,
+    details: Details,
+    graphs: dict[str, WordGraph],
+) -> tuple[Transcripts, dict[str, Any]]:
     from asr.datasets.cuts import cut_session, cut_source, cut_speaker, cut_text, cut_waveform
-    from asr.decoding.build import old_first_pass
-    from asr.results import later_cache
 
-    done = [name for name in output.done if name in cuts] if output is not None else []
-    details.records.update((name, output.record(name)) for name in done)
-    hypotheses = {name: tuple(str(details.records[name]["text"]).split()) for name in done}
+    if output is not None:
+        details.records.update((name, output.record(name)) for name in output.done if name in cuts)
+    hypotheses = {name: tuple(str(record["text"]).split()) for name, record in details.records.items()}
     sources = ((name, cut_source(cut)) for name, cut in cuts.items())
     details.clips.update((name, Clip(*source)) for name, source in sources if source is not None)
     todo = [name for name in cuts if name not in hypotheses]

@@ -19,7 +19,7 @@ from asr.cli import evaluate
 from asr.errors import AsrError
 from asr.reports.evaluation import Evaluation
 from asr.reports.page import PageOptions, make_page
-from asr.serialization import open_atomic, require_writable
+from asr.serialization import require_writable, write_whole_text
 from asr.text.documents import parse_yaml, read_text
 
 _RECIPES = Path(__file__).resolve().parents[2] / "recipes"
@@ -111,10 +111,10 @@ def run_recipe(args: argparse.Namespace) -> int:
             status |= _evaluate(arguments, folder / set_name, name)
             evaluations.append(Evaluation.load(arguments.details))
             table.append(_row(set_name, name, evaluations[-1]))
-            _write(folder / "table.json", json.dumps(table, indent=1, ensure_ascii=False) + "\n")
-        _write(folder / f"{set_name}.html", make_page(evaluations, PageOptions(title=set_name)).html)
+            write_whole_text(folder / "table.json", json.dumps(table, indent=1, ensure_ascii=False) + "\n")
+        write_whole_text(folder / f"{set_name}.html", make_page(evaluations, PageOptions(title=set_name)).html)
     text = markdown(table)
-    _write(folder / "table.md", text)
+    write_whole_text(folder / "table.md", text)
     print(json.dumps(table, ensure_ascii=False) + "\n" if args.json else text, end="")
     return status
 
@@ -141,7 +141,7 @@ def _evaluate(arguments: argparse.Namespace, folder: Path, name: str) -> int:
         status = evaluate.run(arguments)
     # A run that recognized nothing made no queries: keep the counts of the earlier one.
     if before is not None and before[1] == words.stat().st_size:
-        _write(details, before[0])
+        write_whole_text(details, before[0])
     return status
 
 
@@ -195,11 +195,3 @@ def _cell(row: Mapping[str, Any]) -> str:
     if row["hit_ratio"] is not None:
         parts.append(f"{100 * row['hit_ratio']:.1f} %")
     return "; ".join(parts)
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        with open_atomic(path) as file:
-            file.write(text.encode("utf-8", "backslashreplace"))
-    except OSError as error:
-        raise AsrError(f"{path}: the file cannot be written ({error.strerror}).") from error

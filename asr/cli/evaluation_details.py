@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from asr.cli.output import maker_of
+from asr.metrics import utterance_id
 from asr.recognizer import Recognizer
-from asr.reports.evaluation import SCLITE, SHORTEST, Clip, Evaluation, Utterance, heard_words, number_of
+from asr.reports.evaluation import SCLITE, SHORTEST, Clip, Evaluation, Utterance, finite, finite_values, heard_words
 from asr.reports.word_graph import WordGraph, word_graph
 from asr.results import PieceLattice, RecognitionResult
 from asr.text.documents import parse_json, read_text
@@ -84,9 +85,7 @@ def details_of_file(path: str | Path) -> Details:
             return Details()  # scoring the file reports the error
         if not isinstance(record, dict):
             continue
-        audio = record.get("audio")
-        name = next((str(record[key]) for key in ("id", "cut_id", "utterance") if key in record), None)
-        name = Path(str(audio)).stem if name is None else name
+        audio, name = record.get("audio"), utterance_id(record, str(path))
         if "error" in record and name in found.records:
             continue
         found.records[name] = record
@@ -119,15 +118,13 @@ def evaluation_of(
     utterances = []
     for one, reference in references.items():
         record = details.records.get(one, {})
-        seconds = record.get("seconds")
-        timed = seconds if isinstance(seconds, dict) else {}
         utterances.append(
             Utterance(
                 one,
                 tuple(reference),
                 heard_words(record, hypotheses.get(one, ())),
-                number_of(record, "duration"),
-                {str(stage): value for stage in timed if (value := number_of(timed, stage)) is not None},
+                finite(record.get("duration")),
+                finite_values(record.get("seconds")),
                 details.clips.get(one),
                 str(record.get("error", "")),
             )

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
 
 from asr.bundle import Bundle, bundle_folder, local_bundle_folder
 from asr.errors import AsrError
 from asr.models.export import FORMATS, export_acoustic_model
 from asr.models.export_streaming import StreamChunks
+from asr.options import flag_of
 from asr.serialization import output_path, require_writable
 from asr.streaming import StreamingOptions
 
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name in _CHUNK_OPTIONS:
         default = getattr(StreamingOptions, name)
         help_text = f"as in 'asr transcribe --stream' (default: {default})"
-        parser.add_argument("--" + name.replace("_", "-"), type=float, metavar="SECONDS", help=help_text)
+        parser.add_argument(flag_of(name), type=float, metavar="SECONDS", help=help_text)
     parser.add_argument("--output", type=output_path, required=True, metavar="FILE", help="file to write")
 
 
@@ -49,14 +49,11 @@ def run(args: argparse.Namespace) -> int:
     require_writable(output, inputs=[local_bundle_folder(args.bundle)])
     given = {name: getattr(args, name) for name in _CHUNK_OPTIONS if getattr(args, name) is not None}
     if given and not args.streaming:
-        raise AsrError(f"--{next(iter(given)).replace('_', '-')} is for streams; add --streaming.")
+        raise AsrError(f"{flag_of(next(iter(given)))} is for streams; add --streaming.")
     bundle = Bundle.load(bundle_folder(args.bundle))
     chunks = None
     if args.streaming:
-        features: Any = bundle.features.network
-        network: Any = bundle.acoustic_model.network
-        frame_seconds = features.frame_shift * network.subsampling_factor / features.sampling_rate
-        sizes = StreamingOptions(**given).window_sizes(frame_seconds)
+        sizes = StreamingOptions(**given).window_sizes(bundle.frame_seconds)
         chunks = StreamChunks(sizes.chunk, sizes.right, sizes.memory, sizes.min_feature_std)
     export_acoustic_model(bundle, output, args.format, streaming=chunks)
     report = {

@@ -20,6 +20,7 @@ from asr.graph.context import BIPHONE_TOPOLOGY, TIED_STATES, TiedStates
 from asr.graph.imported import import_graph
 from asr.graph.topology import TOPOLOGIES
 from asr.lm.ngram.model import NgramLM
+from asr.options import flag_of
 from asr.serialization import atomic_path, output_path, require_writable, write_whole_text
 from asr.text.documents import parse_json, read_text
 from asr.text.lexicon import Lexicon
@@ -180,7 +181,7 @@ def _convert(args: argparse.Namespace) -> int:
     )
     given = [name for name in others if getattr(args, name) not in (None, False)]
     if given:
-        raise AsrError(f"--{given[0].replace('_', '-')} has no effect with --from, whose graph exists; leave it out.")
+        raise AsrError(f"{flag_of(given[0])} has no effect with --from, whose graph exists; leave it out.")
     if args.words is None or args.tokens is None:
         raise AsrError("--from needs --words and --tokens, the files that define the graph's labels; give both.")
     require_writable(args.output, inputs=[args.source, args.words, args.tokens])

@@ -42,9 +42,9 @@ from asr.lm.rnn.model import RNNLanguageModel
 from asr.lm.rnn.outputs.log_partition import Precision
 from asr.lm.rnn.outputs.nce import NceOutput
 from asr.lm.rnn.outputs.softmax import FullSoftmaxOutput
+from asr.options import flag_of
 from asr.serialization import atomic_path, output_path, require_writable
-from asr.text.documents import read_text
-from asr.text.symbols import EOS_ID, SPECIAL_WORDS, Vocabulary
+from asr.text.symbols import EOS_ID, SPECIAL_WORDS, Vocabulary, first_words
 
 VOCABULARY_HELP = """\
 Chooses a vocabulary: the most frequent words of some texts; with a lexicon, only words that it contains.
@@ -52,13 +52,18 @@ Chooses a vocabulary: the most frequent words of some texts; with a lexicon, onl
 Prints one JSON line; `coverage` is the fraction of the running words of the texts that are in the vocabulary."""
 
 
-def add_vocabulary_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
-    parser.add_argument("output", type=output_path, help="file for the words, the most frequent first, one per line")
+def _add_texts(parser: argparse._ActionsContainer) -> None:
+    """Adds the options that name texts."""
     parser.add_argument("--text", nargs="+", default=[], type=Path, help="files with one sentence per line")
     parser.add_argument(
         "--transcripts", nargs="+", default=[], type=Path, help="files with lines 'utterance-id WORDS', as in Kaldi"
     )
+
+
+def add_vocabulary_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's options."""
+    parser.add_argument("output", type=output_path, help="file for the words, the most frequent first, one per line")
+    _add_texts(parser)
     parser.add_argument("--lexicon", type=Path, help="keep only words at the beginning of a line of this file")
     parser.add_argument("--max-words", type=int, help="maximum number of words (default: no limit)")
 
@@ -73,7 +78,7 @@ def run_vocabulary(args: argparse.Namespace) -> int:
     stream = read_word_stream(args.text, None, args.transcripts)
     words = stream.vocabulary.words
     count = np.bincount(stream.word_id, minlength=len(words))
-    pronounced = _first_words(args.lexicon) if args.lexicon else set(words)
+    pronounced = set(first_words(args.lexicon) if args.lexicon else words)
     ids = [i for i in range(len(SPECIAL_WORDS), len(words)) if words[i] in pronounced]
     ids = sorted(ids, key=lambda i: (-count[i], words[i]))[: args.max_words]
     if len(words) == len(SPECIAL_WORDS):
@@ -86,10 +91,6 @@ def run_vocabulary(args: argparse.Namespace) -> int:
     report = {"words": len(ids), "word_types": len(words) - len(SPECIAL_WORDS), "coverage": round(float(coverage), 5)}
     print(json.dumps(report))
     return 0
-
-
-def _first_words(path: Path) -> set[str]:
-    return {line.split(None, 1)[0] for line in read_text(path, "lexicon").splitlines() if line.strip()}
 
 
 NGRAM_HELP = """Estimates an n-gram language model from text: interpolated modified Kneser-Ney, like KenLM's lmplz.
@@ -107,10 +108,7 @@ _ORDER = 3
 def add_ngram_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
     source = parser.add_argument_group("input")
-    source.add_argument("--text", nargs="+", default=[], type=Path, help="files with one sentence per line")
-    source.add_argument(
-        "--transcripts", nargs="+", default=[], type=Path, help="files with lines 'utterance-id WORDS', as in Kaldi"
-    )
+    _add_texts(source)
     source.add_argument(
         "--from-arpa", nargs="+", type=Path, help="instead of text, an existing model to convert, or several to mix"
     )
@@ -159,7 +157,7 @@ def run_ngram(args: argparse.Namespace) -> int:
         raise AsrError("give either text (--text, --transcripts) or --from-arpa.")
     if args.weights and not args.from_arpa:
         raise AsrError("--weights needs --from-arpa; give its models, or leave out the weights.")
-    given = [f"--{name.replace('_', '-')}" for name in ("order", "prune", "map_unknown") if getattr(args, name)]
+    given = [flag_of(name) for name in ("order", "prune", "map_unknown") if getattr(args, name)]
     if args.from_arpa and given:
         raise AsrError(f"{given[0]} has no effect with --from-arpa, whose n-grams exist; leave it out.")
     if args.map_unknown and not args.vocabulary:
@@ -251,10 +249,7 @@ def add_rnn_arguments(parser: argparse.ArgumentParser) -> None:
     export.add_argument("--float32", action="store_true", help="store weights as float32 instead of float16")
     measure = actions.add_parser("measure", help="measure perplexity, and how far the scores are from normalized")
     measure.add_argument("model", type=Path, help="exported folder, checkpoint or bundle")
-    measure.add_argument("--text", nargs="+", default=[], type=Path, help="files with one sentence per line")
-    measure.add_argument(
-        "--transcripts", nargs="+", default=[], type=Path, help="files with lines 'utterance-id WORDS', as in Kaldi"
-    )
+    _add_texts(measure)
     measure.add_argument(
         "--ngram", type=Path, help="binary n-gram model to interpolate with; the weight is tuned on the text"
     )

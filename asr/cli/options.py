@@ -10,7 +10,7 @@ import contextlib
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from asr.decoding.settings import MODES, OLD_NAMES, Pass, ResourceOptions, setti
 from asr.decoding.token_passing import LM_FUSIONS
 from asr.errors import AsrError
 from asr.models.external.base import KINDS
-from asr.options import Option, device_named, options_of
+from asr.options import Option, device_named, flag_of, options_of
 from asr.recognizer import Recognizer
 
 
@@ -49,14 +49,8 @@ def renamed(option: str, old: Mapping[str, str]) -> Callable[[str], str]:
 class _FirstPass(argparse.Action):
     """`--first-pass` as it was before `--decoder` and `--lm-fusion`."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,
-    ) -> None:
-        namespace.decoder, lm_fusion = OLD_FIRST_PASSES[str(values)]
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
+        namespace.decoder, lm_fusion = OLD_FIRST_PASSES[values]
         namespace.lm_fusion = lm_fusion
         hint(f"--first-pass {values} is now --decoder {namespace.decoder} --lm-fusion {lm_fusion}")
 
@@ -64,15 +58,9 @@ class _FirstPass(argparse.Action):
 class _OldName(argparse.Action):
     """An option under its old name."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,
-    ) -> None:
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
         setattr(namespace, self.dest, values)
-        hint(f"{option_string} is now --{self.dest.replace('_', '-')}")
+        hint(f"{option_string} is now {flag_of(self.dest)}")
 
 
 def add_speaker_options(parser: argparse.ArgumentParser, whose: str) -> None:
@@ -177,8 +165,7 @@ def add_recognizer_arguments(parser: argparse.ArgumentParser) -> None:
     for one in setting_options().values():
         _add_option(tuned, one, "")
     for old, new in OLD_NAMES.items():
-        flag = f"--{old.replace('_', '-')}"
-        tuned.add_argument(flag, dest=new, type=float, action=_OldName, help=argparse.SUPPRESS)
+        tuned.add_argument(flag_of(old), dest=new, type=float, action=_OldName, help=argparse.SUPPRESS)
 
 
 def _add_option(group: argparse._ArgumentGroup, one: Option, note: str) -> None:
@@ -319,7 +306,7 @@ def _refuse_unused_models(args: argparse.Namespace, recognizer: Recognizer) -> N
     for name, users in MODES_WITH.items():
         if getattr(args, name) is not None and not users & set(modes):
             raise AsrError(
-                f"--{name.replace('_', '-')} has no effect in the mode {recognizer.mode}; leave it out, or give "
+                f"{flag_of(name)} has no effect in the mode {recognizer.mode}; leave it out, or give "
                 f"--mode {' or '.join(sorted(users))}."
             )
 
@@ -366,25 +353,33 @@ def fetching(name: str) -> Iterator[hub.Progress]:
 
 
 @contextlib.contextmanager
-def graph_notice() -> Iterator[Callable[[str], None]]:
-    """Reports on stderr if the block compiles a graph, with a progress display on terminals."""
+def notice(why: str) -> Iterator[Callable[[str], None]]:
+    """Says why the user has to wait, on stderr, once the function that it yields is called with a first step.
+
+    Terminals show each step until the block ends.
+    """
     console = Console(stderr=True)
-    why = f"compiling a decoding graph for the acoustic model's tokens; needed once, it is kept in {graph_cache()}"
-    shown = console.status(why)
     with contextlib.ExitStack() as stack:
+        status: Any = None
 
-        def on_step(step: str) -> None:
-            if not console.is_terminal:
-                if not steps:
+        def show(step: str) -> None:
+            nonlocal status
+            if status is None:
+                status = console.status(why)
+                if console.is_terminal:
+                    stack.enter_context(status)
+                else:
                     print(f"asr: {why}.", file=sys.stderr)
-            elif steps:
-                shown.update(f"{why} ({step})")
-            else:
-                stack.enter_context(shown)
-            steps.append(step)
+            status.update(f"{why} ({step})")
 
-        steps: list[str] = []
-        yield on_step
+        yield show
+
+
+def graph_notice() -> contextlib.AbstractContextManager[Callable[[str], None]]:
+    """`notice` for a block that may compile a graph."""
+    return notice(
+        f"compiling a decoding graph for the acoustic model's tokens; needed once, it is kept in {graph_cache()}"
+    )
 
 
 def describe(recognizer: Recognizer) -> str:

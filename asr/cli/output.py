@@ -23,7 +23,7 @@ from asr.decoding.lattice_io import save_k2_lattice, write_kaldi_lattice, write_
 from asr.errors import AsrError
 from asr.recognizer import Recognizer
 from asr.results import RecognitionResult
-from asr.serialization import atomic_path, cure_of, open_atomic, output_path
+from asr.serialization import atomic_path, cure_of, output_path, write_whole_text
 from asr.streaming import StreamingOptions
 from asr.text.documents import parse_json
 from asr.transcripts import SUFFIXES, Transcript, format_transcript, plain_name
@@ -123,18 +123,20 @@ class ResultsFile:
             number += 1
             name_end = content.find(b'"', begin + len(head), end)
             maker_begin = content.rfind(tail, begin, end) + len(tail)
-            own = is_whole and maker_begin > name_end > 0 and content.startswith(head, begin)
-            if own and content.startswith(middle, name_end) and content.endswith(b'"}', maker_begin, end):
+            name, maker = "", ""
+            if (
+                is_whole
+                and maker_begin > name_end > 0
+                and content.startswith(head, begin)
+                and content.startswith(middle, name_end)
+                and content.endswith(b'"}', maker_begin, end)
+            ):
                 raw = content[maker_begin : end - 2]
                 if raw not in makers:
                     makers[raw] = raw.decode() if _OWN_MAKER.fullmatch(raw) else ""
-                name_bytes, maker = content[begin + len(head) : name_end], makers[raw]
-                own = bool(maker) and b"\\" not in name_bytes
-            else:
-                own = False
-            if own:
-                name = name_bytes.decode()
-            else:
+                written = content[begin + len(head) : name_end]
+                name, maker = "" if b"\\" in written else written.decode(), makers[raw]
+            if not name or not maker:  # another program's line, or a name with escapes
                 record = _record(content[begin:end], self._field)
                 if record is None:
                     raise _foreign(self._path, number)
@@ -148,10 +150,8 @@ class ResultsFile:
                 self._makers.setdefault(maker, name)
             begin = end + 1
         rest = content[begin:]
-        if rest:
-            beginning = json.dumps({self._field: ""})[:-2].encode()
-            if not rest.startswith(beginning[: len(rest)]):
-                raise _foreign(self._path, number + 1)
+        if not rest.startswith(head[: len(rest)]):
+            raise _foreign(self._path, number + 1)
         os.ftruncate(self._stream.fileno(), begin)
 
 
@@ -226,8 +226,7 @@ class TranscriptFolder:
                     "--output-dir, or empty this one."
                 )
         self.names = enter_names(self._folder / TRANSCRIPTS, self._stems)
-        with open_atomic(path) as file:
-            file.write(f"{maker}\n".encode())
+        write_whole_text(path, f"{maker}\n")
 
     def add(self, name: str, transcript: Transcript) -> None:
         """Writes the files of a recording, each as a whole.
@@ -237,8 +236,7 @@ class TranscriptFolder:
         """
         for kind in self._formats:
             path = self._folder / f"{self.names[name]}{SUFFIXES[kind]}"
-            with atomic_path(path) as partial:
-                partial.write_text(format_transcript(transcript, kind), encoding="utf-8", errors="backslashreplace")
+            write_whole_text(path, format_transcript(transcript, kind))
 
 
 _MAKER_FILE = ".made_by"
@@ -419,8 +417,7 @@ class LatticeWriter:
             if lattice_format in ("kaldi", "k2"):  # whose labels are numbers
                 words = self._graph.vocabulary.words
                 lines = "".join(f"{word} {word_id}\n" for word_id, word in enumerate(words))
-                with open_atomic(self._folder / "words.txt") as file:
-                    file.write(lines.encode())
+                write_whole_text(self._folder / "words.txt", lines)
 
     def write(self, recording: str, result: RecognitionResult) -> None:
         """Writes the lattices of a recording; with several segments, names contain begin and end in 1/100 s.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from asr.audio.io import AUDIO_SUFFIXES, AudioFile, find_audio_files, find_audio_names, open_audio
+from asr.audio.io import AUDIO_SUFFIXES, AudioFile, find_audio_names, open_audio
 from asr.errors import AsrError
 
 
@@ -23,16 +24,10 @@ def audio_files(paths: Sequence[str | Path]) -> list[Path]:
     Raises:
         AsrError: a folder has no audio files in it.
     """
-    files: dict[Path, None] = {}
-    for path in map(Path, paths):
-        if path.is_dir():
-            found = find_audio_files(path)
-            if not found:
-                raise no_audio(path)
-            files.update(dict.fromkeys(found))
-        else:
-            files[path] = None
-    return list(files)
+    found = Recordings()
+    for path in paths:
+        _add_audio(found, str(path))
+    return list(dict.fromkeys(map(Path, found.names)))
 
 
 @dataclass
@@ -95,15 +90,12 @@ def recordings(arguments: Sequence[str]) -> Recordings:
             _add_audio(found, argument)
     if not found.names:
         raise AsrError(f"{' '.join(arguments)}: there are no recordings in this list.")
-    if len(set(found.names)) < len(found.names):
-        # The same file under the same path counts once.
-        kept = Recordings(inputs=found.inputs, _readers=found._readers)
-        for name, stem in dict(zip(found.names, found.stems, strict=True)).items():
-            kept.add(name, stem)
-        listed = [name for name in found._readers if found.names.count(name) > 1]
-        if listed:
-            raise AsrError(f"{' '.join(arguments)}: the recording {listed[0]!r} is listed twice; give each list once.")
-        return kept
+    repeated = [name for name, num in Counter(found.names).items() if num > 1]
+    if listed := list(filter(found.is_listed, repeated)):
+        raise AsrError(f"{' '.join(arguments)}: the recording {listed[0]!r} is listed twice; give each list once.")
+    if repeated:  # the same file under the same path counts once
+        stems = found.stem_of()
+        found.names, found.stems = list(stems), list(stems.values())
     return found
 
 
@@ -115,15 +107,10 @@ def _add_audio(found: Recordings, argument: str) -> None:
         return
     names = find_audio_names(path)
     if not names:
-        raise no_audio(path)
+        raise AsrError(f"{path}: there are no audio files in this folder ({', '.join(AUDIO_SUFFIXES)}).")
     found.inputs += names
     found.names += names
     found.stems += [name.rpartition("/")[2].rpartition(".")[0] for name in names]
-
-
-def no_audio(folder: Path) -> AsrError:
-    """The error for a folder without audio files."""
-    return AsrError(f"{folder}: there are no audio files in this folder ({', '.join(AUDIO_SUFFIXES)}).")
 
 
 def _add_kaldi(found: Recordings, path: str) -> None:

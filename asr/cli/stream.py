@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -17,7 +17,7 @@ from asr.cli.options import given_options, refuse_without, renamed
 from asr.cli.output import ResultsFile, print_line, print_record
 from asr.decoding.settings import WHOLE_RECORDINGS, ResourceOptions
 from asr.errors import AsrError
-from asr.options import options_of
+from asr.options import flag_of, options_of
 from asr.recognizer import Recognizer
 from asr.results import StreamResult, format_cache
 from asr.streaming import PARTIAL_POLICIES, StreamingOptions, StreamingRecognizer
@@ -59,7 +59,7 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
     defaults = StreamingOptions()
     for name, text in _SECONDS.items():
         group.add_argument(
-            f"--{name.replace('_', '-')}",
+            flag_of(name),
             type=float,
             default=getattr(defaults, name),
             metavar="SECONDS",
@@ -89,15 +89,6 @@ def _add_raw_arguments(parser: argparse._ActionsContainer) -> None:
     )
 
 
-@dataclass
-class _Source:
-    """One input: its name, its pieces of audio, and the number of its stream."""
-
-    name: str
-    pieces: Iterator[Tensor]
-    stream: int
-
-
 def streaming_options(args: argparse.Namespace) -> StreamingOptions:
     """The options that the arguments describe.
 
@@ -111,7 +102,6 @@ def streaming_options(args: argparse.Namespace) -> StreamingOptions:
     for name in given:
         if resources[name].needs == WHOLE_RECORDINGS:
             raise AsrError(f"{resources[name].flag} has no effect with --stream; leave out one of them.")
-    decoder = "k2" if args.decoder == "k2" else "token-passing"
     if args.partials == "stable" and args.lm_fusion in ("lattice", "chunks"):
         raise AsrError(
             f"--lm-fusion {args.lm_fusion} may revise all words of an utterance, but --partials stable only shows "
@@ -121,12 +111,12 @@ def streaming_options(args: argparse.Namespace) -> StreamingOptions:
         return StreamingOptions(
             **{name: getattr(args, name) for name in _SECONDS},
             partial_policy=args.partials,
-            decoder=decoder,
-            **({"cache_bytes": given["cache_bytes"]} if "cache_bytes" in given else {}),
+            decoder="k2" if args.decoder == "k2" else "token-passing",
+            cache_bytes=given.get("cache_bytes", StreamingOptions.cache_bytes),
         )
     except AsrError as error:
         names = re.compile("|".join(_SECONDS))
-        raise AsrError(names.sub(lambda match: f"--{match[0].replace('_', '-')}", str(error))) from error
+        raise AsrError(names.sub(lambda match: flag_of(match[0]), str(error))) from error
 
 
 def run_streams(
@@ -143,7 +133,7 @@ def run_streams(
     """
     for name in ("streams", "raw_channels", "raw_rate"):
         if (number := getattr(args, name)) is not None and number < 1:
-            raise AsrError(f"--{name.replace('_', '-')} {number}: give 1 or more.")
+            raise AsrError(f"{flag_of(name)} {number}: give 1 or more.")
     if args.raw_channels > _MAX_CHANNELS:
         raise AsrError(f"--raw-channels {args.raw_channels}: give at most {_MAX_CHANNELS}.")
     if args.raw_rate is not None and STANDARD_INPUT not in args.audio:
@@ -155,7 +145,7 @@ def run_streams(
         raw = PcmFormat(args.raw_rate, RAW_FORMATS[args.raw_format], args.raw_channels)
     with compiling_notice():
         streaming = StreamingRecognizer(recognizer, options)
-    waiting, open_sources, closing = list(names), list[_Source](), dict[int, str]()
+    waiting, pieces_of, name_of = deque(names), dict[int, Iterator[Tensor]](), dict[int, str]()
     failed: set[str] = set()
 
     def report(name: str, error: AsrError) -> None:
@@ -164,35 +154,36 @@ def run_streams(
         print(f"asr: {message}", file=sys.stderr)
         _write_record({"audio": name, "error": message}, output, args.jsonl)
 
-    while waiting or open_sources or streaming.is_ready:
-        while waiting and len(open_sources) < args.streams:
-            name = waiting.pop(0)
+    while waiting or pieces_of or streaming.is_ready:
+        while waiting and len(pieces_of) < args.streams:
+            name = waiting.popleft()
             try:
                 if name == STANDARD_INPUT:
                     rate, pieces = byte_pieces(sys.stdin.buffer, options.chunk_seconds / 4, raw)
                 else:
                     rate, pieces = file_pieces(name, options.chunk_seconds)
-                open_sources.append(_Source(name, pieces, streaming.open(rate)))
+                stream = streaming.open(rate)
+                pieces_of[stream], name_of[stream] = pieces, name
             except AsrError as error:
                 report(name, error)
-        for source in list(open_sources):
+        for stream, pieces in list(pieces_of.items()):
             try:
-                piece = next(source.pieces, None)
+                piece = next(pieces, None)
             except AsrError as error:
-                report(source.name, error)
+                report(name_of[stream], error)
                 piece = None
             if piece is None:
-                streaming.close(source.stream)
-                open_sources.remove(source)
-                closing[source.stream] = source.name
+                streaming.close(stream)
+                del pieces_of[stream]
                 continue
             try:
-                streaming.push(source.stream, piece)
+                streaming.push(stream, piece)
             except AsrError as error:
-                report(source.name, error)
-        number_of = {**closing, **{source.stream: source.name for source in open_sources}}
+                report(name_of[stream], error)
         for result in streaming.step():
-            _write(result, number_of[result.stream], output, args.jsonl)
+            _write(result, name_of[result.stream], output, args.jsonl)
+            if result.reason == "end":
+                del name_of[result.stream]
     if args.statistics:
         print(f"mode {recognizer.mode}, decoder {options.decoder}: {streaming.times.format()}", file=sys.stderr)
         for line in format_cache({} if streaming.engine is None else streaming.engine.statistics().as_dict()):

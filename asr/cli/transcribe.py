@@ -44,7 +44,7 @@ from asr.cli.output import (
 )
 from asr.cli.recordings import LIST_SUFFIXES, Recordings, Shard, audio_files, recordings
 from asr.cli.stream import STANDARD_INPUT, add_stream_arguments, run_streams, streaming_options
-from asr.errors import AsrError
+from asr.errors import AsrError, in_one_line
 from asr.models.adaptation import Speaker
 from asr.recognizer import Recognizer
 from asr.results import RecognitionResult, StageTimes, format_cache, later_cache
@@ -98,7 +98,7 @@ def transcribe(
         session_of: with `carry_history`, the session of each recording; those of one follow one another in `names`. If
             None, each recording is one.
     """
-    recognize = partial(recognizer.__call__, nbest=nbest, speaker=speaker)
+    recognize = partial(recognizer, nbest=nbest, speaker=speaker)
     if batch_seconds is None:
         batch_seconds = recognizer.batch_seconds if recognizer.device.type == "cuda" else 60.0
     # The stages overlap only if there are several batches for each worker.
@@ -118,7 +118,7 @@ def transcribe(
             waiting.append((name, str(error)))
             continue
         except Exception as error:  # one odd file must not end the run
-            waiting.append((name, f"{name}: it cannot be read ({_in_one_line(error)})."))
+            waiting.append((name, f"{name}: it cannot be read ({in_one_line(error)})."))
             continue
         waiting.append((name, recording))
         if not is_next:
@@ -204,13 +204,8 @@ def _all_or_each(
             return [error]
     except Exception as error:  # such as exhausted memory, also on a GPU
         if len(recordings) == 1:
-            return [AsrError(f"it cannot be recognized ({_in_one_line(error)}).")]
+            return [AsrError(f"it cannot be recognized ({in_one_line(error)}).")]
     return [result for recording in recordings for result in _all_or_each(recognize, [recording])]
-
-
-def _in_one_line(error: Exception) -> str:
-    reason = str(error).strip().partition("\n")[0].rstrip(".")
-    return f"{type(error).__name__}: {reason}" if reason else type(error).__name__
 
 
 HELP = """Turns audio files into words: WAV, FLAC, MP3, OGG, ... of any sampling rate and length, mono or stereo.
@@ -304,6 +299,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    args.shard = Shard.parse(args.shard)
     if not 1 <= args.nbest < 2**31:
         raise AsrError(f"--nbest {args.nbest}: give 1 or more, below 2^31.")
     if not args.stream:
@@ -369,7 +365,7 @@ def _require_output(
     """Rejects an output that is also an input; `written` are names in the folder of outputs."""
     outputs = [Path(args.output)] if args.output is not None else []
     if args.lattices is not None:
-        outputs += existing(args.lattices, lattice_files(args.lattice_format, stems, Shard.parse(args.shard)))
+        outputs += existing(args.lattices, lattice_files(args.lattice_format, stems, args.shard))
     if args.output_dir is not None:
         outputs += existing(args.output_dir, written)
     inputs = [*files, *recognizer_inputs(args)]
@@ -378,8 +374,7 @@ def _require_output(
 
 
 def _transcribe(args: argparse.Namespace, found: Recordings, output: ResultsFile | TranscriptFolder | None) -> int:
-    shard = Shard.parse(args.shard)
-    names = shard.of(found.names)
+    names = args.shard.of(found.names)
     done = output.done if output is not None else ()
     todo = [name for name in names if name not in done]
     if len(todo) < len(names):
@@ -401,7 +396,9 @@ def _transcribe(args: argparse.Namespace, found: Recordings, output: ResultsFile
     lattices = None
     if args.lattices is not None:
         stems = found.stem_of()
-        lattices = LatticeWriter(args.lattices, args.lattice_format, recognizer, stems, todo, args.lattice_gzip, shard)
+        lattices = LatticeWriter(
+            args.lattices, args.lattice_format, recognizer, stems, todo, args.lattice_gzip, args.shard
+        )
     speaker = learn_speaker(recognizer, args.speaker, names, found.read)
     outcomes = transcribe(recognizer, todo, found.read, nbest=args.nbest, speaker=speaker)
     console = Console(stderr=True)
@@ -438,7 +435,7 @@ def _run_streams(args: argparse.Namespace) -> int:
         )
     named = audio_files([name for name in args.audio if name != STANDARD_INPUT])
     inputs = [*map(str, named), *(name for name in args.audio if name == STANDARD_INPUT)]
-    names = Shard.parse(args.shard).of(inputs)
+    names = args.shard.of(inputs)
     _require_output(args, named)
     options = streaming_options(args)
     if args.output is None:
@@ -478,7 +475,7 @@ def _writer(
             if isinstance(output, TranscriptFolder):
                 output.add(outcome.name, transcript)
             else:
-                document = format_transcript(transcript, formats[0])
-                print_line(document.removesuffix("\n"), sys.stdout) if document else None
+                if document := format_transcript(transcript, formats[0]):
+                    print_line(document.removesuffix("\n"), sys.stdout)
 
     return write

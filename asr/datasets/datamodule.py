@@ -150,10 +150,10 @@ class AcousticDataModule(pl.LightningDataModule):
 
     def setup(self, stage: str | None = None) -> None:
         """Reads the manifests, reports unknown words, and loads small corpora into memory."""
-        wanted: dict[str | None, tuple[Split, ...]] = {"fit": ("train", "valid"), "validate": ("valid",)}
-        for split in wanted.get(stage, ("test",) if stage in ("test", "predict") else ("train", "valid", "test")):
-            if split not in self.cuts:
-                self._read_split(split)
+        wanted: dict[str | None, tuple[Split, ...]]
+        wanted = {"fit": ("train", "valid"), "validate": ("valid",), "test": ("test",), "predict": ("test",)}
+        for split in wanted.get(stage, ("train", "valid", "test")):
+            self._split(split)
 
     def train_dataloader(self) -> DataLoader[AcousticBatch]:
         """Shuffled and augmented batches."""
@@ -189,6 +189,7 @@ class AcousticDataModule(pl.LightningDataModule):
         self._resume_at = state_dict["batches_done"]
 
     def _split(self, split: Split) -> CutSet:
+        """The cuts of a split, which are read on first use."""
         if split not in self.cuts:
             self._read_split(split)
         return self.cuts[split]

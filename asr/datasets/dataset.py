@@ -178,10 +178,10 @@ class WaveformCache:
         """Memory in use, in GiB."""
         return sum(samples.numel() for samples in self._samples.values()) * 2 / 2**30
 
-    def fill(self, cuts: CutSet, num_jobs: int = 2) -> None:
+    def fill(self, cuts: CutSet) -> None:
         """Reads the recordings of `cuts`; for those that cannot be read, `waveform` raises the error later."""
         missing = {path: None for path in map(_file, cuts) if path is not None and path not in self._samples}
-        with ThreadPoolExecutor(num_jobs) as pool:
+        with ThreadPoolExecutor(2) as pool:
             for path, samples in zip(missing, pool.map(self._read_or_none, missing), strict=True):
                 if samples is not None:
                     self._samples[path] = samples
@@ -291,9 +291,8 @@ class AcousticDataset(Dataset[AcousticBatch]):
             rows.append(row)
         if not features and self.share.num == 1:
             raise AsrError(f"no recording of the batch could be read: {reason}")
-        # Padding needs at least one sequence.
-        nothing = torch.zeros(0, 1, self.fbank.feature_dim), torch.zeros(0, 1, dtype=torch.int64)
-        padded = pad_sequence(features, batch_first=True) if features else nothing[0]
+        # `pad_sequence` needs at least one sequence.
+        padded = pad_sequence(features, batch_first=True) if features else torch.zeros(0, 1, self.fbank.feature_dim)
         num_frames = torch.tensor([len(frames) for frames in features], dtype=torch.int64)
         with batch_rows(rows, len(cuts)):
             if self.augmentation.vocal_tract is not None:
@@ -303,7 +302,7 @@ class AcousticDataset(Dataset[AcousticBatch]):
         return {
             "features": padded,
             "num_frames": num_frames,
-            "tokens": pad_sequence(tokens, batch_first=True) if tokens else nothing[1],
+            "tokens": pad_sequence(tokens, batch_first=True) if tokens else torch.zeros(0, 1, dtype=torch.int64),
             "num_tokens": torch.tensor([len(ids) for ids in tokens], dtype=torch.int64),
             "texts": [cut_text(cuts[row]) for row in rows],
             "cut_ids": [cuts[row].id for row in rows],

@@ -6,7 +6,6 @@ The audio of a recording is a file. `wav.scp` may also contain pipes that only d
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from asr.audio.io import read_audio
 from asr.errors import AsrError
-from asr.text.documents import read_text
+from asr.text.documents import number_or_none, read_text
 
 
 @dataclass(frozen=True)
@@ -28,14 +27,12 @@ class Utterance:
         utterance_id: its name.
         audio: the file.
         begin, end: in seconds; the end is None for the end of the file.
-        recording_id: of the whole file.
     """
 
     utterance_id: str
     audio: Path
     begin: float = 0.0
     end: float | None = None
-    recording_id: str = ""
 
 
 # Programs that only decode -> the options they may have, with the number of values of each. Other options, such as
@@ -93,7 +90,7 @@ def read_wav_scp(path: str | Path) -> list[Utterance]:
         raise AsrError(f"{path}: there are no recordings in this file.")
     segments = path.parent / "segments"
     if not segments.is_file():
-        return [Utterance(recording, file, recording_id=recording) for recording, file in audio.items()]
+        return [Utterance(recording, file) for recording, file in audio.items()]
     utterances = []
     for utterance, value in read_table(segments).items():
         fields = value.split()
@@ -104,7 +101,7 @@ def read_wav_scp(path: str | Path) -> list[Utterance]:
             )
         if fields[0] not in audio:
             raise AsrError(f"{segments}: {utterance}: {path.name} does not have the recording {fields[0]!r}.")
-        utterances.append(Utterance(utterance, audio[fields[0]], begin, None if end == -1 else end, fields[0]))
+        utterances.append(Utterance(utterance, audio[fields[0]], begin, None if end == -1 else end))
     return utterances
 
 
@@ -134,11 +131,8 @@ def _audio_file(value: str, where: str) -> Path:
 
 
 def _seconds(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) and (value >= 0 or value == -1) else None
+    value = number_or_none(text)
+    return None if value is None or (value < 0 and value != -1) else value
 
 
 class Segment(Protocol):

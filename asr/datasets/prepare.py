@@ -18,7 +18,7 @@ from lhotse.audio import AudioSource
 from asr.audio.io import inspect_audio
 from asr.datasets.corpora.base import Corpus, CorpusPart, SkippedItem, Utterance
 from asr.errors import AsrError
-from asr.serialization import atomic_path, require_writable
+from asr.serialization import atomic_path, require_writable, write_whole_text
 from asr.text.documents import parse_json
 
 Progress = Callable[[int, int], None]
@@ -135,10 +135,8 @@ def prepare_part(
     report_path.unlink(missing_ok=True)
     with atomic_path(cuts_path) as path:
         CutSet.from_cuts(cuts).to_file(path)
-    with atomic_path(text_path) as path:
-        path.write_text("".join(f"{cut.supervisions[0].text}\n" for cut in cuts), encoding="utf-8")
-    with atomic_path(report_path) as path:
-        path.write_text(report.to_json() + "\n", encoding="utf-8")
+    write_whole_text(text_path, "".join(f"{cut.supervisions[0].text}\n" for cut in cuts))
+    write_whole_text(report_path, report.to_json() + "\n")
     return report
 
 
@@ -166,11 +164,8 @@ def copy_lexicon(corpus: Corpus, corpus_dir: Path, output_dir: Path) -> Path | N
     if lexicon is None:
         return None
     target = output_dir / lexicon.name
-    try:
-        with atomic_path(target) as path:
-            shutil.copyfile(lexicon, path)
-    except OSError as error:
-        raise AsrError(f"{target}: the corpus's lexicon cannot be copied ({error.strerror}).") from error
+    with atomic_path(target) as path:
+        shutil.copyfile(lexicon, path)
     return target
 
 

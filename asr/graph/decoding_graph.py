@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from asr.errors import AsrError
+from asr.errors import AsrError, in_one_line
 from asr.graph.context import BIPHONE_TOPOLOGY, TIED_STATES, TiedStates, compose_biphones
 from asr.graph.epsilon_removal import remove_epsilons
 from asr.graph.fst import INPUT_EPSILON, GraphArrays, offsets
@@ -399,9 +399,8 @@ class DecodingGraph:
         except AsrError:
             raise
         except Exception as error:  # a damaged file may have any header and tensors
-            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
             raise AsrError(
-                f"{path}: the parts of the graph do not fit each other ({reason}); build it again."
+                f"{path}: the parts of the graph do not fit each other ({in_one_line(error)}); build it again."
             ) from error
         graph.validate(str(path))
         if tokens is not None:

@@ -17,7 +17,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save
 
-from asr.errors import AsrError
+from asr.errors import AsrError, in_one_line
 from asr.serialization import checksum_of_tensors, open_atomic
 
 _CHECKSUM = "sha256"
@@ -85,7 +85,7 @@ class DenominatorGraph(NamedTuple):
             if not reason and expected is not None and expected != graph._checksum():
                 reason = "it does not match its checksum, so it is damaged"
         except Exception as error:  # readers of a damaged archive may raise anything
-            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            reason = in_one_line(error)
         if reason:
             raise AsrError(
                 f"{path}: the file is not a valid denominator graph ({reason}); use one that `asr chain` wrote."

@@ -1,5 +1,4 @@
-"""Utterances prepared for frame-level training: filterbanks in several conditions, phones, and where each
-phone begins.
+"""Utterances prepared for frame-level training: filterbanks in several conditions, phones, and where each begins.
 
 A prepared folder holds `utterances.json`, one `features-<condition>.npy` for each condition (all utterances one after
 the other, float16 log energies, not normalized), and alignments (`Alignment.save`). Features are memory-mapped.
@@ -23,7 +22,7 @@ from asr.audio.fbank import Fbank
 from asr.datasets.augment import CONDITIONS, Condition
 from asr.datasets.corpora.base import Utterance
 from asr.datasets.kaldi import utterance_reader
-from asr.errors import AsrError
+from asr.errors import AsrError, in_one_line
 from asr.serialization import atomic_path, write_whole_text
 from asr.text.documents import parse_json
 from asr.text.lexicon import Lexicon
@@ -110,8 +109,9 @@ class Alignment:
                 phones = tuple(str(phone) for phone in file["phones"])
                 return cls(phones, *(file[name] for name in ("begin", "phone", "start", "score")))
         except Exception as error:  # readers of a damaged archive may raise anything
-            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-            raise AsrError(f"{path}: this is not an alignment ({reason}); delete it and make it again.") from error
+            raise AsrError(
+                f"{path}: this is not an alignment ({in_one_line(error)}); delete it and make it again."
+            ) from error
 
 
 class PreparedCorpus:
@@ -135,9 +135,8 @@ class PreparedCorpus:
         try:
             self._read()
         except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
-            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
             raise AsrError(
-                f"{folder}: the prepared corpus is damaged ({reason}); delete it and prepare it again."
+                f"{folder}: the prepared corpus is damaged ({in_one_line(error)}); delete it and prepare it again."
             ) from error
 
     def _read(self) -> None:

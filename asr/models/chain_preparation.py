@@ -28,10 +28,12 @@ from asr.graph.denominator_graph import DenominatorGraph
 from asr.models.chain_corpus import FRAME_SECONDS, SILENCE, Alignment, PreparedCorpus
 from asr.models.interface import UtteranceCmvn
 from asr.models.state_tying import ContextStatistics, grow_trees
+from asr.serialization import atomic_path, write_whole_text
 from asr.text.documents import parse_json
 from asr.text.lexicon import Lexicon, word_ends
 
 _CEPSTRA = 13
+_FACTOR = 3  # frames of features per output frame
 STATES_FILE = "states.json"
 DENOMINATOR_FILE = "denominator.npz"
 
@@ -92,9 +94,7 @@ def usable_utterances(
     return train, aside
 
 
-def context_statistics(
-    corpus: PreparedCorpus, alignment: Alignment, utterances: Sequence[int], factor: int = 3
-) -> ContextStatistics:
+def context_statistics(corpus: PreparedCorpus, alignment: Alignment, utterances: Sequence[int]) -> ContextStatistics:
     """Statistics of the cepstra of three neighboring output frames, by HMM state, phone before and phone."""
     statistics = ContextStatistics.empty(len(alignment.phones), 3 * _CEPSTRA)
     cosines = _cosines(corpus.num_features)
@@ -102,12 +102,12 @@ def context_statistics(
     for utterance in utterances:
         features = torch.from_numpy(corpus.features(utterance, 0).astype(np.float32))
         normal = cmvn(features[None], torch.tensor([len(features)]))[0].numpy()
-        num_outputs = len(normal) // factor
-        cepstra = normal[: num_outputs * factor].reshape(num_outputs, factor, -1).mean(1) @ cosines
+        num_outputs = len(normal) // _FACTOR
+        cepstra = normal[: num_outputs * _FACTOR].reshape(num_outputs, _FACTOR, -1).mean(1) @ cosines
         padded = np.pad(cepstra, ((1, 1), (0, 0)), mode="edge")
         frames = np.concatenate((padded[:-2], padded[1:-1], padded[2:]), axis=1)
         phone, start = alignment.of(utterance)
-        first = np.round(start / (factor * FRAME_SECONDS)).astype(np.int64).clip(0, max(0, num_outputs - 1))
+        first = np.round(start / (_FACTOR * FRAME_SECONDS)).astype(np.int64).clip(0, max(0, num_outputs - 1))
         length = np.diff(first, append=num_outputs)
         position = np.repeat(np.arange(len(phone)), length)
         state = np.full(num_outputs - first[0], LOOP)
@@ -225,8 +225,9 @@ def prepare_chain(
     histories = phone_histories([alignment.of(index)[0].tolist() for index in utterances], num_long_histories)
     graph = denominator_graph(histories, states)
     output.mkdir(parents=True, exist_ok=True)
-    (output / STATES_FILE).write_text(json.dumps(states.to_json()), encoding="utf-8")
-    np.savez(output / DENOMINATOR_FILE, **graph._asdict())
+    write_whole_text(output / STATES_FILE, json.dumps(states.to_json()))
+    with atomic_path(output / DENOMINATOR_FILE) as partial:
+        np.savez(partial, **graph._asdict())
     return states, graph
 
 

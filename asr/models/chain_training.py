@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from asr.audio.fbank import Fbank
@@ -27,7 +27,7 @@ from asr.models.chunks import ChunkBatch, ChunkLoader
 from asr.models.distillation import TeacherPosteriors
 from asr.models.lfmmi import LfMmi, NumeratorPiece, numerator_piece
 from asr.models.tdnnf import ChainNetwork
-from asr.models.training import WeightAverage, adamw, planned_steps
+from asr.models.training import WeightAverage, adamw, clip_gradients, planned_steps
 
 _TEACHER = "teacher_posteriors"  # in checkpoints: `TeacherPosteriors.key`
 
@@ -192,21 +192,6 @@ class _Epochs(IterableDataset):  # type: ignore[type-arg]
         return self._chunks.epoch(self._seed + epoch, current_share(), start)
 
 
-class NormalizedAverage(WeightAverage):
-    """A moving average of the weights and of the statistics of the norms."""
-
-    @torch.no_grad()
-    def update(self, network: nn.Module) -> None:
-        """Adds weights and statistics after an optimizer step."""
-        own = {name: buffer.clone() for name, buffer in self.network.named_buffers()}
-        super().update(network)
-        num_updates = int(self.num_updates)
-        decay = min(self.decay, (1 + num_updates) / (10 + num_updates))
-        for name, buffer in self.network.named_buffers():
-            if buffer.is_floating_point():
-                buffer.copy_(own[name].lerp(buffer, 1.0 - decay))
-
-
 class LitChainModel(pl.LightningModule):
     """Trains a network by lattice-free MMI with cross-entropy regularization (Povey et al. 2016, 2018).
 
@@ -271,7 +256,7 @@ class LitChainModel(pl.LightningModule):
         if network.auxiliary is None:
             raise AsrError("LitChainModel: the network needs has_auxiliary: true.")
         self.network = network
-        self.average = NormalizedAverage(network, average_decay)
+        self.average = WeightAverage(network, average_decay, averages_statistics=True)
         self.peak_lr, self.final_lr, self.warmup_fraction = peak_lr, final_lr, warmup_fraction
         self.weight_decay, self.max_gradient_norm = weight_decay, max_gradient_norm
         self.xent_weight, self.score_l2, self.leak, self.tolerance = xent_weight, score_l2, leak, tolerance
@@ -363,12 +348,7 @@ class LitChainModel(pl.LightningModule):
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Clips gradients; a step whose gradient is not finite is skipped."""
-        parameters = [parameter for parameter in self.network.parameters() if parameter.grad is not None]
-        norm = torch.nn.utils.clip_grad_norm_(parameters, self.max_gradient_norm)
-        if not torch.isfinite(norm):
-            for parameter in parameters:
-                parameter.grad = None
-        self.log("gradient_norm", norm)
+        self.log("gradient_norm", clip_gradients(self.network, self.max_gradient_norm))
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Also applies the semi-orthogonal constraint, every fourth step, and updates the moving average.

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from asr.bundle import Bundle
 from asr.distributed import current_share
-from asr.errors import AsrError
+from asr.errors import AsrError, in_one_line
 from asr.graph.context import TIED_STATES, TiedStates
 from asr.kernels.precision import rounded_products
 from asr.models.chain_corpus import LIST_FILE, PreparedCorpus
@@ -151,8 +151,7 @@ class TeacherPosteriors:
             fits = np.array_equal(np.diff(first), num_outputs) and len(begin) == first[-1] + 1
             whole = fits and len(posteriors.column) == len(posteriors.probability) == begin[-1]
         except Exception as error:  # readers of a damaged archive may raise anything
-            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-            raise AsrError(f"{path}: the posteriors are damaged ({reason}); delete the file.") from error
+            raise AsrError(f"{path}: the posteriors are damaged ({in_one_line(error)}); delete the file.") from error
         if not whole:
             raise AsrError(f"{path}: the posteriors are of another corpus; delete the file.")
         return posteriors

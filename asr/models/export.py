@@ -99,7 +99,7 @@ def export_acoustic_model(
                 partial,
                 CTCTokens(tokens),
                 sampling_rate=features.sampling_rate,
-                frame_shift=factor * features.frame_shift / features.sampling_rate,
+                frame_shift=bundle.frame_seconds,
                 input="fbank",
                 fbank=features.arguments,
                 **chunks,

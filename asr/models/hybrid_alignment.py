@@ -26,6 +26,7 @@ from asr.models.tdnnf import Tdnnf
 from asr.text.lexicon import Lexicon
 
 _LEAST_PRIOR, _LEAST_POSTERIOR = 1e-4, 1e-6
+_NUM_EPOCHS, _PEAK_LR = 3, 2e-3
 _LEFT_OUT = 0.1  # share of the utterances, those aligned worst, whose readers may not have read the text
 
 
@@ -78,9 +79,8 @@ def refine_alignment(
     corpus: PreparedCorpus,
     lexicon: Lexicon,
     alignment: Alignment,
-    num_epochs: int = 3,
-    seed: int = 0,
-    report: Callable[[str], None] = print,
+    seed: int,
+    report: Callable[[str], None],
 ) -> Alignment:
     """Trains a classifier on the nine tenths of the utterances that are aligned best, and aligns all of them with it.
 
@@ -88,14 +88,13 @@ def refine_alignment(
         corpus: the prepared corpus.
         lexicon: all pronunciations of a word are used.
         alignment: the previous alignment.
-        num_epochs: epochs of the classifier's training.
-        seed: of its training.
+        seed: of the classifier's training.
         report: called with a line of text after each epoch.
     """
     aligned = [index for index in range(len(corpus)) if np.isfinite(alignment.score[index])]
     threshold = np.quantile(alignment.score[aligned], _LEFT_OUT)
     best = [index for index in aligned if alignment.score[index] >= threshold]
-    network, log_prior = train_phone_classifier(corpus, alignment, best, num_epochs, seed=seed, report=report)
+    network, log_prior = train_phone_classifier(corpus, alignment, best, seed, report)
     likelihoods = (_log_prob(corpus, index, network) - log_prior for index in range(len(corpus)))
     return realign(corpus, lexicon, alignment.phones, likelihoods, network.subsampling_factor * FRAME_SECONDS)
 
@@ -111,10 +110,8 @@ def train_phone_classifier(
     corpus: PreparedCorpus,
     alignment: Alignment,
     utterances: Sequence[int],
-    num_epochs: int = 3,
-    peak_lr: float = 2e-3,
-    seed: int = 0,
-    report: Callable[[str], None] = print,
+    seed: int,
+    report: Callable[[str], None],
 ) -> tuple[Tdnnf, torch.Tensor]:
     """A small network trained by cross-entropy.
 
@@ -127,13 +124,13 @@ def train_phone_classifier(
         small_dim=128,
     )  # fmt: skip
     loader = ChunkLoader(corpus, utterances, left_context=network.left_context, right_context=network.right_context)
-    optimizer = torch.optim.AdamW(network.parameters(), lr=peak_lr, weight_decay=0.02)
-    total = num_epochs * len(loader.plan(0))
+    optimizer = torch.optim.AdamW(network.parameters(), lr=_PEAK_LR, weight_decay=0.02)
+    total = _NUM_EPOCHS * len(loader.plan(0))
     schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, peak_lr, total_steps=total + num_epochs * 4, pct_start=0.1
+        optimizer, _PEAK_LR, total_steps=total + _NUM_EPOCHS * 4, pct_start=0.1
     )
     frames = torch.ones(len(alignment.phones))
-    for epoch in range(num_epochs):
+    for epoch in range(_NUM_EPOCHS):
         right = count = 0
         for step, batch in enumerate(loader.epoch(seed + epoch)):
             labels = [frame_labels(alignment, loader, chunk, batch.num_outputs) for chunk in batch.chunks]

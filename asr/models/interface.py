@@ -178,15 +178,12 @@ class AcousticNetwork(Protocol):
 
     def __call__(self, features: Tensor, num_frames: Tensor) -> tuple[Tensor, Tensor]:
         """features (N, T, F), num_frames (N,) -> natural log-probabilities (N, T', C) float32, num_frames' (N,)."""
-        ...
 
     def forward_all_layers(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
         """Like the call, with the outputs of intermediate layers, if any, before the last one."""
-        ...
 
     def forward_normalized(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
         """Like `forward_all_layers`, for features that the caller has normalized, with zeros as padding."""
-        ...
 
 
 class NormalizingNetwork(nn.Module):
@@ -288,7 +285,6 @@ class Objective(Protocol):
             tokens: (N, U) int64, padded with 0.
             num_tokens: (N,) int64.
         """
-        ...
 
 
 Outputs = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]

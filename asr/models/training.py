@@ -79,21 +79,34 @@ def adamw(network: nn.Module, lr: float, weight_decay: float) -> torch.optim.Opt
     return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.98), **({"fused": True} if fused else {}))
 
 
+def clip_gradients(module: nn.Module, max_norm: float) -> Tensor:
+    """Scales gradients down to `max_norm`; drops all of them if one is not finite. Returns the norm before, ()."""
+    parameters = [parameter for parameter in module.parameters() if parameter.grad is not None]
+    norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+    if not torch.isfinite(norm):
+        for parameter in parameters:
+            parameter.grad = None
+    return norm
+
+
 class WeightAverage(nn.Module):
     """An exponential moving average of a network's weights, which validation and export use.
 
     Early in training the decay is smaller, so that the average soon forgets the random initialization.
 
     Args:
-        network: the network to average; its buffers are copied.
+        network: the network to average.
         decay: weight of the old average in each step, such as 0.999.
+        averages_statistics: whether floating-point buffers, such as the statistics of norms, are averaged, too; all
+            others are copied.
     """
 
     num_updates: Tensor
 
-    def __init__(self, network: nn.Module, decay: float) -> None:
+    def __init__(self, network: nn.Module, decay: float, averages_statistics: bool = False) -> None:
         super().__init__()
         self.decay = decay
+        self.averages_statistics = averages_statistics
         self.network = copy.deepcopy(network).eval().requires_grad_(False)
         self.register_buffer("num_updates", torch.zeros((), dtype=torch.int64))
 
@@ -106,7 +119,10 @@ class WeightAverage(nn.Module):
         for mean, value in zip(self.network.parameters(), network.parameters(), strict=True):
             mean.lerp_(value, 1.0 - decay)
         for own, buffer in zip(self.network.buffers(), network.buffers(), strict=True):
-            own.copy_(buffer)
+            if self.averages_statistics and buffer.is_floating_point():
+                own.lerp_(buffer, 1.0 - decay)
+            else:
+                own.copy_(buffer)
 
     def train(self, mode: bool = True) -> WeightAverage:
         """Stays in evaluation mode."""
@@ -325,12 +341,7 @@ class LitAcousticModel(pl.LightningModule):
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Clips gradients; a step with gradients that are not finite is skipped."""
-        parameters = [parameter for parameter in self.parameters() if parameter.grad is not None]
-        norm = torch.nn.utils.clip_grad_norm_(parameters, self.max_gradient_norm)
-        if not torch.isfinite(norm):
-            for parameter in parameters:
-                parameter.grad = None
-        self.log("gradient_norm", norm)
+        self.log("gradient_norm", clip_gradients(self, self.max_gradient_norm))
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Also updates the averaged weights. A hook after the step would be too late: checkpoints come before it."""

@@ -135,8 +135,8 @@ def _frame(x_axis: Axis, y_axis: Axis, at: Callable[[float, float], tuple[float,
 
 def calibration_chart(title: str, lines: Sequence[Line]) -> str:
     """Draws shares of correct words against confidences; on the diagonal, both are equal."""
-    percent = Axis("confidence", 0.0, 1.0, format_tick=lambda value: f"{value:.0%}")
-    right = Axis("right words", 0.0, 1.0, format_tick=lambda value: f"{value:.0%}")
+    percent = Axis("confidence", 0.0, 1.0, format_tick="{:.0%}".format)
+    right = Axis("right words", 0.0, 1.0, format_tick="{:.0%}".format)
     chart = line_chart(title, percent, right, lines)
     bottom = _HEIGHT - _BOTTOM
     diagonal = f'<line class="ideal" x1="{_LEFT}" y1="{bottom}" x2="{_WIDTH - _RIGHT}" y2="{_TOP}"/>'

@@ -14,16 +14,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from asr import nist
-from asr.errors import AsrError
-from asr.metrics import GAP, ErrorCounts, align
+from asr.errors import AsrError, in_one_line
+from asr.metrics import align
 from asr.reports.word_graph import WordGraph
-from asr.serialization import open_atomic
+from asr.serialization import write_whole_text
 from asr.text.documents import parse_json, read_text
 
 FORMAT, VERSION = "asr evaluation", 1
@@ -100,7 +100,7 @@ class Evaluation:
     @property
     def real_time_factor(self) -> float | None:
         """Computing time divided by the duration of the audio; None if unknown."""
-        return number_of(self.summary, "real_time_factor") or None
+        return finite(self.summary.get("real_time_factor")) or None
 
     def save(self, path: str | Path) -> None:
         """Writes the file.
@@ -118,11 +118,7 @@ class Evaluation:
             "cache": [dict(counts) for counts in self.cache],
             "lattices": {name: asdict(graph) for name, graph in self.lattices.items()},
         }
-        try:
-            with open_atomic(Path(path)) as file:
-                file.write(json.dumps(content, ensure_ascii=False).encode("utf-8", "backslashreplace"))
-        except OSError as error:
-            raise AsrError(f"{path}: the details cannot be written ({error.strerror}).") from error
+        write_whole_text(path, json.dumps(content, ensure_ascii=False))
 
     @classmethod
     def load(cls, path: str | Path) -> Evaluation:
@@ -151,26 +147,22 @@ class Evaluation:
                 {str(name): WordGraph.from_json(graph) for name, graph in content["lattices"].items()},
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            reason = f"{type(error).__name__}: {error}"
             raise AsrError(
-                f"{path}: the evaluation has a field that is missing or wrong ({reason}); {advice}."
+                f"{path}: the evaluation has a field that is missing or wrong ({in_one_line(error)}); {advice}."
             ) from error
 
 
-def number_of(values: Mapping[str, Any], name: str) -> float | None:
+def finite(value: Any) -> float | None:
     """The JSON value if it is a finite number, else None."""
-    value = values.get(name)
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return None
     return float(value) if math.isfinite(value) else None
 
 
-def count_pairs(pairs: Sequence[tuple[str, str]]) -> ErrorCounts:
-    """The errors of an alignment."""
-    inserted = sum(said == GAP for said, _ in pairs)
-    deleted = sum(heard == GAP for _, heard in pairs)
-    wrong = sum(said != heard for said, heard in pairs)
-    return ErrorCounts(len(pairs) - inserted, wrong - inserted - deleted, inserted, deleted)
+def finite_values(record: Any) -> dict[str, float]:
+    """The finite numbers of a JSON object, by name; none of anything else."""
+    values = {str(name): finite(value) for name, value in record.items()} if isinstance(record, dict) else {}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def heard_words(record: Mapping[str, Any], hypothesis: Sequence[str]) -> tuple[HeardWord, ...]:
@@ -184,28 +176,26 @@ def heard_words(record: Mapping[str, Any], hypothesis: Sequence[str]) -> tuple[H
     if not isinstance(listed, list) or len(listed) != len(hypothesis):
         return tuple(map(HeardWord, hypothesis))
     return tuple(
-        HeardWord(text, *(number_of(one, key) for key in ("start", "end", "confidence")))
-        if isinstance(one, dict)
-        else HeardWord(text)
+        HeardWord(text, *_timing(one)) if isinstance(one, dict) else HeardWord(text)
         for one, text in zip(listed, hypothesis, strict=True)
     )
 
 
+def _timing(word: Mapping[str, Any]) -> Iterator[float | None]:
+    """Start, end and confidence."""
+    return (finite(word.get(name)) for name in ("start", "end", "confidence"))
+
+
 def _utterance(record: Mapping[str, Any]) -> Utterance:
-    words = [
-        HeardWord(str(word["text"]), *(number_of(word, key) for key in ("start", "end", "confidence")))
-        for word in record["words"]
-    ]
+    words = [HeardWord(str(word["text"]), *_timing(word)) for word in record["words"]]
     clip = record.get("audio")
-    audio = Clip(str(clip["path"]), number_of(clip, "begin") or 0.0, number_of(clip, "end")) if clip else None
-    listed = record.get("seconds", {})
-    seconds = {str(stage): value for stage in listed if (value := number_of(listed, stage)) is not None}
+    audio = Clip(str(clip["path"]), finite(clip.get("begin")) or 0.0, finite(clip.get("end"))) if clip else None
     return Utterance(
         str(record["id"]),
         tuple(map(str, record["reference"])),
         tuple(words),
-        number_of(record, "duration"),
-        seconds,
+        finite(record.get("duration")),
+        finite_values(record.get("seconds")),
         audio,
         str(record.get("error", "")),
     )
@@ -213,7 +203,7 @@ def _utterance(record: Mapping[str, Any]) -> Utterance:
 
 def _counts(record: Mapping[str, Any]) -> dict[str, float]:
     """Counts of a cache; none where nothing was asked."""
-    counts = {str(name): value for name in record if (value := number_of(record, name)) is not None}
+    counts = finite_values(record)
     return counts if counts.get("num_queries", 0.0) > 0 and "audio_seconds" in counts else {}
 
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from asr.errors import AsrError
-from asr.metrics import GAP, ErrorCounts
+from asr.metrics import GAP, ErrorCounts, alignment_errors
 from asr.reports.clips import ClipReader, Clips, collect_clips
-from asr.reports.evaluation import Evaluation, Utterance, count_pairs
+from asr.reports.evaluation import Evaluation, Utterance
 from asr.reports.pictures import picture
 from asr.reports.sections import cache_section, calibration_section, curve_section, systems_section, time_section
 
@@ -66,7 +66,7 @@ class _Row(NamedTuple):
 
     @property
     def counts(self) -> list[ErrorCounts]:
-        return [count_pairs(pairs) for pairs in self.pairs]
+        return [alignment_errors(pairs) for pairs in self.pairs]
 
 
 def make_page(evaluations: Sequence[Evaluation], options: PageOptions) -> Page:

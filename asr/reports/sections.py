@@ -7,7 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from asr.metrics import GAP, ConfidenceBin, calibration, normalized_cross_entropy, probability_of_improvement
+from asr.metrics import (
+    GAP,
+    ConfidenceBin,
+    ErrorCounts,
+    alignment_errors,
+    calibration,
+    normalized_cross_entropy,
+    probability_of_improvement,
+)
 from asr.reports.charts import (
     Axis,
     Line,
@@ -17,7 +25,7 @@ from asr.reports.charts import (
     line_chart,
     stacked_bars,
 )
-from asr.reports.evaluation import Evaluation, count_pairs, number_of
+from asr.reports.evaluation import Evaluation, Utterance, finite, finite_values
 
 _UNKNOWN = "–"
 _KIND = ("bundle", "mode", "decoder", "lm_fusion")
@@ -50,15 +58,15 @@ def systems_section(evaluations: Sequence[Evaluation]) -> str:
     return table(head, rows, "systems") + _options(evaluations)
 
 
-def _counts(evaluation: Evaluation) -> list[Any]:
+def _counts(evaluation: Evaluation) -> list[ErrorCounts]:
     """The error counts of each utterance, in the same order for all systems."""
     ordered = sorted(evaluation.utterances, key=lambda one: one.id)
-    return [count_pairs(evaluation.pairs(one)) for one in ordered]
+    return [alignment_errors(evaluation.pairs(one)) for one in ordered]
 
 
 def _figures(summary: Mapping[str, Any]) -> Iterator[str]:
     def shown(name: str, form: str) -> str:
-        value = number_of(summary, name)
+        value = finite(summary.get(name))
         return _UNKNOWN if value is None else format(value, form)
 
     yield f"<b>{shown('wer', '.2%')}</b>"
@@ -75,7 +83,7 @@ def _interval(summary: Mapping[str, Any]) -> tuple[float, float] | None:
     ends = summary.get("wer_interval")
     if not isinstance(ends, list) or len(ends) != 2:
         return None
-    low, high = (number_of({"": end}, "") for end in ends)
+    low, high = map(finite, ends)
     return None if low is None or high is None else (low, high)
 
 
@@ -109,7 +117,7 @@ def curve_section(evaluations: Sequence[Evaluation]) -> str:
     """Word error rates against time; systems that differ only in beams and similar options form one line."""
     groups: dict[tuple[str, ...], list[Point]] = {}
     for one in evaluations:
-        rate, time = number_of(one.summary, "wer"), one.real_time_factor
+        rate, time = finite(one.summary.get("wer")), one.real_time_factor
         if rate is None or time is None:
             continue
         settings = _settings(one)
@@ -125,11 +133,7 @@ def curve_section(evaluations: Sequence[Evaluation]) -> str:
     chart = line_chart(
         "word error rate against the real-time factor",
         axis_around("seconds of computation per second of audio", times, is_log=max(times) > 2 * min(times)),
-        axis_around(
-            "word error rate",
-            rates,
-            format_tick=lambda value: f"{100 * value:.3g} %",
-        ),
+        axis_around("word error rate", rates, format_tick=lambda value: f"{100 * value:.3g} %"),
         [Line(name, sorted(each)) for name, each in zip(_group_names(list(groups)), groups.values(), strict=True)],
     )
     note = "Down and to the left is better. Bars are 95 % intervals; compare times only if one idle machine ran all."
@@ -151,10 +155,7 @@ def time_section(evaluations: Sequence[Evaluation]) -> str:
     """A bar for each system, with the milliseconds of each stage per second of audio."""
     bars = {}
     for one in evaluations:
-        seconds = one.summary.get("seconds")
-        factor = one.real_time_factor
-        known = {stage: number_of(seconds, stage) for stage in seconds} if isinstance(seconds, dict) else {}
-        stages = {str(stage): value for stage, value in known.items() if value is not None}
+        factor, stages = one.real_time_factor, finite_values(one.summary.get("seconds"))
         total = sum(stages.values())
         if factor and total > 0:
             bars[one.name] = {stage: 1000 * factor * value / total for stage, value in stages.items()}
@@ -198,7 +199,7 @@ def calibration_section(evaluations: Sequence[Evaluation]) -> str:
     return f'{chart}{table(head, rows, "confidences")}<p class="soft">{note}</p>'
 
 
-def _said(evaluation: Evaluation, utterance: Any) -> list[str]:
+def _said(evaluation: Evaluation, utterance: Utterance) -> list[str]:
     """The reference word aligned with each recognized word."""
     return [said for said, heard in evaluation.pairs(utterance) if heard != GAP]
 
@@ -240,7 +241,7 @@ def cache_section(evaluations: Sequence[Evaluation]) -> str:
         )
     if not lines:
         return ""
-    percent = Axis("share of queries", 0.0, 1.0, format_tick=lambda value: f"{value:.0%}")
+    percent = Axis("share of queries", 0.0, 1.0, format_tick="{:.0%}".format)
     minutes = axis_around("minutes of audio", [0.0, *(point.x for line in lines for point in line.points)])
     head = ["system", "queries", "stored scores", "without hidden layer", "stored histories", "memory"]
     chart = line_chart("share of queries that the caches answered, over time", minutes, percent, lines)

@@ -20,6 +20,8 @@ from asr.decoding.lattice import Lattice, arc_posteriors
 from asr.text.symbols import Vocabulary
 
 START, END = -1, -2
+# Equal words that begin up to this many frames apart are merged.
+_FRAMES_APART = 5
 
 
 class GraphWord(NamedTuple):
@@ -66,7 +68,6 @@ def word_graph(
     options: DecodingOptions,
     frame_seconds: float,
     original_frame: Tensor | None = None,
-    frames_apart: int = 5,
     least_probability: float = 0.01,
 ) -> WordGraph:
     """Reduces a lattice to a word graph.
@@ -77,7 +78,6 @@ def word_graph(
         options: scales of scores; as for confidences, probabilities are tempered by the acoustic scale.
         frame_seconds: duration of a frame.
         original_frame: (T,) int64, the original frame of each frame of the lattice; None if no frames were skipped.
-        frames_apart: equal words that begin up to this many frames apart are merged.
         least_probability: less probable words and links are left out.
     """
     posterior = arc_posteriors(lattice, options, 1.0 / options.am_scale)
@@ -98,7 +98,7 @@ def word_graph(
     clusters: dict[int, list[int]] = defaultdict(list)
     center, cluster_of = list[int](), dict[int, int]()
     for _, arc, number in events:
-        near = (one for one in clusters[word_id[number]] if abs(center[one] - at[arc]) <= frames_apart)
+        near = (one for one in clusters[word_id[number]] if abs(center[one] - at[arc]) <= _FRAMES_APART)
         found = next(near, None)
         if found is None:
             found = len(center)

@@ -135,7 +135,7 @@ class CTCTokens:
     def begins_word(self, entry: int) -> bool:
         """Whether an entry of `table` is a piece that begins a word."""
         symbol = self.table.tokens[entry]
-        return symbol.startswith(CONTINUATION_PREFIX) is False if self.uses_continuations else symbol[0] == PIECE_PREFIX
+        return not symbol.startswith(CONTINUATION_PREFIX) if self.uses_continuations else symbol[0] == PIECE_PREFIX
 
     def text_of(self, *entries: int) -> str:
         """The text of entries of `table`, without marks of word boundaries; bytes that are not UTF-8 are replaced."""
@@ -152,8 +152,7 @@ class CTCTokens:
         if not self.is_text(entry) or symbol == _as_entry(self.word_boundary or ""):
             return ""
         if self.kind == "pieces":
-            prefix = CONTINUATION_PREFIX if self.uses_continuations else PIECE_PREFIX
-            return symbol[len(prefix) :] if symbol.startswith(prefix) else symbol
+            return symbol.removeprefix(CONTINUATION_PREFIX if self.uses_continuations else PIECE_PREFIX)
         return symbol
 
     def spell(self, word: str) -> list[tuple[str, ...]]:

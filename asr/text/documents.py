@@ -10,6 +10,7 @@ import gzip
 import io
 import json
 import lzma
+import math
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -127,6 +128,15 @@ def parse_yaml(text: str) -> Any:
     except (TypeError, AttributeError, KeyError, IndexError, OverflowError) as error:
         # PyYAML's constructors for numbers and dates raise these for texts that only look like one.
         raise ValueError(f"a value cannot be read: {error}") from error
+
+
+def number_or_none(text: str) -> float | None:
+    """The finite number that a text is; None if it is none."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def finite_number(text: str, where: str) -> float:

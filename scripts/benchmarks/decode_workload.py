@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -65,8 +65,7 @@ def heard(bundle: Bundle, name: str, speech: Sequence[Recording]) -> Workload:
 
 def _seconds(bundle: Bundle, frames: Sequence[Tensor]) -> float:
     """The duration of log_prob (T, C) of some utterances."""
-    step: Any = bundle.features.network.frame_shift * bundle.acoustic_model.network.subsampling_factor  # type: ignore[operator]
-    return float(step) * sum(map(len, frames)) / bundle.sampling_rate
+    return bundle.frame_seconds * sum(map(len, frames))
 
 
 def given(bundle: Bundle, log_probs: Path, references: Path, every: int) -> Workload:

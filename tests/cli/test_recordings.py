@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,17 @@ def test_wrong_segments_are_one_sentence(data: Path, line: str) -> None:
     (data / "segments").write_text(f"{line}\n")
     with pytest.raises(AsrError, match="segments: u1: "):
         recordings([str(data / "wav.scp")])
+
+
+@pytest.mark.slow
+def test_a_long_list_given_twice_is_refused_at_once(tmp_path: Path) -> None:
+    """Counting each name in the list of all took twenty seconds here."""
+    path = tmp_path / "wav.scp"
+    path.write_text("".join(f"u{number} {number}.wav\n" for number in range(20_000)))
+    begin = time.process_time()
+    with pytest.raises(AsrError, match="the recording 'u0' is listed twice"):
+        recordings([str(path), str(path)])
+    assert time.process_time() - begin < 5
 
 
 def test_shards_share_the_recordings() -> None:

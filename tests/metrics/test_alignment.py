@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from asr.metrics import GAP, align, confusions, format_alignment, format_confusions
+from asr.metrics import GAP, align, alignment_errors, confusions, format_alignment, format_confusions
 
 
 def test_errors_stand_under_their_words():
@@ -20,3 +20,8 @@ def test_confusions_are_counted_and_sorted():
     assert counts == {("a", "x"): 2, (GAP, "e"): 1, ("d", GAP): 1}
     assert [line.split(None, 1)[1] for line in format_confusions(counts)] == ["a -> x", "inserted  e", "deleted   d"]
     assert len(list(format_confusions(counts, num_shown=1))) == 1
+
+
+def test_errors_of_an_alignment() -> None:
+    counts = alignment_errors([("a", "a"), ("b", ""), ("", "c"), ("d", "e"), ("f", "")])
+    assert (counts.num_ref, counts.num_substitutions, counts.num_insertions, counts.num_deletions) == (4, 1, 1, 2)

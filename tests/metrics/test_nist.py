@@ -14,7 +14,8 @@ import pytest
 
 from asr.cli.main import main
 from asr.errors import AsrError
-from asr.nist import align, count_errors, match_segments, read_ctm, read_stm, read_trn, resolve, write_trn
+from asr.metrics import alignment_errors
+from asr.nist import align, format_trn, match_segments, read_ctm, read_stm, read_trn, resolve
 
 SCLITE = shutil.which("sclite") or "/usr/lib/sctk/bin/sclite"
 
@@ -34,7 +35,7 @@ SCORED = [
 
 
 def counts(reference: str, hypothesis: str) -> tuple[int, int, int, int]:
-    found = count_errors(align(reference.split(), hypothesis.split()))
+    found = alignment_errors(align(reference.split(), hypothesis.split()))
     correct = found.num_ref - found.num_substitutions - found.num_deletions
     return correct, found.num_substitutions, found.num_deletions, found.num_insertions
 
@@ -64,8 +65,8 @@ def test_errors_of_random_sentences_are_sclite_s(tmp_path: Path) -> None:
     generator = random.Random(0)
     sentences = [[generator.choice("abcdE") for _ in range(generator.randint(1, 15))] for _ in range(600)]
     references, hypotheses = ({f"s_{i}": sentences[2 * i + k] for i in range(300)} for k in range(2))
-    write_trn(tmp_path / "ref.trn", references)
-    write_trn(tmp_path / "hyp.trn", hypotheses)
+    (tmp_path / "ref.trn").write_text(format_trn(references))
+    (tmp_path / "hyp.trn").write_text(format_trn(hypotheses))
     command = [SCLITE, "-r", "ref.trn", "trn", "-h", "hyp.trn", "trn", "-i", "rm", "-o", "pra", "stdout"]
     shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     scores = re.findall(r"id: \((s_\d+)\)\nScores: \(#C #S #D #I\) (.*)\n", shown)
@@ -195,5 +196,5 @@ def test_a_recording_that_the_reference_has_not(files: Path) -> None:
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     words = {"a": ("x", "y"), "b": ()}
-    write_trn(tmp_path / "a.trn", words)
+    (tmp_path / "a.trn").write_text(format_trn(words))
     assert read_trn(tmp_path / "a.trn") == words

@@ -109,3 +109,17 @@ def test_a_damaged_archive_is_named(tmp_path):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(AsrError, match="nowhere: the transcript file cannot be read"):
         read_transcripts(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("field", ["id", "cut_id", "utterance", "audio"])
+def test_any_field_of_an_id_fits_any_reference(tmp_path, capsys, field):
+    word = {"word": "one", "start": 0.5, "end": 1.0, "confidence": 0.9}
+    path, stm, text = (tmp_path / name for name in ("words.jsonl", "ref.stm", "ref.txt"))
+    path.write_text(json.dumps({field: "f", "text": "one", "words": [word]}) + "\n")
+    stm.write_text("f 1 a 0 2 one\n")
+    text.write_text("f one\n")
+    for reference in (stm, text):
+        details = tmp_path / f"{reference.name}.json"
+        command = ["evaluate", str(path), "--reference", str(reference), "--details", str(details), "--json"]
+        assert main(command) == 0 and json.loads(capsys.readouterr().out)["wer"] == 0.0
+    assert json.loads(details.read_text())["utterances"][0]["words"][0]["confidence"] == 0.9

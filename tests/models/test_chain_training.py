@@ -34,6 +34,7 @@ from asr.models.chain_preparation import (
 )
 from asr.models.chunks import Chunk
 from asr.models.distillation import TeacherPosteriors
+from asr.models.hybrid_alignment import refine_alignment
 from asr.models.lfmmi import LfMmi
 from asr.text.lexicon import Lexicon
 from asr.text.symbols import TokenTable
@@ -515,6 +516,23 @@ def test_asr_chain_reads_transcripts_in_lower_case(tmp_path: Path, capsys: pytes
     assert main([*command, "--bundle", str(tmp_path / "none"), "--output", str(tmp_path / "chain")]) == 2
     assert "none: there is no" in capsys.readouterr().err  # after the features
     assert [each.text for each in PreparedCorpus(tmp_path / "chain" / "prepared").utterances] == ["a bay"]
+
+
+@pytest.mark.slow
+def test_a_refined_alignment_has_pronunciations_of_the_words(folder: Path) -> None:
+    corpus, first, lines = (
+        PreparedCorpus(folder / "prepared"),
+        Alignment.load(folder / "prepared" / "alignment.npz"),
+        [],
+    )
+    spoken = {tuple(first.phones[phone] for phone in first.of(index)[0] if phone) for index in range(len(corpus))}
+    refined = refine_alignment(corpus, Lexicon({"A": sorted(spoken)}), first, 1, lines.append)
+    assert [line.partition(":")[0] for line in lines] == ["epoch 0", "epoch 1", "epoch 2"]
+    assert refined.phones == first.phones and np.isfinite(refined.score).all()
+    for index in range(len(corpus)):
+        phones, seconds = refined.of(index)
+        assert tuple(first.phones[phone] for phone in phones if phone) in spoken
+        assert seconds[0] == 0.0 and (np.diff(seconds) > 0).all()
 
 
 def test_passes_of_asr_chain_are_not_negative(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,6 +37,17 @@ def test_the_average_follows_the_weights() -> None:
     torch.testing.assert_close(average.network.weight, expected)
     assert not average.train().network.training
     assert not any(parameter.requires_grad for parameter in average.parameters())
+
+
+@pytest.mark.parametrize(("averages_statistics", "expected"), [(False, 11.0), (True, 9.0)])
+def test_statistics_of_norms_are_copied_or_averaged(averages_statistics: bool, expected: float) -> None:
+    network: Any = nn.BatchNorm1d(1)
+    average = WeightAverage(network, 0.5, averages_statistics)
+    network.running_mean.fill_(11.0)
+    network.num_batches_tracked.fill_(7)
+    average.update(network)  # with a decay of 2/11
+    state = average.network.state_dict()
+    assert state["running_mean"].item() == pytest.approx(expected) and state["num_batches_tracked"] == 7
 
 
 def test_greedy_merges_repeats_and_drops_blanks() -> None:

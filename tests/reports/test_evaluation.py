@@ -11,7 +11,7 @@ import torch
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice_io import Link, lattice_from_links
 from asr.errors import AsrError
-from asr.reports.evaluation import SCLITE, Clip, Evaluation, HeardWord, Utterance, count_pairs
+from asr.reports.evaluation import SCLITE, Clip, Evaluation, HeardWord, Utterance
 from asr.reports.word_graph import END, START, word_graph
 from asr.text.symbols import Vocabulary
 
@@ -45,11 +45,6 @@ def test_other_files_are_refused_in_one_sentence(tmp_path: Path, change: object,
     with pytest.raises(AsrError, match=message) as caught:
         Evaluation.load(path)
     assert "asr evaluate" in str(caught.value) and len(str(caught.value).splitlines()) == 1
-
-
-def test_errors_of_an_alignment() -> None:
-    counts = count_pairs([("a", "a"), ("b", ""), ("", "c"), ("d", "e"), ("f", "")])
-    assert (counts.num_ref, counts.num_substitutions, counts.num_insertions, counts.num_deletions) == (4, 1, 1, 2)
 
 
 def test_equal_words_at_about_the_same_time_are_one() -> None:

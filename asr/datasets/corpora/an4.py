@@ -80,7 +80,5 @@ class An4:
             )
 
     def _transcript(self, corpus_dir: Path, part: str) -> Path | None:
-        for path in (corpus_dir / f"{part}.text", corpus_dir / "etc" / f"an4_{part}.transcription"):
-            if path.is_file():
-                return path
-        return None
+        candidates = (corpus_dir / f"{part}.text", corpus_dir / "etc" / f"an4_{part}.transcription")
+        return next((path for path in candidates if path.is_file()), None)

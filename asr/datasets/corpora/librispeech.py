@@ -27,24 +27,21 @@ class LibriSpeech:
     """LibriSpeech: `<part>/<speaker>/<chapter>/` has the audio, and `<speaker>-<chapter>.trans.txt` with `id WORDS`.
 
     Args:
-        name: the name on the command line.
         parts: the parts to look for in a folder.
         default_download: the parts to download if none are given.
     """
 
     def __init__(
         self,
-        name: str = "librispeech",
         parts: Sequence[str] = LIBRISPEECH_PARTS + MINI_LIBRISPEECH_PARTS,
         default_download: Sequence[str] = LIBRISPEECH_PARTS,
     ) -> None:
-        self._name = name
         self._parts = tuple(parts)
         self._default_download = tuple(default_download)
 
     @property
     def name(self) -> str:
-        return self._name
+        return "librispeech"
 
     def parts_in(self, corpus_dir: Path) -> list[str]:
         require_folder(corpus_dir, "LibriSpeech")

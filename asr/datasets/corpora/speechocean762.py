@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from asr.datasets.corpora.base import CorpusPart, SkippedItem, audio_by_stem, join, read_transcript, require_folder
+from asr.datasets.kaldi import read_table
 from asr.errors import AsrError
 from asr.text.normalize import normalize_speechocean762
 
@@ -43,7 +44,7 @@ class SpeechOcean762:
                 f"{corpus_dir}: there are no transcripts of speechocean762's part {part}; expected {part}/text."
             )
         official = transcript.name == "text"
-        speakers = _two_columns(transcript.parent / "utt2spk") if official else {}
+        speakers = read_table(transcript.parent / "utt2spk") if official else {}
         texts: dict[str, tuple[str, str]] = {}
         skipped: list[SkippedItem] = []
         for line in read_transcript(transcript):
@@ -55,7 +56,7 @@ class SpeechOcean762:
             speaker = folder or speakers.get(utterance_id, utterance_id[:5])
             texts[utterance_id] = (speaker, normalize_speechocean762(text))
         if official:
-            listed = _two_columns(transcript.parent / "wav.scp")
+            listed = read_table(transcript.parent / "wav.scp")
             audio = {
                 utterance: corpus_dir / name for utterance, name in listed.items() if (corpus_dir / name).is_file()
             }
@@ -78,13 +79,5 @@ class SpeechOcean762:
             )
 
     def _transcript(self, corpus_dir: Path, part: str) -> Path | None:
-        for path in (corpus_dir / part / "text", corpus_dir / f"{part}.text"):
-            if path.is_file():
-                return path
-        return None
-
-
-def _two_columns(path: Path) -> dict[str, str]:
-    """The lines `key value` of a Kaldi file, as a mapping."""
-    pairs = (line.split(maxsplit=1) for line in read_transcript(path))
-    return {pair[0]: pair[1].strip() for pair in pairs if len(pair) == 2}
+        candidates = (corpus_dir / part / "text", corpus_dir / f"{part}.text")
+        return next((path for path in candidates if path.is_file()), None)

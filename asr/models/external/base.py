@@ -93,6 +93,14 @@ class ExternalModel(ABC):
         """
         return self.checked(*self.forward(waveform, num_samples), len(num_samples))
 
+    def measured_shift(self) -> float:
+        """The frame shift in seconds, by the number of frames for ten seconds of noise."""
+        num_samples = 10 * self.sampling_rate
+        noise = 0.01 * torch.randn(1, num_samples, generator=torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            log_prob, _ = self.forward(noise, torch.tensor([num_samples]))
+        return round(10 / max(1, log_prob.shape[1]), 3)
+
     def sorted_output(self, output: Any, num_inputs: Tensor, max_inputs: int) -> tuple[Tensor, Any]:
         """The log-probabilities (N, T, C) and the frames (N,), unchecked, in what a function returned.
 

@@ -284,11 +284,7 @@ class OnnxModel(ExternalModel):
     def _shift(self) -> float:
         if self.is_streaming or "subsampling_factor" in self.metadata:
             return self._number("subsampling_factor", _DEFAULT_SUBSAMPLING) * _FBANK_SHIFT
-        seconds = 10
-        num = seconds * self.sampling_rate
-        noise = 0.01 * torch.randn(1, num, generator=torch.Generator().manual_seed(0))
-        log_prob, _ = self.forward(noise, torch.tensor([num]))
-        return round(seconds / max(1, log_prob.shape[1]), 3)
+        return self.measured_shift()
 
     def _dtype(self, name: str) -> Any:
         return _DTYPES.get(self._inputs[name].type, np.float32)
