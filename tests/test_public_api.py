@@ -155,6 +155,7 @@ def test_a_language_model_with_other_answers_is_refused(
         asr.Recognizer(bundle, language_model=network)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lm_fusion", ["lattice", "search"])
 def test_a_language_model_that_is_wrong_later_is_refused_then(tiny_bundle_folder: Path, lm_fusion: str) -> None:
     model, bundle = PreferredWord("TO"), asr.Bundle.load(tiny_bundle_folder)
@@ -177,6 +178,7 @@ def test_old_names_of_modes_still_work(tiny_bundle_folder: Path) -> None:
     assert recognition_settings(bundle, "external", {}).decoding.lm_scale == 0.25
 
 
+@pytest.mark.slow
 def test_recordings_may_be_files_arrays_or_tensors(recognizer: asr.Recognizer, tmp_path: Path) -> None:
     samples = tones(PAT_TO_KIT)
     integers = (samples * 32767).to(torch.int16)

@@ -72,6 +72,7 @@ def test_equals_torchaudio(config: dict) -> None:
     torch.testing.assert_close(features[0], expected, atol=2e-3, rtol=0)
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 3000), min_size=1, max_size=4), st.booleans(), st.booleans())
 def test_batched_equals_single_and_padding_has_no_influence(lengths: list[int], snip: bool, energy: bool) -> None:
     fbank = Fbank(num_mel_bins=23, snip_edges=snip, use_energy=energy)

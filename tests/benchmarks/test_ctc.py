@@ -148,6 +148,7 @@ def test_a_network_learns_to_read_posteriors(workload: CTCWorkload) -> None:
     assert network.leave.weight.equal(first)  # whatever the weights were before
 
 
+@pytest.mark.slow
 def test_batches_have_what_was_said_and_what_is_made(workload: CTCWorkload) -> None:
     target = torch.tensor([1, 2])
     spoken = SpokenText([CAT_TUB], [["CAT", "TUB"]], PHONES, LEXICON)
@@ -162,6 +163,7 @@ def test_batches_have_what_was_said_and_what_is_made(workload: CTCWorkload) -> N
     assert all(own_target is target for _, own_target in examples)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["kaldi", "sherpa", "k2"])
 def test_peers_find_our_best_path_in_our_graph(workload: CTCWorkload, name: str) -> None:
     package = {"kaldi": "kaldi_decoder", "sherpa": "sherpa_onnx", "k2": "k2"}[name]

@@ -42,6 +42,7 @@ def test_the_papers_tables_are_printed(
     assert inside[-1] == max(inside) > inside[0]
 
 
+@pytest.mark.slow
 def test_the_recurrent_model_is_measured_with_the_caches_that_users_have(tiny_bundle_folder: Path) -> None:
     bundle = Bundle.load(tiny_bundle_folder)
     bundle.decoding["rnn"] = {"hidden_dtype": "int8"}

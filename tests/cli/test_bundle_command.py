@@ -79,6 +79,7 @@ def test_a_recipe_with_a_wrong_filterbank_is_one_sentence(parts, capsys):
     assert "config.yaml: data.init_args.fbank: " in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_acoustic_model_of_another_bundle(parts, tiny_bundle_folder):
     changes = {"acoustic-model": tiny_bundle_folder, "recipe": None, "rnn-lm": tiny_bundle_folder}
     command = [text for text in arguments(parts, parts / "out", **changes) if "decoding" not in text]
@@ -91,6 +92,7 @@ def test_the_acoustic_model_of_another_bundle(parts, tiny_bundle_folder):
         assert torch.equal(one.acoustic_model.network.state_dict()[name], value.half().to(value.dtype))
 
 
+@pytest.mark.slow
 def test_a_bundle_can_be_made_anew_from_its_own_parts(parts, capsys):
     assert main(arguments(parts, parts / "out")) == 0
     own = {"acoustic-model": parts / "out", "recipe": None, "graph": parts / "out" / "graph.safetensors"}
@@ -100,6 +102,7 @@ def test_a_bundle_can_be_made_anew_from_its_own_parts(parts, capsys):
     assert recognizer(tones(["SICK", "SKIP"]))[0].text == "SICK SKIP"
 
 
+@pytest.mark.slow
 def test_pronunciations_keep_the_stress_that_the_graph_has(parts):
     """Words have no exact times if their phones are not those of the graph."""
     lines = ["PAT AH0 T", "KIT K T", "SICK AH1 K", "SKIP AH1 K AH0", "TO T", "TWO T"]
@@ -116,6 +119,7 @@ def test_pronunciations_keep_the_stress_that_the_graph_has(parts):
     assert dict(given.pronunciations) == dict(lexicon.pronunciations)
 
 
+@pytest.mark.slow
 def test_the_default_mode_must_be_one_that_the_parts_allow(parts, capsys):
     assert main([*arguments(parts, parts / "out"), "--default-mode", "ngram"]) == 0
     assert Recognizer.from_folder(parts / "out").mode == "ngram"
@@ -129,6 +133,7 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(parts, capsys):
     assert "card.md: the folder cannot be written (File exists); name another one" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_wrong_parts_are_one_sentence(parts, capsys):
     def decoding(text):
         path = parts / f"{len(list(parts.iterdir()))}.yaml"

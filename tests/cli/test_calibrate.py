@@ -63,6 +63,7 @@ def test_confidences_become_the_share_of_right_words(
     assert Recognizer(Bundle.load(folder), mode="ngram").calibration.as_dict() == recognizer.calibration.as_dict()
 
 
+@pytest.mark.slow
 def test_speakers_who_are_not_there_are_refused(manifest: Path, tiny_bundle_folder: Path, tmp_path: Path) -> None:
     command = ["calibrate", str(tiny_bundle_folder), "--cuts"]
     with pytest.raises(AsrError, match="no utterances of the speakers nobody"):

@@ -103,6 +103,7 @@ def test_a_reference_without_words_has_no_rate(tmp_path, transcripts, evaluate):
     assert (code, record["wer"], record["other_wer"], record["insertions"]) == (0, None, None, 4)
 
 
+@pytest.mark.slow
 def test_a_manifest_is_recognized_and_scored(tmp_path, cuts, evaluate, tiny_bundle_folder):
     code, text, errors = evaluate(
         *("--cuts", cuts, "--bundle", tiny_bundle_folder, "--mode", "interpolated"),
@@ -151,6 +152,7 @@ def test_results_are_never_replaced(tmp_path, cuts, evaluate, tiny_bundle_folder
     assert len(output.read_text().splitlines()) == 4
 
 
+@pytest.mark.slow
 def test_an_interrupted_evaluation_goes_on_and_a_bad_recording_counts_as_deleted(
     tmp_path, cuts, evaluate, tiny_bundle_folder
 ):

@@ -168,6 +168,7 @@ def test_a_folder_has_the_transcripts_of_one_recognizer(tmp_path: Path) -> None:
     TranscriptFolder(tmp_path, ("txt",), names).require_maker("other")
 
 
+@pytest.mark.slow
 def test_a_recognizer_has_another_name_if_its_words_may_differ(tiny_bundle_folder: Path) -> None:
     calibration = {"ngram": {"bias": -5.0, "terms": {}}}  # no word is probable
     bundle = replace(Bundle.load(tiny_bundle_folder), confidence=calibration)

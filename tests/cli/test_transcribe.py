@@ -79,6 +79,7 @@ def test_one_bad_file_among_many_is_reported_and_the_others_done(tmp_path, trans
     assert "12 of 18 files transcribed, 6 failed." in errors
 
 
+@pytest.mark.slow
 def test_json_has_times_and_scores(tmp_path, transcribe):
     path = write(tmp_path / "a.wav", tones(WORDS))
     code, (line,), _ = transcribe(path, "--jsonl", "--mode", "rnn")
@@ -90,6 +91,7 @@ def test_json_has_times_and_scores(tmp_path, transcribe):
     assert record["scores"]["lm"] != 0.0
 
 
+@pytest.mark.slow
 def test_the_n_best_sentences_are_a_field(tmp_path, transcribe):
     path = write(tmp_path / "a.wav", tones(WORDS))
     code, (line,), _ = transcribe(path, "--jsonl", "--mode", "rnn", "--nbest", "4", "--output-beam", "30")
@@ -103,6 +105,7 @@ def test_the_n_best_sentences_are_a_field(tmp_path, transcribe):
         assert code != 0 and reason in errors
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on(tmp_path, transcribe):
     for index in range(3):
         write(tmp_path / "in" / f"{index}.wav", tones(["PAT", "TWO"], seed=index))
@@ -125,6 +128,7 @@ def test_an_interrupted_run_goes_on(tmp_path, transcribe):
     assert output.read_text() == before
 
 
+@pytest.mark.slow
 def test_statistics(tmp_path, transcribe):
     path = write(tmp_path / "a.wav", tones(WORDS))
     _, _, errors = transcribe(path, "--statistics", "--mode", "interpolated")
@@ -203,6 +207,7 @@ def test_a_full_disk_is_one_sentence(tmp_path, transcribe, options):
     assert error.startswith("asr: error: /dev/full: the output cannot be written (No space left on device)")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [b"latin\xe9.wav", "line\u2028break.wav".encode()])
 def test_strange_names(tmp_path, transcribe, name):
     path = os.fsdecode(os.path.join(os.fsencode(tmp_path), b"in", name))  # noqa: PTH118
@@ -217,6 +222,7 @@ def test_strange_names(tmp_path, transcribe, name):
     assert again[0] == 0 and "1 of 1 files are already in" in again[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [["--nbest", "2"], ["--lattices", "slf"]])
 def test_results_that_lack_what_is_asked_for_are_told(tmp_path, transcribe, monkeypatch, more):
     monkeypatch.chdir(tmp_path)
@@ -238,6 +244,7 @@ def test_a_folder_may_have_a_folder_called_like_audio(tmp_path, transcribe):
     assert transcribe(tmp_path / "in") == (0, [f"{path}: PAT TO KIT"], "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packing", [["--no-lattice-gzip"], []])
 @pytest.mark.parametrize("lattice_format", ["kaldi", "slf"])
 def test_an_interrupted_run_keeps_its_lattices(tmp_path, transcribe, lattice_format, packing):

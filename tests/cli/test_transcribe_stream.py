@@ -45,6 +45,7 @@ def test_standard_input_as_raw_samples_and_as_wav(transcribe):
     assert code == 0 and lines == ["- 0.00-1.00: PAT TO KIT"]
 
 
+@pytest.mark.slow
 def test_many_files_at_once_and_bad_ones_among_them(tmp_path, transcribe):
     for index, words in enumerate([WORDS, ["SICK", "SKIP"], ["KIT", "TWO"], WORDS]):
         soundfile.write(tmp_path / f"{index}.wav", tones(words).numpy(), RATE)

@@ -113,6 +113,7 @@ def test_bundle_without_effect_beside_a_graph_is_refused(bundle: Bundle, cache: 
     assert bundle_with_acoustic_model(phone_model(), bundle, bundle.small_ngram, graph=graph).rnn_lm is bundle.rnn_lm
 
 
+@pytest.mark.slow
 def test_other_tokens_get_a_graph_which_is_kept(bundle: Bundle, cache: Path, tmp_path: Path) -> None:
     lexicon = tmp_path / "lexicon.txt"
     lexicon.write_text("".join(f"{word} {' '.join(spelled)} |\n" for word, spelled in SPELLED.items()))
@@ -178,6 +179,7 @@ def test_words_of_a_lexicon_alone(cache: Path, tmp_path: Path) -> None:
     assert recognizer(tones(["PAT", "TWO", "KIT"]))[0].text == "PAT TWO KIT"
 
 
+@pytest.mark.slow
 def test_transcribe(tiny_bundle_folder: Path, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recording = tmp_path / "a.wav"
     soundfile.write(recording, tones(["PAT", "TO", "KIT"]).numpy(), RATE)

@@ -73,6 +73,7 @@ def test_sums_of_paths_without_a_language_model(compiled: bool, seed: int) -> No
     assert found == pytest.approx({tokens: score for score, tokens in wanted}, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("seed", range(3))
 def test_language_model_and_insertion(compiled: bool, seed: int, ngram_of: Callable[..., NgramLM]) -> None:
@@ -88,6 +89,7 @@ def test_language_model_and_insertion(compiled: bool, seed: int, ngram_of: Calla
         assert best.score == pytest.approx(best.am_score + 0.7 * best.lm_score + 0.3 * len(best.tokens), abs=1e-6)
 
 
+@pytest.mark.slow
 def test_bounded_beams_agree_between_forms(ngram_of: Callable[..., NgramLM]) -> None:
     lm = token_model(ngram_of)
     for seed, (beam_size, search_beam) in enumerate(itertools.product((1, 3, 8), (1.0, 4.0, 50.0))):

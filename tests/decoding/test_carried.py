@@ -100,6 +100,7 @@ def test_an_utterance_follows_those_before_it(kind: str, seed: int) -> None:
             texts[session] = check(result, other, lm, texts[session])
 
 
+@pytest.mark.slow
 @settings(max_examples=4)
 @given(seed=st.integers(0, 10**6))
 def test_an_utterance_of_a_stream_follows_those_before_it(seed: int) -> None:

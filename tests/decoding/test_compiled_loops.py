@@ -30,6 +30,7 @@ LOOPS = {
 SEED = 4
 
 
+@pytest.mark.slow
 def test_each_loop_is_called_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     called: dict[str, set[str]] = {name: set() for name in LOOPS}
 

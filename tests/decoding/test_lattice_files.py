@@ -132,6 +132,7 @@ def test_kaldi_keeps_totals_times_and_acoustic_scores(tmp_path_factory: pytest.T
         assert torch.equal(read.frame, lattice.frame)
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(seed=st.integers(0, 10**6))
 def test_kaldis_own_search_finds_the_same_sentences(seed: int) -> None:

@@ -169,6 +169,7 @@ def test_a_lattice_rescored_in_chunks(
             assert_equal(path.lattice, other.lattice)
 
 
+@pytest.mark.slow
 def test_a_lattice_rescored_by_a_recurrent_network() -> None:
     pytest.importorskip("numba")
     graph = random_graph(3, num_states=40, num_arcs=200, final_prob=0.2)

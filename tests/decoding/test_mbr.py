@@ -128,6 +128,7 @@ def test_expected_errors_of_any_lattice_are_an_upper_bound_that_is_exact_for_no_
     assert num_larger
 
 
+@pytest.mark.slow
 def test_posteriors_are_probabilities_and_those_of_a_chain_are_certain() -> None:
     for seed, lattice in with_paths(lattice_of_all_sorts, 60):
         rows, distinct = rows_at(lattice)
@@ -218,6 +219,7 @@ def test_words_on_which_paths_agree_win_over_the_best_path() -> None:
     assert distinct[least_risk(sharp, np.array([0, 4]), len(distinct), 20)[0]].tolist() == [4, 8]
 
 
+@pytest.mark.slow
 def test_expected_errors_fall_and_are_mostly_below_those_of_any_path() -> None:
     """Each round keeps the alignments of the one before, so the least risk of all is not always found."""
     num_trees, num_changed, num_least = 0, 0, 0

@@ -54,6 +54,7 @@ def decoded(seed: int, with_lm: bool) -> tuple[DecodingGraph, DecodeResult]:
     )[0]
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(seed=st.integers(0, 10**6), with_lm=st.booleans(), num=st.integers(1, 40))
 def test_n_best_are_the_best_sentences(seed: int, with_lm: bool, num: int) -> None:
@@ -139,6 +140,7 @@ def test_more_hypotheses_asked_for_than_a_loop_can_count() -> None:
     assert n_best(result.lattice, graph, OPTIONS, 10**30) == n_best(result.lattice, graph, OPTIONS, 10**6)
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(sentences=st.lists(st.lists(st.integers(4, 7), max_size=5), max_size=12))
 def test_prefix_tree_equals_sentence_by_sentence(sentences: list[list[int]]) -> None:
@@ -191,6 +193,7 @@ def test_rescored_lists_are_sorted_by_the_new_total() -> None:
     assert rescore_n_best([before], lm, OPTIONS, weight=0.0) == [before]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frame_of", [None, torch.tensor([0, 2, 3, 7, 8])])
 def test_many_paths_are_spelled_as_each_by_itself(frame_of: torch.Tensor | None) -> None:
     """Random walks through lattices, spelled together; some end early."""

@@ -42,6 +42,7 @@ def lattices_of(seed: int) -> tuple[list[Lattice], TableLM, TokenPassingDecoder]
     return lattices, TableLM(graph.vocabulary, seed), first_pass
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(seed=st.integers(0, 10**6))
 def test_equals_scoring_every_path(seed: int) -> None:
@@ -58,6 +59,7 @@ def test_equals_scoring_every_path(seed: int) -> None:
         assert hypothesis.lm_score == pytest.approx(lm.score_sentence(best_words), abs=1e-4)
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(seed=st.integers(0, 10**6))
 def test_rescored_lattice_has_every_sentence_within_the_beam(seed: int) -> None:
@@ -86,6 +88,7 @@ def test_a_wide_context_beam_changes_nothing_and_one_context_is_no_better(seed: 
         assert worse.total <= best.total + 1e-4
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(seed=st.integers(0, 10**6))
 def test_together_equals_alone(seed: int) -> None:

@@ -23,6 +23,7 @@ OPTIONS = DecodingOptions(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(
     seed=st.integers(0, 10**6),

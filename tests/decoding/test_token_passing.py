@@ -58,6 +58,7 @@ def test_equals_exhaustive_search(seed: int, epsilons: bool, with_lm: bool) -> N
             assert best.lm_score == pytest.approx(lm.score_sentence(best.word_ids), abs=1e-4)
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 10**6), with_lm=st.booleans())
 def test_batched_equals_single(seed: int, with_lm: bool) -> None:
@@ -76,6 +77,7 @@ def test_batched_equals_single(seed: int, with_lm: bool) -> None:
         assert result.best.total == pytest.approx(alone.best.total, abs=1e-4)
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 10**6), with_lm=st.booleans())
 def test_lattice_holds_the_best_path_with_its_scores(seed: int, with_lm: bool) -> None:

@@ -99,6 +99,7 @@ def test_silence_between_words_belongs_to_none() -> None:
     assert (aligned.start_frames, aligned.end_frames) == ((1, 7), (5, 8))
 
 
+@pytest.mark.slow
 def test_a_recognizer_with_a_lexicon(tiny_bundle_folder, tmp_path) -> None:
     words = ["SKIP", "PAT", "TWO"]
     recognizer = Recognizer.from_folder(tiny_bundle_folder, lexicon=Lexicon(PRONUNCIATIONS))

@@ -252,6 +252,7 @@ def test_parts_of_a_const_transducer_that_do_not_fit_are_told(tmp_path: Path) ->
             read_openfst(path)
 
 
+@pytest.mark.slow
 def test_every_cut_and_every_flipped_byte_is_a_graph_or_a_message(tmp_path: Path) -> None:
     """By hand: a vector transducer of two states, with a symbol table."""
     name = struct.pack("<i", 6) + b"vector" + struct.pack("<i", 8) + b"standard"

@@ -28,6 +28,7 @@ def made(num_buckets: int, form: str) -> HashTable:
 KEYS = st.lists(st.integers(0, 200), max_size=80)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 @settings(max_examples=30, deadline=None)
 @given(batches=st.lists(KEYS, max_size=6), spread=st.sampled_from([1, 1 << 32, 12345678901]))

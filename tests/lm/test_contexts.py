@@ -24,6 +24,7 @@ def numbered(table: ContextTable, batch: list[int], numbers: dict[int, int]) -> 
     return key, idx
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(st.integers(0, 50), max_size=40), max_size=10))
 def test_keys_are_numbered_once(batches: list[list[int]]) -> None:
     table = ContextTable(num_buckets=1)
@@ -34,6 +35,7 @@ def test_keys_are_numbered_once(batches: list[list[int]]) -> None:
     assert sorted(numbers.values()) == list(range(len(table)))
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(st.integers(0, 50), min_size=1, max_size=20), min_size=10, max_size=20))
 def test_numbers_of_keys_that_are_not_kept_are_given_again(batches: list[list[int]]) -> None:
     table = ContextTable(num_buckets=1)
@@ -90,6 +92,7 @@ def test_loops_pack_as_tensors_do(num_models: int) -> None:
     assert (num_stops > 0) == (num_models > 2)
 
 
+@pytest.mark.slow
 def test_numbers_of_a_stream_without_an_end_are_bounded() -> None:
     contexts, generator, most = DenseContexts(4, CPU, forget_from=8), torch.Generator().manual_seed(0), 0
     live = contexts.pack([torch.randint(1 << 20, (4,), generator=generator) for _ in range(4)])

@@ -73,6 +73,7 @@ def score_in_loop(lm: LanguageModel, context_idx: Tensor, word_id: Tensor) -> Te
     raise AssertionError("the loop waits for an answer without end")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_unknown_contexts_are_refused(ngram: NgramLM, name: str) -> None:
     word_id = torch.tensor([len(SPECIAL_WORDS) + 3, len(SPECIAL_WORDS) + 5])

@@ -76,6 +76,7 @@ def test_equal_to_one_word_after_the_other(sentences: list[list[int]], sentences
             place += 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("output", ["nce", "hierarchical"])
 @torch.no_grad()
 def test_any_number_of_threads_gives_the_same_numbers(output: Literal["nce", "hierarchical"]) -> None:

@@ -71,6 +71,7 @@ def test_pieces_have_the_phones_of_the_path_and_silence_between_them() -> None:
     assert numerator_pieces(STATES, [(1, 3, 4), (5, 4, 59)]) == []
 
 
+@pytest.mark.slow
 def test_the_objective_rises_and_the_network_stays_as_it_is(network: Tdnnf) -> None:
     spoken = [speech(0), speech(1)]
     before = {name: value.clone() for name, value in network.state_dict().items()}

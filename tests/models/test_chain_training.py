@@ -123,6 +123,7 @@ def states(folder: Path) -> TiedStates:
     return states
 
 
+@pytest.mark.slow
 def test_a_training_starts_from_the_network_of_a_bundle(folder: Path, states: TiedStates, tmp_path: Path) -> None:
     bundle = bundle_of(folder, states)
     network = bundle.acoustic_model.network
@@ -422,6 +423,7 @@ def test_a_bundle_is_read_once(folder: Path, states: TiedStates, monkeypatch: py
     assert len(reads) == 1
 
 
+@pytest.mark.slow
 def test_a_training_starts_from_a_network_whose_states_were_tied_in_another_way(
     folder: Path, states: TiedStates, tmp_path: Path
 ) -> None:
@@ -458,6 +460,7 @@ def test_a_training_starts_from_a_network_whose_states_were_tied_in_another_way(
         torch.testing.assert_close(after[name], before[name], rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_outputs_follow_their_states_if_there_are_as_many_as_before(
     folder: Path, states: TiedStates, tmp_path: Path
 ) -> None:
@@ -501,6 +504,7 @@ def test_the_phones_of_a_piece_lie_where_they_are_spoken(folder: Path, states: T
     assert fast.latest.tolist() == np.ceil([begin[1] + 1.5, 21.5]).tolist()
 
 
+@pytest.mark.slow
 def test_a_network_of_other_outputs_or_features_is_refused(folder: Path, states: TiedStates) -> None:
     fits = states.num_columns
     for changes in ({"num_tokens": fits + 1}, {"num_features": 21}):
@@ -542,6 +546,7 @@ def test_passes_of_asr_chain_are_not_negative(folder: Path, tmp_path: Path, caps
     assert "--passes -1: give 0 or more" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{}, {"accumulate_grad_batches": 3}, {"limit_train_batches": 3}, {"max_steps": 2}, {"max_steps": 900}],

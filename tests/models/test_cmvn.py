@@ -41,6 +41,7 @@ def speech_and_pauses(seed: int, pauses: list[int], speech_frames: int = 70) -> 
     return torch.cat(pieces), torch.tensor(loud)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 99), st.lists(st.integers(0, 300), min_size=2, max_size=4))
 def test_of_long_pauses_only_the_edges_count(seed: int, pauses: list[int]) -> None:
     features, loud = speech_and_pauses(seed, pauses)

@@ -13,6 +13,7 @@ from asr.models.alignment import align_ctc
 from tests.reference.ctc_paths import collapsed
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(
     seed=st.integers(0, 10**6),

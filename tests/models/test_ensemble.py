@@ -114,6 +114,7 @@ def test_drafts_of_a_stream_are_the_first_members(members: list[ModelSpec]) -> N
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("other", "says"),
     [
@@ -170,6 +171,7 @@ def test_bundles_become_one(
     assert "all of bounded context" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_bundles_and_checkpoints_are_not_mixed(
     tiny_bundle_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

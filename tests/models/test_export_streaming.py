@@ -86,6 +86,7 @@ def stream_with_states(network: BoundedNetwork, chunks: StreamChunks, features: 
     return torch.cat(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("chunk", "right"), [(4, 6), (8, 2), (1, 0)])
 @pytest.mark.parametrize("num_frames", [7, 30, 90, *(pytest.param(num, marks=pytest.mark.slow) for num in (361, 600))])
 @pytest.mark.parametrize(("memory", "min_std"), [(40, 0.7), (1000, 0.0)])
@@ -110,6 +111,7 @@ def test_an_ensemble_does_so_too(network: Tdnnf) -> None:
     assert torch.allclose(found, wanted, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_cases_hold_noise_pauses_and_speech(network: Tdnnf) -> None:
     log_prob = stream_with_states(network, StreamChunks(4, 6, 40, 0.7), features_with_pauses(600))
     is_noise = (log_prob[:, 1:] == -20.0).all(1)

@@ -126,6 +126,7 @@ def test_bad_sizes_are_refused() -> None:
         Conformer(12, 5, dim=32, num_heads=4, num_blocks=1, kernel_size=4)
 
 
+@pytest.mark.slow
 def test_the_papers_network_has_its_size() -> None:
     network = FeedForwardNetwork(num_features=41, num_tokens=40)
     assert sum(p.numel() for p in network.parameters()) == (451 + 1) * 2000 + 4 * 2001 * 2000 + 2001 * 40

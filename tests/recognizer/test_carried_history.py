@@ -101,6 +101,7 @@ def test_long_recordings_in_one_batch_are_what_they_are_alone(bundle, mode, num_
     )
 
 
+@pytest.mark.slow
 def test_without_it_every_segment_starts_anew(bundle):
     waveforms = [tones(words, seed=3) for words in (*SENTENCES[:3], SENTENCES[0])]
     results = Recognizer(bundle, "rnn")(waveforms)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 import asr
@@ -15,6 +16,7 @@ from tests.reference.toy_network import ToyNetwork
 SENTENCES = [line.split() for line in TEXT[:2]]
 
 
+@pytest.mark.slow
 def test_recognizers_loaded_and_called_in_inference_mode(tiny_bundle_folder):
     expected = [asr.load(tiny_bundle_folder)(tones(words), RATE)[0].text for words in SENTENCES]
     with torch.inference_mode():
@@ -27,6 +29,7 @@ def test_recognizers_loaded_and_called_in_inference_mode(tiny_bundle_folder):
     assert again == first
 
 
+@pytest.mark.slow
 def test_streams_that_change_modes_between_chunks(tiny_bundle_folder):
     recognizer = Recognizer(asr.Bundle.load(tiny_bundle_folder))
     with torch.inference_mode():

@@ -50,6 +50,7 @@ def test_recognizers_and_streams_choose_the_path_of_least_risk(bundle, noisy, mo
     assert [in_stream(chosen, samples) for samples in noisy] != [in_stream(plain, samples) for samples in noisy]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["ngram", "rnn"])
 def test_threads_share_the_utterances(bundle, noisy, mode, threads, monkeypatch):
     calibration = {"bias": 0.5, "terms": {"word_posterior": {"knots": [-9.0, 9.0], "values": [-3.0, 2.0]}}}

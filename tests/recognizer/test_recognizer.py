@@ -338,6 +338,7 @@ def test_copies_recognize_the_same(recognizer):
     assert words_of(recognizer(waveform)) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["itself", "bundle", "graph", "language model"])
 def test_other_processes_get_copies(bundle, part):
     """torch moves tensors that it sends to shared memory, while loops have arrays of the memory where they were."""
@@ -443,6 +444,7 @@ print(repr(Recognizer.from_folder({str(tiny_bundle_folder)!r})(torch.zeros(8000)
     assert done.stdout.strip() == "''"
 
 
+@pytest.mark.slow
 def test_counts_of_the_caches_are_the_latest(bundle):
     sentences = [["PAT", "TWO"], *(3 * list(SENTENCES)), ["SICK", "SKIP"]]
     resources = ResourceOptions(batch_seconds=1.5, max_segment_seconds=1.2)
@@ -462,6 +464,7 @@ def calibrated(bundle, **changes):
     return replace(bundle, confidence=confidence, decoding={**bundle.decoding, **decoding})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_words_of_a_calibrated_bundle_always_have_confidences(bundle, mode):
     recognizer = Recognizer(calibrated(bundle), mode=mode, decoder="token-passing")

@@ -183,6 +183,7 @@ def test_streams_refuse_what_they_cannot_do(bundle, options, message):
         StreamingRecognizer(recognizer)
 
 
+@pytest.mark.slow
 def test_streams_whose_words_are_decided_early_have_the_model_in_the_search(bundle):
     recognizer = Recognizer(bundle, "rnn", decoder="token-passing", options={"context_beam": 5.0})
     StreamingRecognizer(recognizer)
@@ -196,6 +197,7 @@ def test_streams_whose_words_are_decided_early_have_the_model_in_the_search(bund
     StreamingRecognizer(Recognizer(tuned, "rnn"), StreamingOptions(partial_policy="stable"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "options"),
     [

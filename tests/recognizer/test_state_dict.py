@@ -54,6 +54,7 @@ def test_a_state_dict_holds_the_graph(bundle, assign):
     assert all(torch.equal(tensor, state[name]) for name, tensor in other.state_dict().items())
 
 
+@pytest.mark.slow
 def test_weights_of_the_recurrent_model_take_effect_at_once(bundle):
     assert "rnn" in available_modes(bundle)
     recognizer = Recognizer(bundle, "rnn")

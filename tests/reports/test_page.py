@@ -124,6 +124,7 @@ def test_text_of_transcripts_names_and_options_is_escaped(recording: Path) -> No
         assert "<img" not in page.html.replace(EVIL, "")
 
 
+@pytest.mark.slow
 def test_audio_is_embedded_for_the_worst_within_the_bound_and_linked_for_the_others(
     tmp_path: Path, recording: Path
 ) -> None:

@@ -239,6 +239,7 @@ def test_lightning_resumes_by_the_same_reader(tmp_path: Path, monkeypatch) -> No
     assert not made.exists()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_names_no_class_for_the_model(tmp_path: Path, monkeypatch) -> None:
     """Lightning 2.6 would build what the checkpoint's hyperparameters name, in the place of the recipe's model."""
     pytest.importorskip("pytorch_lightning")

@@ -71,6 +71,7 @@ def test_no_flipped_bit_of_a_graph_is_read(tmp_path: Path, bundle: Bundle) -> No
     no_flipped_bit_is_read(path, lambda: DecodingGraph.load(path), 300)
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_of_a_graph_of_phones_is_read(tmp_path: Path) -> None:
     pytest.importorskip("kaldifst")
     from asr.graph.build import build_phone_graph
@@ -146,6 +147,7 @@ def damaged_manifests(manifest: dict[str, object]) -> list[dict[str, object]]:
     return changed
 
 
+@pytest.mark.slow
 def test_a_manifest_of_anything_is_one_sentence(tmp_path: Path, tiny_bundle_folder: Path) -> None:
     folder = tmp_path / "tones"
     shutil.copytree(tiny_bundle_folder, folder)

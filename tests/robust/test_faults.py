@@ -35,6 +35,7 @@ CAREFUL = "file = open('new', 'w'); file.write('b' * 100); file.close(); os.repl
 CARELESS = "file = open('out', 'w'); file.write('b' * 100); file.close()"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("action", "error"), [(1, 0), (2, 0), (3, 28)], ids=["killed", "half written", "disk full"])
 @pytest.mark.parametrize(("program", "is_careful"), [(CAREFUL, True), (CARELESS, False)])
 def test_faults_strike_at_each_call(

@@ -107,6 +107,7 @@ def test_channels_that_cancel_each_other_for_a_while_are_heard(tmp_path: Path) -
     assert all(float(part.square().mean().sqrt()) > 0.2 for part in read[:40] + read[50:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [16000, 44100])
 def test_long_files_come_in_pieces(tmp_path: Path, rate: int) -> None:
     noise = np.random.default_rng(0).uniform(-0.3, 0.3, 2 * 1_100_000).astype(np.float32)

@@ -86,6 +86,7 @@ def changes(header: dict[str, object]) -> list:
     return made
 
 
+@pytest.mark.slow
 def test_forged_headers_of_n_gram_models_are_one_sentence(tmp_path: Path, tiny_bundle_folder: Path) -> None:
     model = Bundle.load(tiny_bundle_folder).small_ngram
     assert model is not None

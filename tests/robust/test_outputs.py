@@ -113,6 +113,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 def test_no_output_destroys_an_input(folder: Path, tiny_bundle_folder: Path, command: list[str], capsys) -> None:
     if "--cuts" in command:
@@ -137,6 +138,7 @@ def records(path: str = "out") -> list[dict[str, object]]:
     return [json.loads(line) for line in Path(path).read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_results_of_another_recognizer_are_not_mixed(folder: Path, tiny_bundle_folder: Path, capsys) -> None:
     assert transcribe(tiny_bundle_folder, "--mode", "ngram") == 0
     found = records()
@@ -153,6 +155,7 @@ def test_results_of_another_recognizer_are_not_mixed(folder: Path, tiny_bundle_f
     assert [record["audio"] for record in records()] == ["a.wav", "b.wav"]
 
 
+@pytest.mark.slow
 def test_a_failure_is_written_once(folder: Path, tiny_bundle_folder: Path) -> None:
     (folder / "b.wav").write_text("no audio")
     for _ in range(3):
@@ -262,6 +265,7 @@ def test_other_outputs_cannot_be_standard_output(folder: Path, command: list[str
     assert not Path("-").exists()
 
 
+@pytest.mark.slow
 def test_streams_of_other_options_do_not_mix(folder: Path, tiny_bundle_folder: Path, capsys) -> None:
     command = ["transcribe", "--bundle", str(tiny_bundle_folder), "--mode", "rnn", "--stream", "--output", "out"]
     assert main([*command, "a.wav"]) == 0

@@ -151,6 +151,7 @@ def test_one_that_gives_a_wrong_score_is_taken_away(index: Index, site: Path) ->
     assert asked_of_pip(site) == [f"install {NEW}", "uninstall k2"] and not (site / "k2.py").exists()
 
 
+@pytest.mark.slow
 def test_without_a_fitting_wheel_nothing_is_installed(index: Index, site: Path) -> None:
     index.publish("cuda.html", *OTHERS)
     said = install(index.address, site)
@@ -166,6 +167,7 @@ def install_as_cpu(index: Index, site: Path) -> str:
     return install(index.address, site)
 
 
+@pytest.mark.slow
 def test_without_a_network_one_sentence_says_so(site: Path) -> None:
     said = install("http://127.0.0.1:9/k2", site)
     assert said.count("\n") == 1 and "cuda.html is not reached (" in said and "token passing" in said

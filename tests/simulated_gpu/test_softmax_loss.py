@@ -16,6 +16,7 @@ from asr.testing.simulated_gpu import simulated_gpu
 pytestmark = pytest.mark.skipif(torch.__version__ < "2", reason="the simulated device needs torch 2's dispatch modes")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_lengths", [0, 2])
 def test_loss_and_gradients_are_a_cpus(num_lengths: int) -> None:
     generator = torch.Generator().manual_seed(num_lengths)

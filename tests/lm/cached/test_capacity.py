@@ -110,6 +110,7 @@ def test_contexts_that_are_given_out_again_stay(compiled):
     assert float(log_prob) == pytest.approx(PlainLM(network).last_log_prob([*sentences[0].tolist(), 8]), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_without_marks_only_hidden_rows_leave():
     engine = CachedRNNLM(ToyNetwork(hidden_size=128), CacheOptions(capacity_bytes=20_000))
     beam_search(engine, engine.network, 20, 8, 0, marks=False)
@@ -134,6 +135,7 @@ def test_a_long_stream_stays_bounded_although_its_history_does_not():
     assert engine.statistics().peak_bytes <= 40_000
 
 
+@pytest.mark.slow
 def test_live_contexts_keep_their_numbers():
     network = ToyNetwork()
     engine = CachedRNNLM(network, CacheOptions(capacity_bytes=10_000))
@@ -275,6 +277,7 @@ def test_contexts_beyond_half_of_the_bytes_are_paid_with_hidden_rows_and_give_th
     assert engine.statistics().peak_bytes <= 150_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

@@ -158,6 +158,7 @@ def test_an_engine_with_a_capacity_has_a_loop_until_it_is_used_up(capacity_bytes
     assert (statistics.num_evictions > 0) == (capacity_bytes < 10**7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [1, 2, 3])
 def test_histories_share_contexts_in_the_loop_and_after_a_capacity_is_used_up(length):
     """Both engines forget the same histories, so that the same ones come first afterwards."""

@@ -45,6 +45,7 @@ def test_same_scores_and_states_within_the_budget(lm: NgramLM, share: float, pla
         assert torch.equal(host.final(idx), lm.final(idx))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["quantized", "many words"])
 def test_other_scores_and_labels(lm: NgramLM, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if kind == "quantized":

@@ -34,6 +34,7 @@ def _trie(folder: Path, sentences: list[str], order: int, vocabulary: Vocabulary
     return read_arpa(arpa, vocabulary)
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 # The backoff weight of `b` is zero here.
 @example([["a"]], [["b"], ["b", "c"], ["b", "d", "c"]], 1, 0.5, False)

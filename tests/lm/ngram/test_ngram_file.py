@@ -36,6 +36,7 @@ def _all_queries(lm: NgramLM) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.arange(lm.num_states).repeat_interleave(num_words), torch.arange(num_words).repeat(lm.num_states)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compressed", [False, True], ids=["mapped", "compressed"])
 @pytest.mark.parametrize("kind", ["plain", "indexed", "quantized"])
 def test_reads_back_what_was_written(lm: NgramLM, tmp_path: Path, kind: str, compressed: bool) -> None:

@@ -27,6 +27,7 @@ def _network(num_layers: int, hidden_size: int, **more: object) -> RNNLanguageMo
     return network
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", ["gru", "sigmoid"])
 @pytest.mark.parametrize("num_layers, hidden_size", [(1, 6), (1, 9), (2, 9)])
 @pytest.mark.parametrize("num_rows", [5, 300])  # distinct words are looked for among many

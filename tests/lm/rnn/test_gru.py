@@ -69,6 +69,7 @@ def test_step_equals_sequence(cell: str) -> None:
         torch.testing.assert_close(state, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", ["gru", "sigmoid", "relu"])
 @pytest.mark.parametrize("size", [7, 130])  # one tile of the loop's weights, and two
 @torch.no_grad()

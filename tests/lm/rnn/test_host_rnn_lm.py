@@ -90,6 +90,7 @@ def test_zero_weights_are_not_fetched() -> None:
     assert tables["maxent"].statistics.num_fetched == int((network.maxent.weight[:10_000] != 0).sum())
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(st.integers(0, 7999), max_size=40), max_size=6), st.booleans())
 def test_rows_are_the_rows(batches: list[list[int]], skips_zeros: bool) -> None:
     values = torch.arange(8000.0)[:, None] - 7

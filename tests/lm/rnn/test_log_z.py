@@ -59,6 +59,7 @@ def _in_float64(hidden: Tensor, history: Tensor, rows: Tensor, bias: Tensor, max
     return scores[:, 2:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [0, 2, 3, 4, 6])
 @pytest.mark.parametrize(("num_queries", "num_words", "size"), [(515, 2 * TILE + 3, 9), (3, TILE, 64), (40, 40, 1)])
 @pytest.mark.parametrize("std", [0.3, 40.0])
@@ -95,6 +96,7 @@ def _steps(numbers: Tensor) -> Tensor:
     return (numbers / step).round() * step
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_int8_is_nearly_exact() -> None:
     layer = hidden, history, rows, bias, maxent = _layer(600, 3000, 64, 4, 0.3)

@@ -31,6 +31,7 @@ def folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_both_interpolations_are_at_least_as_good_as_the_better_model(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

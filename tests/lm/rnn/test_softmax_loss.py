@@ -91,6 +91,7 @@ def test_a_penalty_that_would_have_no_effect_is_refused(fields: dict[str, Any]) 
         RNNLMConfig(**fields)
 
 
+@pytest.mark.slow
 def test_training_pulls_log_z_to_its_constant() -> None:
     """A few steps: the penalty lowers the spread of log Z; without it, log Z drifts."""
     spread = []

@@ -143,6 +143,7 @@ def test_times_start_at_zero_where_a_checkpoint_has_none(corpus: Path) -> None:
     assert saved["train_seconds"] == saved["train_cpu_seconds"] == 0.0
 
 
+@pytest.mark.slow
 def test_gradients_are_averaged_over_the_words_there_are(corpus: Path) -> None:
     """A text that is too short for the streams gets fewer of them."""
     norms = []
@@ -155,6 +156,7 @@ def test_gradients_are_averaged_over_the_words_there_are(corpus: Path) -> None:
     assert norms[0] == norms[1]
 
 
+@pytest.mark.slow
 def test_a_step_of_several_batches_has_the_sum_of_their_gradients(corpus: Path) -> None:
     class Notes(pl.Callback):  # type: ignore[misc]
         def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Any) -> None:
@@ -216,6 +218,7 @@ def test_init_from_takes_an_exported_folder(corpus: Path) -> None:
             torch.testing.assert_close(model.network.state_dict()[name], value, msg=name)
 
 
+@pytest.mark.slow
 def test_weights_of_other_words_are_refused(corpus: Path) -> None:
     """A word list made again may have as many words in another order, and all shapes fit."""
     model = _model(corpus)
@@ -441,6 +444,7 @@ class _LargestTensor(TorchDispatchMode):
         return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("output", ["nce", pytest.param("hierarchical", marks=pytest.mark.slow)])
 def test_no_tensor_spans_batch_and_vocabulary(output: str) -> None:
     num_words, num_streams, num_steps = 200_000, 16, 8
