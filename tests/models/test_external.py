@@ -399,6 +399,21 @@ def test_onnx_of_icefall(folder: Path) -> None:
         assert torch.allclose(found[: len(wanted)], wanted, atol=1e-4)
 
 
+def test_quiet_filterbanks_of_icefall_are_those_of_kaldi_native_fbank() -> None:
+    knf = pytest.importorskip("kaldi_native_fbank")
+    options = knf.FbankOptions()
+    options.frame_opts.dither, options.frame_opts.snip_edges = 0.0, False
+    options.mel_opts.num_bins, options.mel_opts.high_freq = 80, -400.0
+    # Digital silence, noise in the last bit, and speech
+    waveform = torch.cat([torch.zeros(1600), (noise(0.1) * 10.0).round() / 2**15, noise(0.1)])
+    theirs = knf.OnlineFbank(options)
+    theirs.accept_waveform(16000, waveform.tolist())
+    theirs.input_finished()
+    wanted = np.stack([theirs.get_frame(frame) for frame in range(theirs.num_frames_ready)])
+    features, _ = Fbank(high_freq=-400.0)(waveform[None], torch.tensor([len(waveform)]))
+    assert np.abs(in_unit_range(features)[0].numpy() - wanted).max() < 1e-3
+
+
 @pytest.mark.parametrize("kind", ["x", "audio_signal", "input_values"])
 def test_onnx_of_one_recording(folder: Path, kind: str) -> None:
     metadata, batch = {"subsampling_factor": "1"}, [noise(0.32), noise(0.16, 1)]

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asr.audio.fbank import INT16_SCALE, Fbank
+from asr.audio.fbank import INT16_SCALE, LOG_FLOOR, Fbank
 from asr.errors import AsrError
 from asr.models.external.base import (
     ExternalModel,
@@ -295,8 +295,11 @@ class OnnxModel(ExternalModel):
 
 
 def in_unit_range(features: Tensor) -> Tensor:
-    """Log energies of samples in [-1, 1], as in icefall and sherpa-onnx, from those of 16-bit integers."""
-    return features - 2.0 * math.log(INT16_SCALE)
+    """Log energies of samples in [-1, 1], as in icefall and sherpa-onnx, from those of 16-bit integers.
+
+    They have the same floor, which digital silence and quiet noise reach only in this range.
+    """
+    return (features - 2.0 * math.log(INT16_SCALE)).clamp(min=LOG_FLOOR)
 
 
 def _emitted(outputs: list[Any]) -> list[Any]:
