@@ -345,7 +345,7 @@ def onnx_file(
 
 
 def streaming_file(path: Path, metadata: dict[str, str]) -> np.ndarray:
-    """A network whose state is the sum of all features so far, 4 frames at a time."""
+    """A network whose state is the sum of all features of the chunks so far."""
     pytest.importorskip("onnx")
     from onnx import TensorProto, helper, numpy_helper
 
@@ -359,7 +359,7 @@ def streaming_file(path: Path, metadata: dict[str, str]) -> np.ndarray:
         make("MatMul", ["new_cached", "weight"], ["logits"]),
         make("LogSoftmax", ["logits"], ["log_probs"], axis=2),
     ]
-    inputs = [info("x", TensorProto.FLOAT, [1, 4, 80]), info("cached", TensorProto.FLOAT, [1, 1, 80])]
+    inputs = [info("x", TensorProto.FLOAT, [1, "T", 80]), info("cached", TensorProto.FLOAT, [1, 1, 80])]
     outputs = [
         info("log_probs", TensorProto.FLOAT, [1, 1, len(SYMBOLS)]),
         info("new_cached", TensorProto.FLOAT, [1, 1, 80]),
@@ -477,6 +477,21 @@ def test_onnx_in_chunks(folder: Path) -> None:
         found = words.finish()
         assert found.text == wanted.text
         assert found.score == pytest.approx(wanted.score, abs=1e-3)
+
+
+def test_every_frame_of_a_stream_has_an_output(folder: Path) -> None:
+    """Networks that look ahead are given silence after the end, however the samples are split."""
+    weight = streaming_file(folder / "model.onnx", {"T": "6", "decode_chunk_len": "4", "subsampling_factor": "4"})
+    model = load_acoustic_model(f"onnx:{folder}")
+    waveform = noise(0.3)  # 30 frames: chunks begin at 0, 4, ... 28
+    features = in_unit_range(Fbank(high_freq=-400.0)(waveform[None], torch.tensor([4800]))[0])[0]
+    silence = torch.full((4, 80), math.log(torch.finfo(torch.float32).eps))
+    sums = torch.cat([features, silence]).unfold(0, 6, 4).sum(2).cumsum(0)
+    wanted = (sums @ torch.from_numpy(weight)).log_softmax(1)
+    for size in (4800, 1600, 700, 80):
+        stream, pieces = model.stream(), waveform.split(size)
+        found = [stream.accept(piece, is_last=number == len(pieces) - 1) for number, piece in enumerate(pieces)]
+        assert torch.allclose(torch.cat(found), wanted, atol=1e-3)
 
 
 def test_streams_of_an_onnx_network(folder: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from asr.audio.fbank import LOG_FLOOR
 from asr.audio.resample import FeatureStream
 from asr.errors import AsrError
 from asr.graph.topology import with_last_boundary
@@ -70,14 +71,17 @@ class ChunkedStream(StreamingModel):
         self._waiting = torch.zeros((0, model.extractor.feature_dim))
 
     def accept(self, waveform: Tensor, is_last: bool = False) -> Tensor:
-        """See `StreamingModel.accept`. The last chunk is padded with silence, unless it may be shorter."""
+        """See `StreamingModel.accept`. At the end, chunks are padded with silence, unless the last may be shorter.
+
+        A chunk's outputs belong to the frames before the next chunk, so that one begins wherever frames are left.
+        """
         features = self._model.normal_features(self._features.push(waveform.float(), is_last))
         self._waiting = torch.cat([self._waiting, features])
         takes_rest = is_last and self._model.takes_lengths
         if is_last and len(self._waiting) and not takes_rest:
-            num_chunks = max(1, math.ceil((len(self._waiting) - self._size) / self._shift) + 1)
+            num_chunks = math.ceil(len(self._waiting) / self._shift)
             missing = self._size + (num_chunks - 1) * self._shift - len(self._waiting)
-            silence = torch.full((missing, self._waiting.shape[1]), float(self._waiting.min()))
+            silence = torch.full((missing, self._waiting.shape[1]), LOG_FLOOR)
             self._waiting = torch.cat([self._waiting, silence])
         found = [torch.zeros((0, len(self.tokens)))]
         while len(self._waiting) >= self._size or (takes_rest and len(self._waiting)):
