@@ -306,6 +306,7 @@ def onnx_file(
     num_tokens: int = len(SYMBOLS),
     longer_by: int = 0,
     num_utts: str | int = "N",
+    subsampling: int = 1,
 ) -> np.ndarray:
     """A file in the form of icefall (`x`), of NeMo (`audio_signal`) or of transformers (`input_values`)."""
     onnx = pytest.importorskip("onnx")
@@ -324,8 +325,11 @@ def onnx_file(
     elif kind == "audio_signal":
         lengths = helper.make_tensor_value_info("length", TensorProto.INT64, ["N"])
         inputs = [helper.make_tensor_value_info(kind, TensorProto.FLOAT, [num_utts, 80, "T"]), lengths]
+        slices = {"begin": 0, "end": 2**31, "axis": 1, "step": subsampling}
+        constants += [numpy_helper.from_array(np.array([number]), name) for name, number in slices.items()]
         nodes = [
-            make("Transpose", [kind], ["frames"], perm=[0, 2, 1]),
+            make("Transpose", [kind], ["all_frames"], perm=[0, 2, 1]),
+            make("Slice", ["all_frames", *slices], ["frames"]),
             make("MatMul", ["frames", "weight"], ["logits"]),
             make("LogSoftmax", ["logits"], ["log_probs"], axis=2),
         ]
@@ -444,6 +448,14 @@ def test_onnx_of_nemo(folder: Path) -> None:
     assert num_frames.tolist() == lengths.tolist() == [31]
     assert torch.allclose(features.mean(1), torch.zeros(80), atol=1e-4)
     assert torch.allclose(log_prob[0], (features[0] @ torch.from_numpy(weight)).log_softmax(1), atol=1e-4)
+
+
+@pytest.mark.parametrize("subsampling", [1, 4, 8])
+def test_frame_shift_of_onnx_without_metadata(folder: Path, subsampling: int) -> None:
+    """As NeMo writes it. 10 seconds have 126 frames of 0.08 s."""
+    onnx_file(folder / "model.onnx", "audio_signal", {}, subsampling=subsampling)
+    model = load_acoustic_model(f"onnx:{folder}")
+    assert model.frame_shift == pytest.approx(0.01 * subsampling, abs=1e-9)
 
 
 def test_onnx_of_transformers(folder: Path) -> None:
@@ -785,3 +797,19 @@ def test_transformers_network(tmp_path: Path) -> None:
         load_acoustic_model("transformers:nobody/nothing", local_files_only=True)
     with pytest.raises(AsrError, match="the folder must have"):
         load_acoustic_model(f"transformers:{tmp_path}")
+
+
+def test_frame_shift_of_a_transformers_network_with_an_adapter(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    (tmp_path / "vocab.json").write_text(json.dumps({"<pad>": 0, "<unk>": 1, "|": 2, "A": 3, "B": 4}))
+    config = transformers.Wav2Vec2Config(
+        vocab_size=5, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, conv_dim=(8, 8),
+        conv_stride=(20, 16), conv_kernel=(20, 16), num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2,
+        add_adapter=True, num_adapter_layers=2, adapter_stride=2, pad_token_id=0,
+    )  # fmt: skip
+    transformers.Wav2Vec2ForCTC(config).save_pretrained(tmp_path)
+    transformers.Wav2Vec2CTCTokenizer(str(tmp_path / "vocab.json")).save_pretrained(tmp_path)
+    transformers.Wav2Vec2FeatureExtractor().save_pretrained(tmp_path)
+    model = load_acoustic_model(f"transformers:{tmp_path}")
+    assert model.frame_shift == pytest.approx(0.08)
+    assert model(noise(2.0))[1].tolist() == [25]

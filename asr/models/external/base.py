@@ -237,6 +237,25 @@ def frames_by_share(num_samples: Tensor, max_samples: int, max_frames: int) -> T
     return share.ceil().long().clamp(max=max_frames)
 
 
+def measured_shift(forward: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], sampling_rate: int) -> float:
+    """Seconds from one output frame to the next: 4 seconds of noise by the number of frames that they add to 4 others.
+
+    The number for one recording would not do, since most networks lose or add frames at the ends.
+
+    Args:
+        forward: like `ExternalModel.forward`.
+        sampling_rate: of the network, in Hz.
+    """
+    seconds = 4
+    noise = 0.01 * torch.randn(1, 2 * seconds * sampling_rate, generator=torch.Generator().manual_seed(0))
+    counts = []
+    for num in (noise.shape[1] // 2, noise.shape[1]):
+        with torch.no_grad():
+            log_prob, _ = forward(noise[:, :num], torch.tensor([num]))
+        counts.append(log_prob.shape[1])
+    return seconds / max(1, counts[1] - counts[0])
+
+
 def each_alone(
     forward: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], waveform: Tensor, num_samples: Tensor
 ) -> tuple[Tensor, Tensor]:

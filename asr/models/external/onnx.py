@@ -32,6 +32,7 @@ from asr.models.external.base import (
     StreamingModel,
     each_alone,
     fbank_of,
+    measured_shift,
     named,
     package,
     positive_integer,
@@ -89,8 +90,7 @@ class OnnxModel(ExternalModel):
         path: the file.
         tokens: its output symbols: a list or a file; None for those of the metadata, or `tokens.txt` next to the file.
         num_threads: threads of onnxruntime; None for as many as torch uses.
-        frame_shift: in seconds; None derives it from the metadata `subsampling_factor`, or from the number of output
-            frames for ten seconds of audio.
+        frame_shift: in seconds; None derives it from the metadata `subsampling_factor`, or from numbers of frames.
         blank: as for `CTCTokens`.
 
     Raises:
@@ -284,11 +284,7 @@ class OnnxModel(ExternalModel):
     def _shift(self) -> float:
         if self.is_streaming or "subsampling_factor" in self.metadata:
             return self._number("subsampling_factor", _DEFAULT_SUBSAMPLING) * _FBANK_SHIFT
-        seconds = 10
-        num = seconds * self.sampling_rate
-        noise = 0.01 * torch.randn(1, num, generator=torch.Generator().manual_seed(0))
-        log_prob, _ = self.forward(noise, torch.tensor([num]))
-        return round(seconds / max(1, log_prob.shape[1]), 3)
+        return measured_shift(self.forward, self.sampling_rate)
 
     def _dtype(self, name: str) -> Any:
         return _DTYPES.get(self._inputs[name].type, np.float32)

@@ -16,6 +16,7 @@ from asr.errors import AsrError
 from asr.models.external.base import (
     ExternalModel,
     frames_by_share,
+    measured_shift,
     named,
     package,
     positive_integer,
@@ -52,8 +53,9 @@ class TransformersModel(ExternalModel):
         rate = getattr(feature_extractor, "sampling_rate", None)
         self.sampling_rate = positive_integer(rate, f"{self.name}: the sampling_rate of its feature extractor")
         ratio = getattr(config, "inputs_to_logits_ratio", None)
-        if ratio is None:
-            self.frame_shift = self._measured_shift()
+        # The ratio of most networks leaves out the strides of an adapter.
+        if ratio is None or getattr(config, "add_adapter", False):
+            self.frame_shift = measured_shift(self.forward, self.sampling_rate)
         else:
             samples = positive_number(ratio, f"{self.name}: the inputs_to_logits_ratio of its configuration")
             self.frame_shift = samples / self.sampling_rate
@@ -86,14 +88,6 @@ class TransformersModel(ExternalModel):
             else:
                 num_frames = frames_by_share(num_inputs.cpu(), mask.shape[1], logits.shape[1])
         return logits.cpu(), num_frames
-
-    def _measured_shift(self) -> float:
-        """The frame shift by the number of frames for ten seconds, if the configuration does not say."""
-        seconds = 10
-        silence = torch.zeros(1, seconds * self.sampling_rate)
-        with torch.no_grad():
-            logits, _ = self.forward(silence, torch.tensor([silence.shape[1]]))
-        return round(seconds / logits.shape[1], 3)
 
 
 def tokens_of(tokenizer: Any, num_columns: int, blank: int | None) -> CTCTokens:
