@@ -283,7 +283,10 @@ class OnnxModel(ExternalModel):
 
     def _shift(self) -> float:
         if self.is_streaming or "subsampling_factor" in self.metadata:
-            return self._number("subsampling_factor", _DEFAULT_SUBSAMPLING) * _FBANK_SHIFT
+            shift = _FBANK_SHIFT
+            if "fbank" in self.metadata:
+                shift = self.extractor.frame_shift / self.sampling_rate
+            return self._number("subsampling_factor", _DEFAULT_SUBSAMPLING) * shift
         return measured_shift(self.forward, self.sampling_rate)
 
     def _dtype(self, name: str) -> Any:
