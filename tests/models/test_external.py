@@ -308,20 +308,28 @@ def onnx_file(
     num_utts: str | int = "N",
     subsampling: int = 1,
 ) -> np.ndarray:
-    """A file in the form of icefall (`x`), of NeMo (`audio_signal`) or of transformers (`input_values`)."""
+    """A file in the form of icefall (`x`), of NeMo (`audio_signal`) or of transformers (`input_values`).
+
+    A network of samples (also `waveform`) subtracts the mean of all of them, padding included.
+    """
     onnx = pytest.importorskip("onnx")
     from onnx import TensorProto, helper, numpy_helper
 
     rng = np.random.default_rng(0)
-    width = 320 if kind == "input_values" else 80
+    width = 320 if kind in ("input_values", "waveform") else 80
     weight = rng.normal(size=(width, num_tokens)).astype(np.float32) / np.float32(np.sqrt(width))
     constants = [numpy_helper.from_array(weight, "weight")]
     make = helper.make_node
     outputs = [helper.make_tensor_value_info("log_probs", TensorProto.FLOAT, [num_utts, "S", num_tokens])]
-    if kind == "input_values":
+    if width == 320:
         inputs = [helper.make_tensor_value_info(kind, TensorProto.FLOAT, [num_utts, "L"])]
         constants.append(numpy_helper.from_array(np.array([0, -1, 320], dtype=np.int64), "shape"))
-        nodes = [make("Reshape", [kind, "shape"], ["frames"]), make("MatMul", ["frames", "weight"], ["log_probs"])]
+        nodes = [
+            make("ReduceMean", [kind], ["mean"], axes=[1]),
+            make("Sub", [kind, "mean"], ["centered"]),
+            make("Reshape", ["centered", "shape"], ["frames"]),
+            make("MatMul", ["frames", "weight"], ["log_probs"]),
+        ]
     elif kind == "audio_signal":
         lengths = helper.make_tensor_value_info("length", TensorProto.INT64, ["N"])
         inputs = [helper.make_tensor_value_info(kind, TensorProto.FLOAT, [num_utts, 80, "T"]), lengths]
@@ -464,7 +472,17 @@ def test_onnx_of_transformers(folder: Path) -> None:
     assert model.frame_shift == 0.02
     log_prob, num_frames = model([noise(0.32), noise(0.16)])
     assert num_frames.tolist() == [16, 8]
-    assert torch.allclose(log_prob.exp().sum(2), torch.ones(2, 16), atol=1e-5)
+    assert torch.allclose(log_prob[0].exp().sum(1), torch.ones(16), atol=1e-5)
+
+
+def test_onnx_without_lengths_reads_each_recording_alone(folder: Path) -> None:
+    onnx_file(folder / "model.onnx", "waveform", {})
+    model = load_acoustic_model(f"onnx:{folder}")
+    batch = [noise(0.32), noise(0.16, 1) + 0.1]
+    log_prob, num_frames = model(batch)
+    assert num_frames.tolist() == [16, 8]
+    for utterance, found, num in zip(batch, log_prob, num_frames, strict=True):
+        assert torch.allclose(found[:num], model(utterance)[0][0], atol=1e-5)
 
 
 def test_onnx_in_chunks(folder: Path) -> None:

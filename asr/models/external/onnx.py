@@ -144,7 +144,9 @@ class OnnxModel(ExternalModel):
         """See `ExternalModel.forward`."""
         if self.is_streaming:
             return whole_in_chunks(self, waveform, num_samples)
-        if len(num_samples) > 1 and self._inputs[self._signal].shape[0] == 1:
+        # Without lengths, the network would take the padding of shorter recordings for audio.
+        takes_one = self._length is None or self._inputs[self._signal].shape[0] == 1
+        if len(num_samples) > 1 and takes_one:
             return each_alone(self.forward, waveform, num_samples)
         signal, lengths = self._signal_of(waveform, num_samples)
         feed: dict[str, Any] = {self._signal: signal.numpy().astype(np.float32)}
