@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from asr.audio.fbank import Fbank
+from asr.bundle import Bundle
 from asr.ctc import CTCDecoder, CTCTokens
 from asr.ctc.bundles import bundle_with_acoustic_model
 from asr.ctc.recognizer import CTCRecognizer
@@ -467,12 +468,33 @@ def test_frame_shift_of_onnx_without_metadata(folder: Path, subsampling: int) ->
 
 
 def test_onnx_of_transformers(folder: Path) -> None:
-    onnx_file(folder / "model.onnx", "input_values", {})
+    """Its feature extractor gives each recording mean 0 and variance 1, unless its description says otherwise."""
+    weight = torch.from_numpy(onnx_file(folder / "model.onnx", "input_values", {}))
+    (folder / "tokens.txt").unlink()
+    (folder / "vocab.json").write_text(json.dumps({symbol: column for column, symbol in enumerate(SYMBOLS)}))
     model = load_acoustic_model(f"onnx:{folder}")
-    assert model.frame_shift == 0.02
-    log_prob, num_frames = model([noise(0.32), noise(0.16)])
+    assert (model.frame_shift, model.tokens.symbols) == (0.02, tuple(SYMBOLS))
+    batch = [noise(0.32), 0.2 * noise(0.16, 1) + 0.1]
+    log_prob, num_frames = model(batch)
     assert num_frames.tolist() == [16, 8]
-    assert torch.allclose(log_prob[0].exp().sum(1), torch.ones(16), atol=1e-5)
+    for utterance, found, num in zip(batch, log_prob, num_frames, strict=True):
+        normal = (utterance - utterance.mean()) / utterance.std(unbiased=False)
+        assert torch.allclose(found[:num], (normal.view(-1, 320) @ weight).log_softmax(1), atol=1e-3)
+    preprocessor = folder / "preprocessor_config.json"
+    preprocessor.write_text('{"do_normalize": false, "sampling_rate": 8000}')
+    model = load_acoustic_model(f"onnx:{folder}")
+    assert (model.frame_shift, model.sampling_rate) == (0.04, 8000)
+    wanted = ((batch[0] - batch[0].mean()).view(-1, 320) @ weight).log_softmax(1)
+    assert torch.allclose(model(batch[0])[0][0], wanted, atol=1e-4)
+    # A bundle keeps this without the description.
+    bundle_with_acoustic_model(model, lexicon=lexicon_of_letters(), graph_folder=folder).save(folder / "bundle")
+    network = Bundle.load(folder / "bundle").acoustic_model.network
+    found, _ = network(batch[0][None, :, None], torch.tensor([len(batch[0])]))
+    assert torch.allclose(found[0, : len(wanted)], wanted, atol=1e-4)
+    for content, message in (("[]", "is not a JSON object .*list"), ('{"sampling_rate": 0}', "the sampling_rate in")):
+        preprocessor.write_text(content)
+        with pytest.raises(AsrError, match=f"^onnx:{folder}/model.onnx: .*{message}"):
+            load_acoustic_model(f"onnx:{folder}")
 
 
 def test_onnx_without_lengths_reads_each_recording_alone(folder: Path) -> None:

@@ -59,15 +59,24 @@ class ExternalNetwork(nn.Module, OwnFormat):
         tokens: arguments of `CTCTokens`.
         sampling_rate: in Hz.
         frame_shift: seconds from one output frame to the next.
+        normalize: whether an ONNX network reads normalized samples; None if it reads none, or as usual.
     """
 
     num_features = 1
 
-    def __init__(self, source: str, tokens: dict[str, Any], sampling_rate: int, frame_shift: float) -> None:
+    def __init__(
+        self,
+        source: str,
+        tokens: dict[str, Any],
+        sampling_rate: int,
+        frame_shift: float,
+        normalize: bool | None = None,
+    ) -> None:
         super().__init__()
         self.source = source
         self.tokens = CTCTokens(**tokens)
         self.frame_shift = frame_shift
+        self.normalize = normalize
         self.num_tokens = len(self.tokens)
         self.subsampling_factor = max(1, round(frame_shift * sampling_rate))
         self._fewest_samples = int(_FEWEST_SECONDS * sampling_rate)
@@ -89,6 +98,9 @@ class ExternalNetwork(nn.Module, OwnFormat):
             "sampling_rate": model.sampling_rate,
             "frame_shift": model.frame_shift,
         }
+        normalizes = getattr(model, "normalizes", None)
+        if normalizes is not None:
+            arguments["normalize"] = normalizes
         network = cls(**arguments)
         network._use(model)
         return ModelSpec("External", arguments, network.eval())
@@ -148,7 +160,9 @@ class ExternalNetwork(nn.Module, OwnFormat):
         return self.forward_all_layers(features, num_frames)
 
     def _read(self, path: Path) -> ExternalModel:
-        return load_acoustic_model(f"{_ONNX}{path}", tokens=self.tokens, frame_shift=self.frame_shift)
+        return load_acoustic_model(
+            f"{_ONNX}{path}", tokens=self.tokens, frame_shift=self.frame_shift, normalize=self.normalize
+        )
 
     def _use(self, model: ExternalModel) -> None:
         if model.tokens.symbols != self.tokens.symbols:

@@ -8,7 +8,8 @@ What a file expects is read from the names of its inputs and from its metadata:
 | the same and `model_type` `wenet_ctc` | the same of 16-bit integers, as WeNet makes them |
 | `audio_signal`, `length` | filterbanks (N, F, T) as NeMo makes them, normalized as `normalize_type` says, and frames |
 | the same and `fbank` in the metadata | filterbanks with those settings: an export of this program |
-| `input_values`, `waveform`, `audio` | samples (N, L) |
+| `waveform`, `audio` | samples (N, L) |
+| `input_values` | the same as transformers makes them: each recording has mean 0 and variance 1 |
 | `x` and states | chunks of `T` frames, `decode_chunk_len` frames apart: a streaming network |
 | `x`, `x_lens` and states | the same; the last chunk may have fewer frames, and all of its outputs are valid |
 
@@ -43,15 +44,18 @@ from asr.models.external.nemo_features import NemoFeatures
 from asr.models.external.streaming import ChunkedStream, checked_chunk_sizes, whole_in_chunks
 from asr.serialization import sha256_of_file
 from asr.text.ctc_tokens import CTCTokens
-from asr.text.documents import parse_json
+from asr.text.documents import parse_json, read_text
 
-_WAVEFORM_INPUTS = ("input_values", "waveform", "audio", "wav", "samples")
+_OF_TRANSFORMERS = "input_values"
+_WAVEFORM_INPUTS = (_OF_TRANSFORMERS, "waveform", "audio", "wav", "samples")
 _TRANSPOSED_INPUTS = ("audio_signal", "processed_signal")
 _LENGTH_INPUTS = ("x_lens", "length", "lengths", "x_length", "speech_lengths", "feats_lengths", "num_frames", "len")
 _DEFAULT_SAMPLING_RATE = 16000
 _DEFAULT_NUM_MEL_BINS = 80
 _DEFAULT_SUBSAMPLING = 4
 _FBANK_SHIFT = 0.01
+_PREPROCESSOR = "preprocessor_config.json"
+_VARIANCE_FLOOR = 1e-7
 _DTYPES: dict[str, Any] = {"tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(double)": np.float64}
 
 
@@ -88,10 +92,16 @@ class OnnxModel(ExternalModel):
 
     Args:
         path: the file.
-        tokens: its output symbols: a list or a file; None for those of the metadata, or `tokens.txt` next to the file.
+        tokens: its output symbols: a list or a file; None for those of the metadata, or `tokens.txt` or transformers'
+            `vocab.json` next to the file.
         num_threads: threads of onnxruntime; None for as many as torch uses.
         frame_shift: in seconds; None derives it from the metadata `subsampling_factor`, or from numbers of frames.
         blank: as for `CTCTokens`.
+        normalize: whether samples are normalized; None for what `preprocessor_config.json` next to the file says, or
+            only those of `input_values`.
+
+    Attributes:
+        normalizes: whether it does; None if the network does not read samples.
 
     Raises:
         AsrError: onnxruntime is missing, the file cannot be read, its inputs are not among those above, its metadata
@@ -105,9 +115,10 @@ class OnnxModel(ExternalModel):
         num_threads: int | None = None,
         frame_shift: float | None = None,
         blank: int | str | None = None,
+        normalize: bool | None = None,
     ) -> None:
         # Copies and other processes open the file again.
-        self._arguments = (path, tokens, num_threads, frame_shift, blank)
+        self._arguments = (path, tokens, num_threads, frame_shift, blank, normalize)
         path = Path(path)
         self.name = f"onnx:{path}"
         runtime = package("onnxruntime", self.name)
@@ -125,9 +136,18 @@ class OnnxModel(ExternalModel):
         self._inputs = {each.name: each for each in self._session.get_inputs()}
         self._outputs = [each.name for each in self._session.get_outputs()]
         self.tokens = self._own_tokens(path, tokens, blank)
-        self.sampling_rate = self._number("sample_rate", _DEFAULT_SAMPLING_RATE)
         self._signal, self._length, self._states = self._sorted_inputs()
         self._kind = _input_kind(self._signal, len(self._inputs[self._signal].shape), self.name)
+        preprocessor = self._preprocessor(path)
+        rate = positive_integer(
+            preprocessor.get("sampling_rate", _DEFAULT_SAMPLING_RATE),
+            f"{self.name}: the sampling_rate in {_PREPROCESSOR}",
+        )
+        self.sampling_rate = self._number("sample_rate", rate)
+        self.normalizes: bool | None = None
+        if self._kind == "waveform":
+            usual = preprocessor.get("do_normalize", self._signal == _OF_TRANSFORMERS)
+            self.normalizes = bool(usual if normalize is None else normalize)
         self.extractor = self._feature_extractor()
         given = None if frame_shift is None else positive_number(frame_shift, f"{self.name}: the frame_shift")
         self.frame_shift = self._shift() if given is None else given
@@ -213,11 +233,11 @@ class OnnxModel(ExternalModel):
         """The given tokens, those of the metadata, or those of `tokens.txt` next to the file."""
         if isinstance(tokens, CTCTokens):
             return tokens
-        beside = path.with_name("tokens.txt")
         if tokens is None and "tokens" in self.metadata:
             tokens = self.metadata["tokens"].split("\n")
-        elif tokens is None and beside.is_file():
-            tokens = beside
+        elif tokens is None:
+            beside = [path.with_name(name) for name in ("tokens.txt", "vocab.json")]
+            tokens = next((file for file in beside if file.is_file()), None)
         if tokens is None:
             raise AsrError(f"{self.name}: its tokens are unknown; put tokens.txt next to it, or give tokens=.")
         with named(self.name):
@@ -237,6 +257,17 @@ class OnnxModel(ExternalModel):
             )
         return signals[0], length, states
 
+    def _preprocessor(self, path: Path) -> dict[str, Any]:
+        """The description of its input next to a network of transformers, if there is one."""
+        beside = path.with_name(_PREPROCESSOR)
+        if self._signal != _OF_TRANSFORMERS or not beside.is_file():
+            return {}
+        with named(f"{self.name}: {_PREPROCESSOR} next to it is not a JSON object", "copy it again"):
+            content = parse_json(read_text(beside))
+            if not isinstance(content, dict):
+                raise ValueError(f"it is of type {type(content).__name__}")
+        return content
+
     def _feature_extractor(self) -> Any:
         if self._kind == "waveform":
             return None
@@ -254,7 +285,7 @@ class OnnxModel(ExternalModel):
 
     def _signal_of(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
         if self.extractor is None:
-            return waveform, num_samples
+            return normalized(waveform, num_samples) if self.normalizes else waveform, num_samples
         features, lengths = self.extractor(waveform, num_samples)
         if self._kind == "transposed":
             return features.transpose(1, 2).contiguous(), lengths
@@ -301,6 +332,13 @@ def in_unit_range(features: Tensor) -> Tensor:
     They have the same floor, which digital silence and quiet noise reach only in this range.
     """
     return (features - 2.0 * math.log(INT16_SCALE)).clamp(min=LOG_FLOOR)
+
+
+def normalized(waveform: Tensor, num_samples: Tensor) -> Tensor:
+    """Samples (N, L) with mean 0 and variance 1 in each recording, and zeros after its end."""
+    parts = [each[:num] for each, num in zip(waveform, num_samples.tolist(), strict=True)]
+    scaled = [(each - each.mean()) / (each.var(unbiased=False) + _VARIANCE_FLOOR).sqrt() for each in parts]
+    return torch.nn.utils.rnn.pad_sequence(scaled, batch_first=True)
 
 
 def _emitted(outputs: list[Any]) -> list[Any]:
