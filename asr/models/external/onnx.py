@@ -5,7 +5,7 @@ What a file expects is read from the names of its inputs and from its metadata:
 | input | is |
 | --- | --- |
 | `x`, `x_lens` (or `speech`, `feats`, ...) | filterbanks (N, T, F) as icefall makes them, and frames |
-| the same and `model_type` `wenet_ctc` | the same of 16-bit integers, as WeNet makes them |
+| the same and `model_type` `wenet_ctc` | filterbanks of 16-bit integers up to half the sampling rate, as WeNet's |
 | `audio_signal`, `length` | filterbanks (N, F, T) as NeMo makes them, normalized as `normalize_type` says, and frames |
 | the same and `fbank` in the metadata | filterbanks with those settings: an export of this program |
 | `waveform`, `audio` | samples (N, L) |
@@ -56,6 +56,7 @@ _DEFAULT_SUBSAMPLING = 4
 _FBANK_SHIFT = 0.01
 _PREPROCESSOR = "preprocessor_config.json"
 _VARIANCE_FLOOR = 1e-7
+_WENET = "wenet_ctc"
 _DTYPES: dict[str, Any] = {"tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(double)": np.float64}
 
 
@@ -160,6 +161,10 @@ class OnnxModel(ExternalModel):
         """Whether the network keeps states between chunks."""
         return bool(self._states)
 
+    @property
+    def _is_of_wenet(self) -> bool:
+        return self.metadata.get("model_type") == _WENET
+
     def forward(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
         """See `ExternalModel.forward`."""
         if self.is_streaming:
@@ -210,8 +215,7 @@ class OnnxModel(ExternalModel):
 
     def normal_features(self, features: Tensor) -> Tensor:
         """Log energies scaled as in the network's training, from those of 16-bit integers, which WeNet's read."""
-        are_as_read = "fbank" in self.metadata or self.metadata.get("model_type") == "wenet_ctc"
-        return features if are_as_read else in_unit_range(features)
+        return features if "fbank" in self.metadata or self._is_of_wenet else in_unit_range(features)
 
     def chunk_sizes(self) -> tuple[int, int]:
         """Frames of a chunk, and frames from one chunk to the next.
@@ -281,7 +285,8 @@ class OnnxModel(ExternalModel):
             if self._kind == "transposed":
                 normalize_type = self.metadata.get("normalize_type", "per_feature")
                 return NemoFeatures(num_mel_bins, self.sampling_rate, normalize_type)
-            return Fbank(num_mel_bins=num_mel_bins, high_freq=-400.0, sampling_rate=self.sampling_rate)
+            high_freq = 0.0 if self._is_of_wenet else -400.0
+            return Fbank(num_mel_bins=num_mel_bins, high_freq=high_freq, sampling_rate=self.sampling_rate)
 
     def _signal_of(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
         if self.extractor is None:
