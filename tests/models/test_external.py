@@ -357,7 +357,7 @@ def onnx_file(
     return weight
 
 
-def streaming_file(path: Path, metadata: dict[str, str]) -> np.ndarray:
+def streaming_file(path: Path, metadata: dict[str, str], signal: str = "x") -> np.ndarray:
     """A network whose state is the sum of all features of the chunks so far."""
     pytest.importorskip("onnx")
     from onnx import TensorProto, helper, numpy_helper
@@ -367,12 +367,12 @@ def streaming_file(path: Path, metadata: dict[str, str]) -> np.ndarray:
     make, info = helper.make_node, helper.make_tensor_value_info
     constants = [numpy_helper.from_array(weight, "weight"), numpy_helper.from_array(np.array([1]), "axis")]
     nodes = [
-        make("ReduceSum", ["x", "axis"], ["sum"], keepdims=1),
+        make("ReduceSum", [signal, "axis"], ["sum"], keepdims=1),
         make("Add", ["sum", "cached"], ["new_cached"]),
         make("MatMul", ["new_cached", "weight"], ["logits"]),
         make("LogSoftmax", ["logits"], ["log_probs"], axis=2),
     ]
-    inputs = [info("x", TensorProto.FLOAT, [1, "T", 80]), info("cached", TensorProto.FLOAT, [1, 1, 80])]
+    inputs = [info(signal, TensorProto.FLOAT, [1, "T", 80]), info("cached", TensorProto.FLOAT, [1, 1, 80])]
     outputs = [
         info("log_probs", TensorProto.FLOAT, [1, 1, len(SYMBOLS)]),
         info("new_cached", TensorProto.FLOAT, [1, 1, 80]),
@@ -574,9 +574,11 @@ def test_bad_onnx_is_told(folder: Path) -> None:
     with pytest.raises(AsrError, match="not a readable ONNX file"):
         load_acoustic_model(f"onnx:{folder}")
     streaming_file(path, {})
-    model = load_acoustic_model(f"onnx:{folder}")
     with pytest.raises(AsrError, match="have no field 'T'; export it again"):
-        model(noise(0.1))
+        load_acoustic_model(f"onnx:{folder}")
+    streaming_file(path, {}, "audio_signal")
+    with pytest.raises(AsrError, match=r"reads audio_signal and keeps states .cached.; .* export it for whole"):
+        load_acoustic_model(f"onnx:{folder}")
     onnx_file(path, "x", {"subsampling_factor": "1"}, num_tokens=9)
     with pytest.raises(AsrError, match="it has 5 tokens"):
         load_acoustic_model(f"onnx:{folder}")(noise(0.1))
@@ -601,6 +603,10 @@ def test_bad_onnx_is_told(folder: Path) -> None:
         ("x", {"fbank": '{"frame_shift_ms": 1e300}'}, "does not describe a filterbank .*; export it again"),
         ("x", {"fbank": '{"num_mel_bins": 40}'}, "describes 40 features, but its input 'x' has 80; export it again"),
         ("x", {"fbank": '{"sampling_rate": 8000}'}, "of 8000 Hz, but the network one of 16000 Hz; export it again"),
+        ("x", {"feature": "whisper"}, "say feature = whisper, so that it reads features that are not computed here"),
+        ("x", {"model_type": "telespeech_ctc"}, "say model_type = telespeech_ctc, so that it reads features"),
+        ("x", {"mean": "1.0,2.0", "invstd": "1.0,1.0"}, "say mean, so that it reads features"),
+        ("audio_signal", {"is_giga_am": "1", "normalize_type": ""}, "say is_giga_am = 1, so that it reads features"),
         ("x", {"sample_rate": "50"}, "windows of 25.0 ms every 10.0 ms have no samples"),
         ("audio_signal", {"sample_rate": "50"}, "cannot be used at 50 Hz, only from 100 to 20480 Hz"),
         ("audio_signal", {"sample_rate": "44100"}, "cannot be used at 44100 Hz, only from 100 to 20480 Hz"),
@@ -624,7 +630,7 @@ def test_bad_metadata_of_onnx_are_told(folder: Path, kind: str, metadata: dict[s
 def test_bad_chunks_of_onnx_are_told(folder: Path, size: str, shift: str, message: str) -> None:
     streaming_file(folder / "model.onnx", {"T": size, "decode_chunk_len": shift})
     with pytest.raises(AsrError, match=f"^onnx:{folder}/model.onnx: .*{message}"):
-        load_acoustic_model(f"onnx:{folder}").stream()
+        load_acoustic_model(f"onnx:{folder}")
 
 
 def test_bad_frames_of_onnx_are_told(folder: Path) -> None:

@@ -57,6 +57,15 @@ _FBANK_SHIFT = 0.01
 _PREPROCESSOR = "preprocessor_config.json"
 _VARIANCE_FLOOR = 1e-7
 _WENET = "wenet_ctc"
+# Fields of the metadata, and their values, that mean features of other kinds: Whisper's, GigaAM's, MFCC of TeleSpeech,
+# and features that are normalized by these means (Dolphin, FireRedASR).
+_OTHER_FEATURES: dict[str, tuple[str, ...] | None] = {
+    "feature": ("whisper",),
+    "is_giga_am": ("1",),
+    "model_type": ("telespeech_ctc",),
+    "mean": None,
+    "cmvn_mean": None,
+}
 _DTYPES: dict[str, Any] = {"tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(double)": np.float64}
 
 
@@ -134,6 +143,7 @@ class OnnxModel(ExternalModel):
         except Exception as error:  # onnxruntime's own classes derive from Exception alone
             raise AsrError(f"{self.name}: this is not a readable ONNX file ({reason_of(error)}).") from error
         self.metadata: dict[str, str] = dict(self._session.get_modelmeta().custom_metadata_map)
+        self._require_known_features()
         self._inputs = {each.name: each for each in self._session.get_inputs()}
         self._outputs = [each.name for each in self._session.get_outputs()]
         self.tokens = self._own_tokens(path, tokens, blank)
@@ -150,6 +160,8 @@ class OnnxModel(ExternalModel):
             usual = preprocessor.get("do_normalize", self._signal == _OF_TRANSFORMERS)
             self.normalizes = bool(usual if normalize is None else normalize)
         self.extractor = self._feature_extractor()
+        if self.is_streaming:
+            self.chunk_sizes()
         given = None if frame_shift is None else positive_number(frame_shift, f"{self.name}: the frame_shift")
         self.frame_shift = self._shift() if given is None else given
 
@@ -233,6 +245,16 @@ class OnnxModel(ExternalModel):
             raise AsrError(f"{self.name}: onnxruntime cannot run it ({reason_of(error)}).") from error
         return outputs
 
+    def _require_known_features(self) -> None:
+        for field, values in _OTHER_FEATURES.items():
+            value = self.metadata.get(field)
+            if value is not None and (values is None or value in values):
+                shown = field if values is None else f"{field} = {value}"
+                raise AsrError(
+                    f"{self.name}: its metadata say {shown}, so that it reads features that are not computed here; "
+                    "give a network that reads filterbanks of icefall, WeNet or NeMo, or use CallableModel in Python."
+                )
+
     def _own_tokens(self, path: Path, tokens: Any, blank: int | str | None) -> CTCTokens:
         """The given tokens, those of the metadata, or those of `tokens.txt` next to the file."""
         if isinstance(tokens, CTCTokens):
@@ -258,6 +280,11 @@ class OnnxModel(ExternalModel):
             raise AsrError(
                 f"{self.name}: its inputs {', '.join(names)} are neither a signal and its lengths nor a signal and "
                 f"states that come back among the outputs ({', '.join(self._outputs)})."
+            )
+        if states and signals[0] in _TRANSPOSED_INPUTS + _WAVEFORM_INPUTS:
+            raise AsrError(
+                f"{self.name}: it reads {signals[0]} and keeps states ({', '.join(states)}); of networks with states, "
+                "only those that read filterbanks (N, T, F) can be used, as icefall's; export it for whole utterances."
             )
         return signals[0], length, states
 
