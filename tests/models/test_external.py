@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import importlib.machinery
 import json
 import math
 import shutil
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -425,6 +428,39 @@ def test_quiet_filterbanks_of_icefall_are_those_of_kaldi_native_fbank() -> None:
     wanted = np.stack([theirs.get_frame(frame) for frame in range(theirs.num_frames_ready)])
     features, _ = Fbank(high_freq=-400.0)(waveform[None], torch.tensor([len(waveform)]))
     assert np.abs(in_unit_range(features)[0].numpy() - wanted).max() < 1e-3
+
+
+@pytest.mark.parametrize("name", ["bpe.model", "tokenizer.model"])
+def test_the_piece_model_next_to_a_file_spells_words(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    class Processor:
+        def __init__(self, model_file: str) -> None:
+            assert model_file == str(folder / name)
+
+        def encode(self, text: str, out_type: type[str]) -> list[str]:
+            return ["▁a", "b", "c"]
+
+    pieces = ["<blk>", "▁a", "b", "c", "bc"]
+    (folder / "tokens.txt").write_text("".join(f"{symbol} {n}\n" for n, symbol in enumerate(pieces)))
+    onnx_file(folder / "model.onnx", "x", {"subsampling_factor": "1"})
+    torch.jit.script(Windows()).save(str(folder / "model.pt"))
+    sources: list[tuple[str, dict[str, Any]]] = [
+        (f"onnx:{folder}", {}), (f"torchscript:{folder / 'model.pt'}", {"frame_shift": 0.02})
+    ]  # fmt: skip
+    for source, options in sources:
+        assert load_acoustic_model(source, **options).tokens.spell("abc") == [("▁a", "bc")]
+    (folder / name).touch()
+    module = types.ModuleType("sentencepiece")
+    module.SentencePieceProcessor = Processor  # type: ignore[attr-defined]
+    module.__spec__ = importlib.machinery.ModuleSpec("sentencepiece", None)
+    monkeypatch.setitem(sys.modules, "sentencepiece", module)
+    for source, options in sources:
+        assert load_acoustic_model(source, **options).tokens.spell("abc") == [("▁a", "b", "c")]
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    with pytest.warns(UserWarning, match="the package sentencepiece is missing"):
+        assert load_acoustic_model(f"onnx:{folder}").tokens.spell("abc") == [("▁a", "bc")]
+    # Letters need no such model.
+    (folder / "tokens.txt").write_text("".join(f"{symbol} {n}\n" for n, symbol in enumerate(SYMBOLS)))
+    assert load_acoustic_model(f"onnx:{folder}").tokens.spell("abc") == [("a", "b", "c", "|")]
 
 
 @pytest.mark.parametrize("kind", ["x", "audio_signal", "input_values"])

@@ -39,6 +39,7 @@ from asr.models.external.base import (
     positive_integer,
     positive_number,
     reason_of,
+    tokens_of_file,
 )
 from asr.models.external.nemo_features import NemoFeatures
 from asr.models.external.streaming import ChunkedStream, checked_chunk_sizes, whole_in_chunks
@@ -267,7 +268,7 @@ class OnnxModel(ExternalModel):
         if tokens is None:
             raise AsrError(f"{self.name}: its tokens are unknown; put tokens.txt next to it, or give tokens=.")
         with named(self.name):
-            return CTCTokens(tokens, blank=blank)
+            return tokens_of_file(tokens, path, blank=blank)
 
     def _sorted_inputs(self) -> tuple[str, str | None, list[str]]:
         names = list(self._inputs)
