@@ -179,6 +179,13 @@ def test_recordings_of_any_length() -> None:
     assert times == sorted(times)
     assert times[-1][1] <= 3.0
     assert times[-1][0] > 1.0
+    pcm = (recordings[0] * 2**15).round().clamp(-(2**15), 2**15 - 1).to(torch.int16)
+    for given in (pcm, pcm.numpy(), (pcm / 2**15).numpy(), [pcm.numpy()]):
+        (result,) = CTCRecognizer(model, decoder)(given)
+        assert result.text == whole[0].text
+        assert result.total == pytest.approx(whole[0].total, abs=0.05)
+    with pytest.raises(AsrError, match="recording 0 has no samples"):
+        CTCRecognizer(model, decoder)(torch.zeros(0))
     with pytest.raises(AsrError, match="are not the decoder's 2"):
         CTCRecognizer(model, CTCDecoder(["-", "a"], warm_up=False))
 
