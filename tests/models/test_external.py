@@ -861,6 +861,8 @@ def test_transformers_network(tmp_path: Path) -> None:
             assert torch.allclose(found[:num], single[0][:num], atol=1e-3)
     decoder = CTCDecoder(model.tokens, words=["AB", "CAB"], frame_shift=model.frame_shift, warm_up=False)
     assert len(decoder(log_prob, num_frames)) == 2
+    half, _ = load_acoustic_model(f"transformers:{folder}", torch_dtype=torch.bfloat16)(batch)
+    assert (half[0] - log_prob[0]).abs().max() < 0.1
     damage = {
         "config.json": (b"[1]", "cannot be loaded .*; the folder must have"),
         "model.safetensors": (b"nothing", "cannot be loaded .*; the folder must have"),
