@@ -27,6 +27,7 @@ from asr.models.external import CallableModel, load_acoustic_model
 from asr.models.external.nemo_features import NemoFeatures
 from asr.models.external.network import ExternalNetwork
 from asr.models.external.onnx import OnnxModel, in_unit_range
+from asr.models.external.streaming import StateEncoder
 from asr.models.external.torchscript import save
 from asr.recognizer import Recognizer
 from asr.streaming import StreamingOptions, StreamingRecognizer, recognize_stream
@@ -603,6 +604,26 @@ def test_streams_of_an_onnx_network(folder: Path) -> None:
         assert results[-1].total == pytest.approx(whole.total, abs=1e-2)
     with pytest.raises(AsrError, match=r"left_seconds sets windows, but onnx:.* keeps states"):
         StreamingRecognizer(recognizer, StreamingOptions(left_seconds=2.0))
+
+
+def test_streams_with_states_read_one_chunk_a_step(folder: Path) -> None:
+    """So that an utterance may end after each chunk, however many samples were pushed."""
+    streaming_file(folder / "model.onnx", {"T": "4", "decode_chunk_len": "4", "subsampling_factor": "4"})
+    model = load_acoustic_model(f"onnx:{folder}")
+    network: Any = ExternalNetwork.of(model).network
+    waveform = noise(0.32)
+    wanted, _ = network(waveform[None, :, None], torch.tensor([len(waveform)]))
+    for sizes in ([5120], [700, 4420], [80] * 64):
+        stream = StateEncoder(network).open(torch.device("cpu"))
+        for piece in waveform.split(sizes):
+            stream.push(piece[:, None])
+        stream.close()
+        found = []
+        while stream.is_ready:
+            found += StateEncoder(network).step([stream])
+        # The last one has the boundary after the last word.
+        assert max(map(len, found[:-1])) == 1
+        assert torch.allclose(torch.cat(found), wanted[0], atol=1e-4)
 
 
 def lexicon_of_letters() -> Lexicon:

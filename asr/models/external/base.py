@@ -178,11 +178,16 @@ class ExternalModel(ABC):
 
 
 class StreamingModel(ABC):
-    """A network that reads an utterance in chunks of features and keeps states between them."""
+    """A network that reads an utterance in chunks of features and keeps states between them.
+
+    Attributes:
+        chunk_samples: samples from one chunk to the next.
+    """
 
     tokens: CTCTokens
     sampling_rate: int
     frame_shift: float
+    chunk_samples: int
 
     @abstractmethod
     def accept(self, waveform: Tensor, is_last: bool = False) -> Tensor:

@@ -67,6 +67,7 @@ class ChunkedStream(StreamingModel):
         self._model = model
         self._states = model.initial_states()
         self._size, self._shift = model.chunk_sizes()
+        self.chunk_samples = self._shift * model.extractor.frame_shift
         self._features = FeatureStream(model.extractor)
         self._waiting = torch.zeros((0, model.extractor.feature_dim))
 
@@ -162,12 +163,17 @@ class StateStream:
         return self._is_done
 
     def read(self) -> Tensor:
-        """Reads all samples so far -> log-probabilities (T', C) of the frames that they complete, blank first."""
-        samples = torch.cat(self._held) if self._held else torch.zeros(0)
-        self._held = []
-        log_prob = self._network.blank_first(self._model.accept(samples, is_last=self._is_closed))
+        """Reads the next chunk's samples -> log-probabilities (T', C) of the frames that they complete, blank first.
+
+        An utterance may end after each chunk, however many samples have been pushed.
+        """
+        held = self._held[0] if len(self._held) == 1 else torch.cat([*self._held, torch.zeros(0)])
+        samples, rest = held[: self._model.chunk_samples], held[self._model.chunk_samples :]
+        self._held = [rest] if len(rest) else []
+        is_last = self._is_closed and not self._held
+        log_prob = self._network.blank_first(self._model.accept(samples, is_last=is_last))
         self._num_outputs += len(log_prob)
-        self._is_done = self._is_closed
+        self._is_done = is_last
         if self._is_done:
             boundary = self._network.tokens.boundary_id
             log_prob = with_last_boundary(log_prob[None], torch.tensor([len(log_prob)]), boundary)[0][0]
