@@ -541,6 +541,17 @@ def test_onnx_of_transformers(folder: Path) -> None:
             load_acoustic_model(f"onnx:{folder}")
 
 
+def test_bundles_of_onnx_files_with_weights_elsewhere_are_refused(folder: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    onnx_file(folder / "model.onnx", "x", {"subsampling_factor": "1"})
+    model = onnx.load(str(folder / "model.onnx"))
+    onnx.save(model, str(folder / "model.onnx"), save_as_external_data=True, location="weights", size_threshold=0)
+    bundle = bundle_with_acoustic_model(f"onnx:{folder}", lexicon=lexicon_of_letters(), graph_folder=folder)
+    with pytest.raises(AsrError, match=f"^onnx:{folder}/model.onnx: a bundle holds one file .* other files, save them"):
+        bundle.save(folder / "bundle")
+    assert not (folder / "bundle").exists()
+
+
 def test_onnx_without_lengths_reads_each_recording_alone(folder: Path) -> None:
     onnx_file(folder / "model.onnx", "waveform", {})
     model = load_acoustic_model(f"onnx:{folder}")

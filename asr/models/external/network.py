@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from asr.errors import AsrError
 from asr.graph.topology import with_last_boundary
-from asr.models.external.base import ExternalModel, load_acoustic_model
+from asr.models.external.base import ExternalModel, load_acoustic_model, named
 from asr.serialization import ModelSpec, OwnFormat
 from asr.text.ctc_tokens import CTCTokens
 
@@ -126,7 +126,9 @@ class ExternalNetwork(nn.Module, OwnFormat):
         kind, _, place = name.partition(":")
         if path is not None:
             shutil.copyfile(place, path)
-            self._read(path)  # fails if weights are missing because they are in other files
+            what = f"{name}: a bundle holds one file for the network, and a copy of this one cannot be read alone"
+            with named(what, "if its weights are in other files, save them in the same one"):
+                self._read(path)
         elif kind == "torchscript":
             raise AsrError(f"{name}: a bundle holds no programs, such as TorchScript files; export it to ONNX.")
         elif kind not in ("torchaudio", "transformers") or Path(place).is_dir():
