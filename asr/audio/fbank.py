@@ -19,6 +19,11 @@ WindowType = Literal["povey", "hamming", "hanning", "rectangular"]
 # Kaldi works on samples in the range of 16-bit integers.
 INT16_SCALE = 32768.0
 
+_FLOOR = torch.finfo(torch.float32).eps
+
+# The lowest log energy, that of digital silence.
+LOG_FLOOR = math.log(_FLOOR)
+
 _PREEMPHASIS = 0.97
 
 # Number of windows that are transformed together on a CPU.
@@ -159,15 +164,14 @@ class Fbank(nn.Module):
         if self.dither > 0.0:
             frames = frames + self.dither * torch.randn_like(frames)
         frames = frames - frames.mean(dim=1, keepdim=True)
-        floor = torch.finfo(torch.float32).eps
         previous = torch.cat([frames[:, :1], frames[:, :-1]], dim=1)
         windowed = torch.sub(frames, previous, alpha=_PREEMPHASIS).mul_(self.window)
         spectrum = torch.fft.rfft(windowed, n=self.fft_length)[:, :-1]
         power = spectrum.real.square() + spectrum.imag.square()
-        features = (power @ self.mel_filters).clamp_(min=floor).log_()
+        features = (power @ self.mel_filters).clamp_(min=_FLOOR).log_()
         if not self.use_energy:
             return features
-        log_energy = frames.square().sum(dim=1, keepdim=True).clamp_(min=floor).log_()
+        log_energy = frames.square().sum(dim=1, keepdim=True).clamp_(min=_FLOOR).log_()
         return torch.cat([log_energy, features], dim=1)
 
 

@@ -22,9 +22,10 @@ log-probabilities of the tokens and numbers of frames. The file's metadata conta
 that 'asr transcribe --acoustic-model onnx:FILE' needs no other file. Decoding graph and language models stay in the
 bundle.
 
-With --streaming the network has states: it reads one stream in chunks, normalizes features as they arrive, and gives
-the same results as a stream with the bundle. Use it with 'asr transcribe --stream --acoustic-model onnx:FILE' (or
-torchscript:FILE). This works only for TDNN-F networks.
+With --streaming the network has states: it reads one stream in chunks, normalizes features as they arrive, and returns
+what a stream with the bundle has while it runs. (The bundle evaluates utterances again when they have ended, and makes
+fewer errors.) Use it with 'asr transcribe --stream --acoustic-model onnx:FILE' (or torchscript:FILE). This works only
+for TDNN-F networks.
 
 examples:
   asr export librispeech --format onnx --output librispeech.onnx

@@ -98,7 +98,7 @@ def transcribe(
         session_of: with `carry_history`, the session of each recording; those of one follow one another in `names`. If
             None, each recording is one.
     """
-    recognize = partial(recognizer, nbest=nbest, speaker=speaker)
+    recognize = partial(recognizer.__call__, nbest=nbest, speaker=speaker)
     if batch_seconds is None:
         batch_seconds = recognizer.batch_seconds if recognizer.device.type == "cuda" else 60.0
     # The stages overlap only if there are several batches for each worker.

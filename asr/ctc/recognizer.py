@@ -1,16 +1,16 @@
 """Recognizes waveforms with an external network and a `CTCDecoder`.
 
-Shapes: L samples.
+Shapes: N recordings, L samples.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
+import numpy as np
 from torch import Tensor
 
-from asr.audio.segments import at_rate, split_at_pauses
+from asr.audio.segments import as_recordings, at_rate, split_at_pauses
 from asr.ctc.decoder import CTCDecoder
 from asr.ctc.interface import CTCHypothesis
 from asr.errors import AsrError
@@ -45,23 +45,26 @@ class CTCRecognizer:
         self.max_segment_seconds = max_segment_seconds
 
     def __call__(
-        self, waveform: Tensor | Sequence[Tensor], sampling_rate: int | None = None
+        self, waveform: Tensor | np.ndarray | Sequence[Tensor | np.ndarray], sampling_rate: int | None = None
     ) -> list[RecognitionResult]:
         """Recognizes one recording or several.
 
         Args:
-            waveform: float samples in [-1, 1]: (L,), or a list of (L,).
+            waveform: samples (L,), (N, L) or a list of (L,), and so on, as for `asr.audio.segments.as_recordings`.
             sampling_rate: of the samples, in Hz; the network's own if None.
 
         Returns:
             One result per recording, in order.
-        """
-        recordings = [waveform] if isinstance(waveform, Tensor) and waveform.dim() == 1 else list(waveform)
-        return [self._recognize(torch.as_tensor(each).float(), sampling_rate) for each in recordings]
 
-    def _recognize(self, waveform: Tensor, sampling_rate: int | None) -> RecognitionResult:
+        Raises:
+            AsrError: as for `as_recordings`.
+        """
+        rate = self.model.sampling_rate if sampling_rate is None else sampling_rate
+        return [self._recognize(each, rate) for each in as_recordings(waveform, sampling_rate=rate)]
+
+    def _recognize(self, waveform: Tensor, sampling_rate: int) -> RecognitionResult:
         rate = self.model.sampling_rate
-        waveform = at_rate(waveform, rate if sampling_rate is None else sampling_rate, rate)
+        waveform = at_rate(waveform, sampling_rate, rate)
         pieces, offsets = [], []
         for begin, end in split_at_pauses(waveform, rate, self.max_segment_seconds):
             times = StageTimes((end - begin) / rate)

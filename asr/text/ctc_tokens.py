@@ -253,7 +253,8 @@ class CTCTokens:
         if not hasattr(model, "get_piece_size"):
             return cast(PieceModel, model)
         pieces = [str(model.id_to_piece(number)) for number in range(int(model.get_piece_size()))]
-        missing = [piece for piece in pieces if piece not in self._text_symbols and piece not in _SPECIAL]
+        # Models may have the blank among their pieces, as icefall's do.
+        missing = [piece for piece in pieces if piece not in self.symbols and piece not in _SPECIAL]
         if missing:
             raise AsrError(
                 f"{self.name}: the SentencePiece model has {len(missing)} pieces that are not tokens of the network "

@@ -224,6 +224,13 @@ def test_piece_model_decides_how_words_are_written() -> None:
         CTCTokens(PIECES, piece_model=Pieces(["▁foo", "bar", "e"]))
 
 
+def test_piece_models_may_have_the_blank() -> None:
+    """As those of icefall, where it is the first of the symbols that it defines."""
+    symbols = ["<blk>", "<sos/eos>", "<unk>", "▁th", "▁t", "he", "e"]
+    tokens = CTCTokens(symbols, piece_model=Pieces(symbols))
+    assert tokens.spell("the") == [("▁th", "e")]
+
+
 def test_sentencepiece_file_that_is_none(tmp_path: Path) -> None:
     pytest.importorskip("sentencepiece")
     path = tmp_path / "pieces.model"

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from asr.audio.fbank import Fbank
 from asr.audio.io import read_audio
 from asr.bundle import Bundle, all_bundle_folders
 from asr.cli.main import main
@@ -22,6 +23,7 @@ from asr.models.export import FORMATS, TraceableCmvn, can_export_onnx, export_ac
 from asr.models.external import CallableModel, load_acoustic_model, onnx
 from asr.models.interface import UtteranceCmvn
 from asr.recognizer import Recognizer
+from asr.serialization import ModelSpec
 
 CLIPS = Path(__file__).resolve().parents[2] / "scripts" / "demo_clips"
 
@@ -68,6 +70,17 @@ def test_any_number_of_utterances_and_frames(tiny_bundle_folder: Path, tmp_path:
         assert num_found.tolist() == num_wanted.tolist()
         for row, number in enumerate(num_wanted.tolist()):
             assert torch.allclose(found[row, :number], wanted[row, :number], atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMATS)
+def test_other_frame_shifts_of_filterbanks_are_kept(tiny_bundle_folder: Path, tmp_path: Path, form: str) -> None:
+    require(form)
+    bundle = Bundle.load(tiny_bundle_folder)
+    arguments = bundle.features.arguments | {"frame_shift_ms": 8.0}
+    features = ModelSpec("Fbank", arguments, Fbank(**arguments))
+    export_acoustic_model(replace(bundle, features=features), tmp_path / "model", form)
+    assert load_acoustic_model(f"{form}:{tmp_path / 'model'}").frame_shift == pytest.approx(0.016)
 
 
 @pytest.mark.slow

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import importlib.machinery
 import json
 import math
 import shutil
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from asr.audio.fbank import Fbank
+from asr.bundle import Bundle
 from asr.ctc import CTCDecoder, CTCTokens
 from asr.ctc.bundles import bundle_with_acoustic_model
 from asr.ctc.recognizer import CTCRecognizer
@@ -23,6 +27,7 @@ from asr.models.external import CallableModel, load_acoustic_model
 from asr.models.external.nemo_features import NemoFeatures
 from asr.models.external.network import ExternalNetwork
 from asr.models.external.onnx import OnnxModel, in_unit_range
+from asr.models.external.streaming import StateEncoder
 from asr.models.external.torchscript import save
 from asr.recognizer import Recognizer
 from asr.streaming import StreamingOptions, StreamingRecognizer, recognize_stream
@@ -175,6 +180,13 @@ def test_recordings_of_any_length() -> None:
     assert times == sorted(times)
     assert times[-1][1] <= 3.0
     assert times[-1][0] > 1.0
+    pcm = (recordings[0] * 2**15).round().clamp(-(2**15), 2**15 - 1).to(torch.int16)
+    for given in (pcm, pcm.numpy(), (pcm / 2**15).numpy(), [pcm.numpy()]):
+        (result,) = CTCRecognizer(model, decoder)(given)
+        assert result.text == whole[0].text
+        assert result.total == pytest.approx(whole[0].total, abs=0.05)
+    with pytest.raises(AsrError, match="recording 0 has no samples"):
+        CTCRecognizer(model, decoder)(torch.zeros(0))
     with pytest.raises(AsrError, match="are not the decoder's 2"):
         CTCRecognizer(model, CTCDecoder(["-", "a"], warm_up=False))
 
@@ -306,26 +318,38 @@ def onnx_file(
     num_tokens: int = len(SYMBOLS),
     longer_by: int = 0,
     num_utts: str | int = "N",
+    subsampling: int = 1,
 ) -> np.ndarray:
-    """A file in the form of icefall (`x`), of NeMo (`audio_signal`) or of transformers (`input_values`)."""
+    """A file in the form of icefall (`x`), of NeMo (`audio_signal`) or of transformers (`input_values`).
+
+    A network of samples (also `waveform`) subtracts the mean of all of them, padding included.
+    """
     onnx = pytest.importorskip("onnx")
     from onnx import TensorProto, helper, numpy_helper
 
     rng = np.random.default_rng(0)
-    width = 320 if kind == "input_values" else 80
+    width = 320 if kind in ("input_values", "waveform") else 80
     weight = rng.normal(size=(width, num_tokens)).astype(np.float32) / np.float32(np.sqrt(width))
     constants = [numpy_helper.from_array(weight, "weight")]
     make = helper.make_node
     outputs = [helper.make_tensor_value_info("log_probs", TensorProto.FLOAT, [num_utts, "S", num_tokens])]
-    if kind == "input_values":
+    if width == 320:
         inputs = [helper.make_tensor_value_info(kind, TensorProto.FLOAT, [num_utts, "L"])]
         constants.append(numpy_helper.from_array(np.array([0, -1, 320], dtype=np.int64), "shape"))
-        nodes = [make("Reshape", [kind, "shape"], ["frames"]), make("MatMul", ["frames", "weight"], ["log_probs"])]
+        nodes = [
+            make("ReduceMean", [kind], ["mean"], axes=[1]),
+            make("Sub", [kind, "mean"], ["centered"]),
+            make("Reshape", ["centered", "shape"], ["frames"]),
+            make("MatMul", ["frames", "weight"], ["log_probs"]),
+        ]
     elif kind == "audio_signal":
         lengths = helper.make_tensor_value_info("length", TensorProto.INT64, ["N"])
         inputs = [helper.make_tensor_value_info(kind, TensorProto.FLOAT, [num_utts, 80, "T"]), lengths]
+        slices = {"begin": 0, "end": 2**31, "axis": 1, "step": subsampling}
+        constants += [numpy_helper.from_array(np.array([number]), name) for name, number in slices.items()]
         nodes = [
-            make("Transpose", [kind], ["frames"], perm=[0, 2, 1]),
+            make("Transpose", [kind], ["all_frames"], perm=[0, 2, 1]),
+            make("Slice", ["all_frames", *slices], ["frames"]),
             make("MatMul", ["frames", "weight"], ["logits"]),
             make("LogSoftmax", ["logits"], ["log_probs"], axis=2),
         ]
@@ -344,8 +368,8 @@ def onnx_file(
     return weight
 
 
-def streaming_file(path: Path, metadata: dict[str, str]) -> np.ndarray:
-    """A network whose state is the sum of all features so far, 4 frames at a time."""
+def streaming_file(path: Path, metadata: dict[str, str], signal: str = "x") -> np.ndarray:
+    """A network whose state is the sum of all features of the chunks so far."""
     pytest.importorskip("onnx")
     from onnx import TensorProto, helper, numpy_helper
 
@@ -354,12 +378,12 @@ def streaming_file(path: Path, metadata: dict[str, str]) -> np.ndarray:
     make, info = helper.make_node, helper.make_tensor_value_info
     constants = [numpy_helper.from_array(weight, "weight"), numpy_helper.from_array(np.array([1]), "axis")]
     nodes = [
-        make("ReduceSum", ["x", "axis"], ["sum"], keepdims=1),
+        make("ReduceSum", [signal, "axis"], ["sum"], keepdims=1),
         make("Add", ["sum", "cached"], ["new_cached"]),
         make("MatMul", ["new_cached", "weight"], ["logits"]),
         make("LogSoftmax", ["logits"], ["log_probs"], axis=2),
     ]
-    inputs = [info("x", TensorProto.FLOAT, [1, 4, 80]), info("cached", TensorProto.FLOAT, [1, 1, 80])]
+    inputs = [info(signal, TensorProto.FLOAT, [1, "T", 80]), info("cached", TensorProto.FLOAT, [1, 1, 80])]
     outputs = [
         info("log_probs", TensorProto.FLOAT, [1, 1, len(SYMBOLS)]),
         info("new_cached", TensorProto.FLOAT, [1, 1, 80]),
@@ -399,6 +423,54 @@ def test_onnx_of_icefall(folder: Path) -> None:
         assert torch.allclose(found[: len(wanted)], wanted, atol=1e-4)
 
 
+def test_quiet_filterbanks_of_icefall_are_those_of_kaldi_native_fbank() -> None:
+    knf = pytest.importorskip("kaldi_native_fbank")
+    options = knf.FbankOptions()
+    options.frame_opts.dither, options.frame_opts.snip_edges = 0.0, False
+    options.mel_opts.num_bins, options.mel_opts.high_freq = 80, -400.0
+    # Digital silence, noise in the last bit, and speech
+    waveform = torch.cat([torch.zeros(1600), (noise(0.1) * 10.0).round() / 2**15, noise(0.1)])
+    theirs = knf.OnlineFbank(options)
+    theirs.accept_waveform(16000, waveform.tolist())
+    theirs.input_finished()
+    wanted = np.stack([theirs.get_frame(frame) for frame in range(theirs.num_frames_ready)])
+    features, _ = Fbank(high_freq=-400.0)(waveform[None], torch.tensor([len(waveform)]))
+    assert np.abs(in_unit_range(features)[0].numpy() - wanted).max() < 1e-3
+
+
+@pytest.mark.parametrize("name", ["bpe.model", "tokenizer.model"])
+def test_the_piece_model_next_to_a_file_spells_words(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    class Processor:
+        def __init__(self, model_file: str) -> None:
+            assert model_file == str(folder / name)
+
+        def encode(self, text: str, out_type: type[str]) -> list[str]:
+            return ["▁a", "b", "c"]
+
+    pieces = ["<blk>", "▁a", "b", "c", "bc"]
+    (folder / "tokens.txt").write_text("".join(f"{symbol} {n}\n" for n, symbol in enumerate(pieces)))
+    onnx_file(folder / "model.onnx", "x", {"subsampling_factor": "1"})
+    torch.jit.script(Windows()).save(str(folder / "model.pt"))
+    sources: list[tuple[str, dict[str, Any]]] = [
+        (f"onnx:{folder}", {}), (f"torchscript:{folder / 'model.pt'}", {"frame_shift": 0.02})
+    ]  # fmt: skip
+    for source, options in sources:
+        assert load_acoustic_model(source, **options).tokens.spell("abc") == [("▁a", "bc")]
+    (folder / name).touch()
+    module = types.ModuleType("sentencepiece")
+    module.SentencePieceProcessor = Processor  # type: ignore[attr-defined]
+    module.__spec__ = importlib.machinery.ModuleSpec("sentencepiece", None)
+    monkeypatch.setitem(sys.modules, "sentencepiece", module)
+    for source, options in sources:
+        assert load_acoustic_model(source, **options).tokens.spell("abc") == [("▁a", "b", "c")]
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    with pytest.warns(UserWarning, match="the package sentencepiece is missing"):
+        assert load_acoustic_model(f"onnx:{folder}").tokens.spell("abc") == [("▁a", "bc")]
+    # Letters need no such model.
+    (folder / "tokens.txt").write_text("".join(f"{symbol} {n}\n" for n, symbol in enumerate(SYMBOLS)))
+    assert load_acoustic_model(f"onnx:{folder}").tokens.spell("abc") == [("a", "b", "c", "|")]
+
+
 @pytest.mark.parametrize("kind", ["x", "audio_signal", "input_values"])
 def test_onnx_of_one_recording(folder: Path, kind: str) -> None:
     metadata, batch = {"subsampling_factor": "1"}, [noise(0.32), noise(0.16, 1)]
@@ -415,7 +487,7 @@ def test_onnx_of_wenet(folder: Path) -> None:
     metadata = {"subsampling_factor": "1", "model_type": "wenet_ctc"}
     weight = onnx_file(folder / "model.onnx", "x", metadata)
     log_prob, _ = load_acoustic_model(f"onnx:{folder}")(noise(0.3))
-    features = Fbank(high_freq=-400.0)(noise(0.3)[None], torch.tensor([4800]))[0][0]
+    features = Fbank(high_freq=0.0)(noise(0.3)[None], torch.tensor([4800]))[0][0]
     assert torch.allclose(log_prob[0], (features @ torch.from_numpy(weight)).log_softmax(1), atol=1e-4)
 
 
@@ -431,13 +503,63 @@ def test_onnx_of_nemo(folder: Path) -> None:
     assert torch.allclose(log_prob[0], (features[0] @ torch.from_numpy(weight)).log_softmax(1), atol=1e-4)
 
 
-def test_onnx_of_transformers(folder: Path) -> None:
-    onnx_file(folder / "model.onnx", "input_values", {})
+@pytest.mark.parametrize("subsampling", [1, 4, 8])
+def test_frame_shift_of_onnx_without_metadata(folder: Path, subsampling: int) -> None:
+    """As NeMo writes it. 10 seconds have 126 frames of 0.08 s."""
+    onnx_file(folder / "model.onnx", "audio_signal", {}, subsampling=subsampling)
     model = load_acoustic_model(f"onnx:{folder}")
-    assert model.frame_shift == 0.02
-    log_prob, num_frames = model([noise(0.32), noise(0.16)])
+    assert model.frame_shift == pytest.approx(0.01 * subsampling, abs=1e-9)
+
+
+def test_onnx_of_transformers(folder: Path) -> None:
+    """Its feature extractor gives each recording mean 0 and variance 1, unless its description says otherwise."""
+    weight = torch.from_numpy(onnx_file(folder / "model.onnx", "input_values", {}))
+    (folder / "tokens.txt").unlink()
+    (folder / "vocab.json").write_text(json.dumps({symbol: column for column, symbol in enumerate(SYMBOLS)}))
+    model = load_acoustic_model(f"onnx:{folder}")
+    assert (model.frame_shift, model.tokens.symbols) == (0.02, tuple(SYMBOLS))
+    batch = [noise(0.32), 0.2 * noise(0.16, 1) + 0.1]
+    log_prob, num_frames = model(batch)
     assert num_frames.tolist() == [16, 8]
-    assert torch.allclose(log_prob.exp().sum(2), torch.ones(2, 16), atol=1e-5)
+    for utterance, found, num in zip(batch, log_prob, num_frames, strict=True):
+        normal = (utterance - utterance.mean()) / utterance.std(unbiased=False)
+        assert torch.allclose(found[:num], (normal.view(-1, 320) @ weight).log_softmax(1), atol=1e-3)
+    preprocessor = folder / "preprocessor_config.json"
+    preprocessor.write_text('{"do_normalize": false, "sampling_rate": 8000}')
+    model = load_acoustic_model(f"onnx:{folder}")
+    assert (model.frame_shift, model.sampling_rate) == (0.04, 8000)
+    wanted = ((batch[0] - batch[0].mean()).view(-1, 320) @ weight).log_softmax(1)
+    assert torch.allclose(model(batch[0])[0][0], wanted, atol=1e-4)
+    # A bundle keeps this without the description.
+    bundle_with_acoustic_model(model, lexicon=lexicon_of_letters(), graph_folder=folder).save(folder / "bundle")
+    network = Bundle.load(folder / "bundle").acoustic_model.network
+    found, _ = network(batch[0][None, :, None], torch.tensor([len(batch[0])]))
+    assert torch.allclose(found[0, : len(wanted)], wanted, atol=1e-4)
+    for content, message in (("[]", "is not a JSON object .*list"), ('{"sampling_rate": 0}', "the sampling_rate in")):
+        preprocessor.write_text(content)
+        with pytest.raises(AsrError, match=f"^onnx:{folder}/model.onnx: .*{message}"):
+            load_acoustic_model(f"onnx:{folder}")
+
+
+def test_bundles_of_onnx_files_with_weights_elsewhere_are_refused(folder: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    onnx_file(folder / "model.onnx", "x", {"subsampling_factor": "1"})
+    model = onnx.load(str(folder / "model.onnx"))
+    onnx.save(model, str(folder / "model.onnx"), save_as_external_data=True, location="weights", size_threshold=0)
+    bundle = bundle_with_acoustic_model(f"onnx:{folder}", lexicon=lexicon_of_letters(), graph_folder=folder)
+    with pytest.raises(AsrError, match=f"^onnx:{folder}/model.onnx: a bundle holds one file .* other files, save them"):
+        bundle.save(folder / "bundle")
+    assert not (folder / "bundle").exists()
+
+
+def test_onnx_without_lengths_reads_each_recording_alone(folder: Path) -> None:
+    onnx_file(folder / "model.onnx", "waveform", {})
+    model = load_acoustic_model(f"onnx:{folder}")
+    batch = [noise(0.32), noise(0.16, 1) + 0.1]
+    log_prob, num_frames = model(batch)
+    assert num_frames.tolist() == [16, 8]
+    for utterance, found, num in zip(batch, log_prob, num_frames, strict=True):
+        assert torch.allclose(found[:num], model(utterance)[0][0], atol=1e-5)
 
 
 def test_onnx_in_chunks(folder: Path) -> None:
@@ -464,6 +586,21 @@ def test_onnx_in_chunks(folder: Path) -> None:
         assert found.score == pytest.approx(wanted.score, abs=1e-3)
 
 
+def test_every_frame_of_a_stream_has_an_output(folder: Path) -> None:
+    """Networks that look ahead are given silence after the end, however the samples are split."""
+    weight = streaming_file(folder / "model.onnx", {"T": "6", "decode_chunk_len": "4", "subsampling_factor": "4"})
+    model = load_acoustic_model(f"onnx:{folder}")
+    waveform = noise(0.3)  # 30 frames: chunks begin at 0, 4, ... 28
+    features = in_unit_range(Fbank(high_freq=-400.0)(waveform[None], torch.tensor([4800]))[0])[0]
+    silence = torch.full((4, 80), math.log(torch.finfo(torch.float32).eps))
+    sums = torch.cat([features, silence]).unfold(0, 6, 4).sum(2).cumsum(0)
+    wanted = (sums @ torch.from_numpy(weight)).log_softmax(1)
+    for size in (4800, 1600, 700, 80):
+        stream, pieces = model.stream(), waveform.split(size)
+        found = [stream.accept(piece, is_last=number == len(pieces) - 1) for number, piece in enumerate(pieces)]
+        assert torch.allclose(torch.cat(found), wanted, atol=1e-3)
+
+
 def test_streams_of_an_onnx_network(folder: Path) -> None:
     streaming_file(folder / "model.onnx", {"T": "4", "decode_chunk_len": "4", "subsampling_factor": "4"})
     made = bundle_with_acoustic_model(f"onnx:{folder}", lexicon=lexicon_of_letters(), graph_folder=folder)
@@ -480,6 +617,26 @@ def test_streams_of_an_onnx_network(folder: Path) -> None:
         StreamingRecognizer(recognizer, StreamingOptions(left_seconds=2.0))
 
 
+def test_streams_with_states_read_one_chunk_a_step(folder: Path) -> None:
+    """So that an utterance may end after each chunk, however many samples were pushed."""
+    streaming_file(folder / "model.onnx", {"T": "4", "decode_chunk_len": "4", "subsampling_factor": "4"})
+    model = load_acoustic_model(f"onnx:{folder}")
+    network: Any = ExternalNetwork.of(model).network
+    waveform = noise(0.32)
+    wanted, _ = network(waveform[None, :, None], torch.tensor([len(waveform)]))
+    for sizes in ([5120], [700, 4420], [80] * 64):
+        stream = StateEncoder(network).open(torch.device("cpu"))
+        for piece in waveform.split(sizes):
+            stream.push(piece[:, None])
+        stream.close()
+        found = []
+        while stream.is_ready:
+            found += StateEncoder(network).step([stream])
+        # The last one has the boundary after the last word.
+        assert max(map(len, found[:-1])) == 1
+        assert torch.allclose(torch.cat(found), wanted[0], atol=1e-4)
+
+
 def lexicon_of_letters() -> Lexicon:
     return Lexicon({word: [(*word.lower(), "|")] for word in ("A", "BC", "CAB")})
 
@@ -492,9 +649,11 @@ def test_bad_onnx_is_told(folder: Path) -> None:
     with pytest.raises(AsrError, match="not a readable ONNX file"):
         load_acoustic_model(f"onnx:{folder}")
     streaming_file(path, {})
-    model = load_acoustic_model(f"onnx:{folder}")
     with pytest.raises(AsrError, match="have no field 'T'; export it again"):
-        model(noise(0.1))
+        load_acoustic_model(f"onnx:{folder}")
+    streaming_file(path, {}, "audio_signal")
+    with pytest.raises(AsrError, match=r"reads audio_signal and keeps states .cached.; .* export it for whole"):
+        load_acoustic_model(f"onnx:{folder}")
     onnx_file(path, "x", {"subsampling_factor": "1"}, num_tokens=9)
     with pytest.raises(AsrError, match="it has 5 tokens"):
         load_acoustic_model(f"onnx:{folder}")(noise(0.1))
@@ -519,6 +678,10 @@ def test_bad_onnx_is_told(folder: Path) -> None:
         ("x", {"fbank": '{"frame_shift_ms": 1e300}'}, "does not describe a filterbank .*; export it again"),
         ("x", {"fbank": '{"num_mel_bins": 40}'}, "describes 40 features, but its input 'x' has 80; export it again"),
         ("x", {"fbank": '{"sampling_rate": 8000}'}, "of 8000 Hz, but the network one of 16000 Hz; export it again"),
+        ("x", {"feature": "whisper"}, "say feature = whisper, so that it reads features that are not computed here"),
+        ("x", {"model_type": "telespeech_ctc"}, "say model_type = telespeech_ctc, so that it reads features"),
+        ("x", {"mean": "1.0,2.0", "invstd": "1.0,1.0"}, "say mean, so that it reads features"),
+        ("audio_signal", {"is_giga_am": "1", "normalize_type": ""}, "say is_giga_am = 1, so that it reads features"),
         ("x", {"sample_rate": "50"}, "windows of 25.0 ms every 10.0 ms have no samples"),
         ("audio_signal", {"sample_rate": "50"}, "cannot be used at 50 Hz, only from 100 to 20480 Hz"),
         ("audio_signal", {"sample_rate": "44100"}, "cannot be used at 44100 Hz, only from 100 to 20480 Hz"),
@@ -542,7 +705,7 @@ def test_bad_metadata_of_onnx_are_told(folder: Path, kind: str, metadata: dict[s
 def test_bad_chunks_of_onnx_are_told(folder: Path, size: str, shift: str, message: str) -> None:
     streaming_file(folder / "model.onnx", {"T": size, "decode_chunk_len": shift})
     with pytest.raises(AsrError, match=f"^onnx:{folder}/model.onnx: .*{message}"):
-        load_acoustic_model(f"onnx:{folder}").stream()
+        load_acoustic_model(f"onnx:{folder}")
 
 
 def test_bad_frames_of_onnx_are_told(folder: Path) -> None:
@@ -730,6 +893,8 @@ def test_transformers_network(tmp_path: Path) -> None:
             assert torch.allclose(found[:num], single[0][:num], atol=1e-3)
     decoder = CTCDecoder(model.tokens, words=["AB", "CAB"], frame_shift=model.frame_shift, warm_up=False)
     assert len(decoder(log_prob, num_frames)) == 2
+    half, _ = load_acoustic_model(f"transformers:{folder}", torch_dtype=torch.bfloat16)(batch)
+    assert (half[0] - log_prob[0]).abs().max() < 0.1
     damage = {
         "config.json": (b"[1]", "cannot be loaded .*; the folder must have"),
         "model.safetensors": (b"nothing", "cannot be loaded .*; the folder must have"),
@@ -755,3 +920,19 @@ def test_transformers_network(tmp_path: Path) -> None:
         load_acoustic_model("transformers:nobody/nothing", local_files_only=True)
     with pytest.raises(AsrError, match="the folder must have"):
         load_acoustic_model(f"transformers:{tmp_path}")
+
+
+def test_frame_shift_of_a_transformers_network_with_an_adapter(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    (tmp_path / "vocab.json").write_text(json.dumps({"<pad>": 0, "<unk>": 1, "|": 2, "A": 3, "B": 4}))
+    config = transformers.Wav2Vec2Config(
+        vocab_size=5, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, conv_dim=(8, 8),
+        conv_stride=(20, 16), conv_kernel=(20, 16), num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2,
+        add_adapter=True, num_adapter_layers=2, adapter_stride=2, pad_token_id=0,
+    )  # fmt: skip
+    transformers.Wav2Vec2ForCTC(config).save_pretrained(tmp_path)
+    transformers.Wav2Vec2CTCTokenizer(str(tmp_path / "vocab.json")).save_pretrained(tmp_path)
+    transformers.Wav2Vec2FeatureExtractor().save_pretrained(tmp_path)
+    model = load_acoustic_model(f"transformers:{tmp_path}")
+    assert model.frame_shift == pytest.approx(0.08)
+    assert model(noise(2.0))[1].tolist() == [25]

@@ -6,11 +6,14 @@ Shapes: N utterances, L samples, T frames, C tokens.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import math
 import textwrap
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -26,6 +29,8 @@ from asr.text.ctc_tokens import CTCTokens
 # How far the sum of a row of probabilities may be from 1, and its log from 0.
 _TOLERANCE = 0.05
 _LONGEST_REASON = 300
+# What icefall and NeMo call the model of their pieces.
+_PIECE_MODELS = ("bpe.model", "tokenizer.model")
 
 KINDS = {
     "torchaudio": "a CTC pipeline of torchaudio.pipelines, such as torchaudio:WAV2VEC2_ASR_BASE_960H",
@@ -181,11 +186,16 @@ class ExternalModel(ABC):
 
 
 class StreamingModel(ABC):
-    """A network that reads an utterance in chunks of features and keeps states between them."""
+    """A network that reads an utterance in chunks of features and keeps states between them.
+
+    Attributes:
+        chunk_samples: samples from one chunk to the next.
+    """
 
     tokens: CTCTokens
     sampling_rate: int
     frame_shift: float
+    chunk_samples: int
 
     @abstractmethod
     def accept(self, waveform: Tensor, is_last: bool = False) -> Tensor:
@@ -243,6 +253,50 @@ def frames_by_share(num_samples: Tensor, max_samples: int, max_frames: int) -> T
     """Frames of each utterance, (N,), for networks that do not return them: in proportion to its length, rounded up."""
     share = num_samples.double() / max(1, max_samples) * max_frames
     return share.ceil().long().clamp(max=max_frames)
+
+
+def tokens_of_file(symbols: Any, path: Path, **marks: Any) -> CTCTokens:
+    """The tokens of the network in a file, with the SentencePiece model next to it, if they are pieces.
+
+    Args:
+        symbols: as for `CTCTokens`.
+        path: the network's file.
+        marks: further arguments of `CTCTokens`.
+
+    Raises:
+        AsrError: as for `CTCTokens`.
+    """
+    tokens = CTCTokens(symbols, **marks)
+    beside = next((model for model in map(path.with_name, _PIECE_MODELS) if model.is_file()), None)
+    if tokens.kind != "pieces" or beside is None:
+        return tokens
+    if importlib.util.find_spec("sentencepiece") is None:
+        warnings.warn(
+            f"{beside} is not used, since the package sentencepiece is missing: words are written with as few pieces "
+            "as possible, some of them otherwise than the network has learnt; `pip install sentencepiece`.",
+            stacklevel=2,
+        )
+        return tokens
+    return CTCTokens(symbols, piece_model=beside, **marks)
+
+
+def measured_shift(forward: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], sampling_rate: int) -> float:
+    """Seconds from one output frame to the next: 4 seconds of noise by the number of frames that they add to 4 others.
+
+    The number for one recording would not do, since most networks lose or add frames at the ends.
+
+    Args:
+        forward: like `ExternalModel.forward`.
+        sampling_rate: of the network, in Hz.
+    """
+    seconds = 4
+    noise = 0.01 * torch.randn(1, 2 * seconds * sampling_rate, generator=torch.Generator().manual_seed(0))
+    counts = []
+    for num in (noise.shape[1] // 2, noise.shape[1]):
+        with torch.no_grad():
+            log_prob, _ = forward(noise[:, :num], torch.tensor([num]))
+        counts.append(log_prob.shape[1])
+    return seconds / max(1, counts[1] - counts[0])
 
 
 def each_alone(

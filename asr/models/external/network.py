@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from asr.errors import AsrError
 from asr.graph.topology import with_last_boundary
-from asr.models.external.base import ExternalModel, load_acoustic_model
+from asr.models.external.base import ExternalModel, load_acoustic_model, named
 from asr.serialization import ModelSpec, OwnFormat
 from asr.text.ctc_tokens import CTCTokens
 
@@ -59,15 +59,24 @@ class ExternalNetwork(nn.Module, OwnFormat):
         tokens: arguments of `CTCTokens`.
         sampling_rate: in Hz.
         frame_shift: seconds from one output frame to the next.
+        normalize: whether an ONNX network reads normalized samples; None if it reads none, or as usual.
     """
 
     num_features = 1
 
-    def __init__(self, source: str, tokens: dict[str, Any], sampling_rate: int, frame_shift: float) -> None:
+    def __init__(
+        self,
+        source: str,
+        tokens: dict[str, Any],
+        sampling_rate: int,
+        frame_shift: float,
+        normalize: bool | None = None,
+    ) -> None:
         super().__init__()
         self.source = source
         self.tokens = CTCTokens(**tokens)
         self.frame_shift = frame_shift
+        self.normalize = normalize
         self.num_tokens = len(self.tokens)
         self.subsampling_factor = max(1, round(frame_shift * sampling_rate))
         self._fewest_samples = int(_FEWEST_SECONDS * sampling_rate)
@@ -89,6 +98,9 @@ class ExternalNetwork(nn.Module, OwnFormat):
             "sampling_rate": model.sampling_rate,
             "frame_shift": model.frame_shift,
         }
+        normalizes = getattr(model, "normalizes", None)
+        if normalizes is not None:
+            arguments["normalize"] = normalizes
         network = cls(**arguments)
         network._use(model)
         return ModelSpec("External", arguments, network.eval())
@@ -114,7 +126,9 @@ class ExternalNetwork(nn.Module, OwnFormat):
         kind, _, place = name.partition(":")
         if path is not None:
             shutil.copyfile(place, path)
-            self._read(path)  # fails if weights are missing because they are in other files
+            what = f"{name}: a bundle holds one file for the network, and a copy of this one cannot be read alone"
+            with named(what, "if its weights are in other files, save them in the same one"):
+                self._read(path)
         elif kind == "torchscript":
             raise AsrError(f"{name}: a bundle holds no programs, such as TorchScript files; export it to ONNX.")
         elif kind not in ("torchaudio", "transformers") or Path(place).is_dir():
@@ -148,7 +162,9 @@ class ExternalNetwork(nn.Module, OwnFormat):
         return self.forward_all_layers(features, num_frames)
 
     def _read(self, path: Path) -> ExternalModel:
-        return load_acoustic_model(f"{_ONNX}{path}", tokens=self.tokens, frame_shift=self.frame_shift)
+        return load_acoustic_model(
+            f"{_ONNX}{path}", tokens=self.tokens, frame_shift=self.frame_shift, normalize=self.normalize
+        )
 
     def _use(self, model: ExternalModel) -> None:
         if model.tokens.symbols != self.tokens.symbols:

@@ -5,10 +5,11 @@ What a file expects is read from the names of its inputs and from its metadata:
 | input | is |
 | --- | --- |
 | `x`, `x_lens` (or `speech`, `feats`, ...) | filterbanks (N, T, F) as icefall makes them, and frames |
-| the same and `model_type` `wenet_ctc` | the same of 16-bit integers, as WeNet makes them |
+| the same and `model_type` `wenet_ctc` | filterbanks of 16-bit integers up to half the sampling rate, as WeNet's |
 | `audio_signal`, `length` | filterbanks (N, F, T) as NeMo makes them, normalized as `normalize_type` says, and frames |
 | the same and `fbank` in the metadata | filterbanks with those settings: an export of this program |
-| `input_values`, `waveform`, `audio` | samples (N, L) |
+| `waveform`, `audio` | samples (N, L) |
+| `input_values` | the same as transformers makes them: each recording has mean 0 and variance 1 |
 | `x` and states | chunks of `T` frames, `decode_chunk_len` frames apart: a streaming network |
 | `x`, `x_lens` and states | the same; the last chunk may have fewer frames, and all of its outputs are valid |
 
@@ -25,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asr.audio.fbank import INT16_SCALE, Fbank
+from asr.audio.fbank import INT16_SCALE, LOG_FLOOR, Fbank
 from asr.errors import AsrError
 from asr.models.external.base import (
     ExternalModel,
@@ -37,20 +38,34 @@ from asr.models.external.base import (
     positive_integer,
     positive_number,
     reason_of,
+    tokens_of_file,
 )
 from asr.models.external.nemo_features import NemoFeatures
 from asr.models.external.streaming import ChunkedStream, checked_chunk_sizes, whole_in_chunks
 from asr.serialization import sha256_of_file
 from asr.text.ctc_tokens import CTCTokens
-from asr.text.documents import parse_json
+from asr.text.documents import parse_json, read_text
 
-_WAVEFORM_INPUTS = ("input_values", "waveform", "audio", "wav", "samples")
+_OF_TRANSFORMERS = "input_values"
+_WAVEFORM_INPUTS = (_OF_TRANSFORMERS, "waveform", "audio", "wav", "samples")
 _TRANSPOSED_INPUTS = ("audio_signal", "processed_signal")
 _LENGTH_INPUTS = ("x_lens", "length", "lengths", "x_length", "speech_lengths", "feats_lengths", "num_frames", "len")
 _DEFAULT_SAMPLING_RATE = 16000
 _DEFAULT_NUM_MEL_BINS = 80
 _DEFAULT_SUBSAMPLING = 4
 _FBANK_SHIFT = 0.01
+_PREPROCESSOR = "preprocessor_config.json"
+_VARIANCE_FLOOR = 1e-7
+_WENET = "wenet_ctc"
+# Fields of the metadata, and their values, that mean features of other kinds: Whisper's, GigaAM's, MFCC of TeleSpeech,
+# and features that are normalized by these means (Dolphin, FireRedASR).
+_OTHER_FEATURES: dict[str, tuple[str, ...] | None] = {
+    "feature": ("whisper",),
+    "is_giga_am": ("1",),
+    "model_type": ("telespeech_ctc",),
+    "mean": None,
+    "cmvn_mean": None,
+}
 _DTYPES: dict[str, Any] = {"tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(double)": np.float64}
 
 
@@ -87,11 +102,16 @@ class OnnxModel(ExternalModel):
 
     Args:
         path: the file.
-        tokens: its output symbols: a list or a file; None for those of the metadata, or `tokens.txt` next to the file.
+        tokens: its output symbols: a list or a file; None for those of the metadata, or `tokens.txt` or transformers'
+            `vocab.json` next to the file.
         num_threads: threads of onnxruntime; None for as many as torch uses.
-        frame_shift: in seconds; None derives it from the metadata `subsampling_factor`, or from the number of output
-            frames for ten seconds of audio.
+        frame_shift: in seconds; None derives it from the metadata `subsampling_factor`, or from numbers of frames.
         blank: as for `CTCTokens`.
+        normalize: whether samples are normalized; None for what `preprocessor_config.json` next to the file says, or
+            only those of `input_values`.
+
+    Attributes:
+        normalizes: whether it does; None if the network does not read samples.
 
     Raises:
         AsrError: onnxruntime is missing, the file cannot be read, its inputs are not among those above, its metadata
@@ -105,9 +125,10 @@ class OnnxModel(ExternalModel):
         num_threads: int | None = None,
         frame_shift: float | None = None,
         blank: int | str | None = None,
+        normalize: bool | None = None,
     ) -> None:
         # Copies and other processes open the file again.
-        self._arguments = (path, tokens, num_threads, frame_shift, blank)
+        self._arguments = (path, tokens, num_threads, frame_shift, blank, normalize)
         path = Path(path)
         self.name = f"onnx:{path}"
         runtime = package("onnxruntime", self.name)
@@ -122,13 +143,25 @@ class OnnxModel(ExternalModel):
         except Exception as error:  # onnxruntime's own classes derive from Exception alone
             raise AsrError(f"{self.name}: this is not a readable ONNX file ({reason_of(error)}).") from error
         self.metadata: dict[str, str] = dict(self._session.get_modelmeta().custom_metadata_map)
+        self._require_known_features()
         self._inputs = {each.name: each for each in self._session.get_inputs()}
         self._outputs = [each.name for each in self._session.get_outputs()]
         self.tokens = self._own_tokens(path, tokens, blank)
-        self.sampling_rate = self._number("sample_rate", _DEFAULT_SAMPLING_RATE)
         self._signal, self._length, self._states = self._sorted_inputs()
         self._kind = _input_kind(self._signal, len(self._inputs[self._signal].shape), self.name)
+        preprocessor = self._preprocessor(path)
+        rate = positive_integer(
+            preprocessor.get("sampling_rate", _DEFAULT_SAMPLING_RATE),
+            f"{self.name}: the sampling_rate in {_PREPROCESSOR}",
+        )
+        self.sampling_rate = self._number("sample_rate", rate)
+        self.normalizes: bool | None = None
+        if self._kind == "waveform":
+            usual = preprocessor.get("do_normalize", self._signal == _OF_TRANSFORMERS)
+            self.normalizes = bool(usual if normalize is None else normalize)
         self.extractor = self._feature_extractor()
+        if self.is_streaming:
+            self.chunk_sizes()
         given = None if frame_shift is None else positive_number(frame_shift, f"{self.name}: the frame_shift")
         self.frame_shift = self._shift() if given is None else given
 
@@ -140,11 +173,17 @@ class OnnxModel(ExternalModel):
         """Whether the network keeps states between chunks."""
         return bool(self._states)
 
+    @property
+    def _is_of_wenet(self) -> bool:
+        return self.metadata.get("model_type") == _WENET
+
     def forward(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
         """See `ExternalModel.forward`."""
         if self.is_streaming:
             return whole_in_chunks(self, waveform, num_samples)
-        if len(num_samples) > 1 and self._inputs[self._signal].shape[0] == 1:
+        # Without lengths, the network would take the padding of shorter recordings for audio.
+        takes_one = self._length is None or self._inputs[self._signal].shape[0] == 1
+        if len(num_samples) > 1 and takes_one:
             return each_alone(self.forward, waveform, num_samples)
         signal, lengths = self._signal_of(waveform, num_samples)
         feed: dict[str, Any] = {self._signal: signal.numpy().astype(np.float32)}
@@ -188,8 +227,7 @@ class OnnxModel(ExternalModel):
 
     def normal_features(self, features: Tensor) -> Tensor:
         """Log energies scaled as in the network's training, from those of 16-bit integers, which WeNet's read."""
-        are_as_read = "fbank" in self.metadata or self.metadata.get("model_type") == "wenet_ctc"
-        return features if are_as_read else in_unit_range(features)
+        return features if "fbank" in self.metadata or self._is_of_wenet else in_unit_range(features)
 
     def chunk_sizes(self) -> tuple[int, int]:
         """Frames of a chunk, and frames from one chunk to the next.
@@ -207,19 +245,29 @@ class OnnxModel(ExternalModel):
             raise AsrError(f"{self.name}: onnxruntime cannot run it ({reason_of(error)}).") from error
         return outputs
 
+    def _require_known_features(self) -> None:
+        for field, values in _OTHER_FEATURES.items():
+            value = self.metadata.get(field)
+            if value is not None and (values is None or value in values):
+                shown = field if values is None else f"{field} = {value}"
+                raise AsrError(
+                    f"{self.name}: its metadata say {shown}, so that it reads features that are not computed here; "
+                    "give a network that reads filterbanks of icefall, WeNet or NeMo, or use CallableModel in Python."
+                )
+
     def _own_tokens(self, path: Path, tokens: Any, blank: int | str | None) -> CTCTokens:
         """The given tokens, those of the metadata, or those of `tokens.txt` next to the file."""
         if isinstance(tokens, CTCTokens):
             return tokens
-        beside = path.with_name("tokens.txt")
         if tokens is None and "tokens" in self.metadata:
             tokens = self.metadata["tokens"].split("\n")
-        elif tokens is None and beside.is_file():
-            tokens = beside
+        elif tokens is None:
+            beside = [path.with_name(name) for name in ("tokens.txt", "vocab.json")]
+            tokens = next((file for file in beside if file.is_file()), None)
         if tokens is None:
             raise AsrError(f"{self.name}: its tokens are unknown; put tokens.txt next to it, or give tokens=.")
         with named(self.name):
-            return CTCTokens(tokens, blank=blank)
+            return tokens_of_file(tokens, path, blank=blank)
 
     def _sorted_inputs(self) -> tuple[str, str | None, list[str]]:
         names = list(self._inputs)
@@ -233,7 +281,23 @@ class OnnxModel(ExternalModel):
                 f"{self.name}: its inputs {', '.join(names)} are neither a signal and its lengths nor a signal and "
                 f"states that come back among the outputs ({', '.join(self._outputs)})."
             )
+        if states and signals[0] in _TRANSPOSED_INPUTS + _WAVEFORM_INPUTS:
+            raise AsrError(
+                f"{self.name}: it reads {signals[0]} and keeps states ({', '.join(states)}); of networks with states, "
+                "only those that read filterbanks (N, T, F) can be used, as icefall's; export it for whole utterances."
+            )
         return signals[0], length, states
+
+    def _preprocessor(self, path: Path) -> dict[str, Any]:
+        """The description of its input next to a network of transformers, if there is one."""
+        beside = path.with_name(_PREPROCESSOR)
+        if self._signal != _OF_TRANSFORMERS or not beside.is_file():
+            return {}
+        with named(f"{self.name}: {_PREPROCESSOR} next to it is not a JSON object", "copy it again"):
+            content = parse_json(read_text(beside))
+            if not isinstance(content, dict):
+                raise ValueError(f"it is of type {type(content).__name__}")
+        return content
 
     def _feature_extractor(self) -> Any:
         if self._kind == "waveform":
@@ -248,11 +312,12 @@ class OnnxModel(ExternalModel):
             if self._kind == "transposed":
                 normalize_type = self.metadata.get("normalize_type", "per_feature")
                 return NemoFeatures(num_mel_bins, self.sampling_rate, normalize_type)
-            return Fbank(num_mel_bins=num_mel_bins, high_freq=-400.0, sampling_rate=self.sampling_rate)
+            high_freq = 0.0 if self._is_of_wenet else -400.0
+            return Fbank(num_mel_bins=num_mel_bins, high_freq=high_freq, sampling_rate=self.sampling_rate)
 
     def _signal_of(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
         if self.extractor is None:
-            return waveform, num_samples
+            return normalized(waveform, num_samples) if self.normalizes else waveform, num_samples
         features, lengths = self.extractor(waveform, num_samples)
         if self._kind == "transposed":
             return features.transpose(1, 2).contiguous(), lengths
@@ -283,7 +348,10 @@ class OnnxModel(ExternalModel):
 
     def _shift(self) -> float:
         if self.is_streaming or "subsampling_factor" in self.metadata:
-            return self._number("subsampling_factor", _DEFAULT_SUBSAMPLING) * _FBANK_SHIFT
+            shift = _FBANK_SHIFT
+            if "fbank" in self.metadata:
+                shift = self.extractor.frame_shift / self.sampling_rate
+            return self._number("subsampling_factor", _DEFAULT_SUBSAMPLING) * shift
         return self.measured_shift()
 
     def _dtype(self, name: str) -> Any:
@@ -291,8 +359,18 @@ class OnnxModel(ExternalModel):
 
 
 def in_unit_range(features: Tensor) -> Tensor:
-    """Log energies of samples in [-1, 1], as in icefall and sherpa-onnx, from those of 16-bit integers."""
-    return features - 2.0 * math.log(INT16_SCALE)
+    """Log energies of samples in [-1, 1], as in icefall and sherpa-onnx, from those of 16-bit integers.
+
+    They have the same floor, which digital silence and quiet noise reach only in this range.
+    """
+    return (features - 2.0 * math.log(INT16_SCALE)).clamp(min=LOG_FLOOR)
+
+
+def normalized(waveform: Tensor, num_samples: Tensor) -> Tensor:
+    """Samples (N, L) with mean 0 and variance 1 in each recording, and zeros after its end."""
+    parts = [each[:num] for each, num in zip(waveform, num_samples.tolist(), strict=True)]
+    scaled = [(each - each.mean()) / (each.var(unbiased=False) + _VARIANCE_FLOOR).sqrt() for each in parts]
+    return torch.nn.utils.rnn.pad_sequence(scaled, batch_first=True)
 
 
 def _emitted(outputs: list[Any]) -> list[Any]:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from asr.audio.fbank import LOG_FLOOR
 from asr.audio.resample import FeatureStream
 from asr.errors import AsrError
 from asr.graph.topology import with_last_boundary
@@ -66,18 +67,22 @@ class ChunkedStream(StreamingModel):
         self._model = model
         self._states = model.initial_states()
         self._size, self._shift = model.chunk_sizes()
+        self.chunk_samples = self._shift * model.extractor.frame_shift
         self._features = FeatureStream(model.extractor)
         self._waiting = torch.zeros((0, model.extractor.feature_dim))
 
     def accept(self, waveform: Tensor, is_last: bool = False) -> Tensor:
-        """See `StreamingModel.accept`. The last chunk is padded with silence, unless it may be shorter."""
+        """See `StreamingModel.accept`. At the end, chunks are padded with silence, unless the last may be shorter.
+
+        A chunk's outputs belong to the frames before the next chunk, so that one begins wherever frames are left.
+        """
         features = self._model.normal_features(self._features.push(waveform.float(), is_last))
         self._waiting = torch.cat([self._waiting, features])
         takes_rest = is_last and self._model.takes_lengths
         if is_last and len(self._waiting) and not takes_rest:
-            num_chunks = max(1, math.ceil((len(self._waiting) - self._size) / self._shift) + 1)
+            num_chunks = math.ceil(len(self._waiting) / self._shift)
             missing = self._size + (num_chunks - 1) * self._shift - len(self._waiting)
-            silence = torch.full((missing, self._waiting.shape[1]), float(self._waiting.min()))
+            silence = torch.full((missing, self._waiting.shape[1]), LOG_FLOOR)
             self._waiting = torch.cat([self._waiting, silence])
         found = [torch.zeros((0, len(self.tokens)))]
         while len(self._waiting) >= self._size or (takes_rest and len(self._waiting)):
@@ -158,12 +163,17 @@ class StateStream:
         return self._is_done
 
     def read(self) -> Tensor:
-        """Reads all samples so far -> log-probabilities (T', C) of the frames that they complete, blank first."""
-        samples = torch.cat(self._held) if self._held else torch.zeros(0)
-        self._held = []
-        log_prob = self._network.blank_first(self._model.accept(samples, is_last=self._is_closed))
+        """Reads the next chunk's samples -> log-probabilities (T', C) of the frames that they complete, blank first.
+
+        An utterance may end after each chunk, however many samples have been pushed.
+        """
+        held = self._held[0] if len(self._held) == 1 else torch.cat([*self._held, torch.zeros(0)])
+        samples, rest = held[: self._model.chunk_samples], held[self._model.chunk_samples :]
+        self._held = [rest] if len(rest) else []
+        is_last = self._is_closed and not self._held
+        log_prob = self._network.blank_first(self._model.accept(samples, is_last=is_last))
         self._num_outputs += len(log_prob)
-        self._is_done = self._is_closed
+        self._is_done = is_last
         if self._is_done:
             boundary = self._network.tokens.boundary_id
             log_prob = with_last_boundary(log_prob[None], torch.tensor([len(log_prob)]), boundary)[0][0]

@@ -22,6 +22,7 @@ from asr.models.external.base import (
     named,
     positive_integer,
     positive_number,
+    tokens_of_file,
 )
 from asr.models.external.streaming import ChunkedStream, checked_chunk_sizes, whole_in_chunks
 from asr.text.ctc_tokens import CTCTokens
@@ -185,5 +186,5 @@ def load(path: str, **metadata: Any) -> TorchScriptModel:
     described |= metadata
     with named(f"torchscript:{path}"):
         marks = {name: described[name] for name in ("blank", "word_boundary", "kind") if name in described}
-        symbols = tokens if isinstance(tokens, CTCTokens) else CTCTokens(tokens, **marks)
+        symbols = tokens if isinstance(tokens, CTCTokens) else tokens_of_file(tokens, file, **marks)
     return TorchScriptModel(network.eval(), symbols, described, f"torchscript:{path}")

@@ -52,7 +52,8 @@ class TransformersModel(ExternalModel):
         rate = getattr(feature_extractor, "sampling_rate", None)
         self.sampling_rate = positive_integer(rate, f"{self.name}: the sampling_rate of its feature extractor")
         ratio = getattr(config, "inputs_to_logits_ratio", None)
-        if ratio is None:
+        # The ratio of most networks leaves out the strides of an adapter.
+        if ratio is None or getattr(config, "add_adapter", False):
             self.frame_shift = self.measured_shift()
         else:
             samples = positive_number(ratio, f"{self.name}: the inputs_to_logits_ratio of its configuration")
@@ -69,13 +70,16 @@ class TransformersModel(ExternalModel):
         return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True), num_frames
 
     def _logits(self, utterances: list[Any]) -> tuple[Tensor, Tensor]:
-        device = next(self.network.parameters()).device
+        place = next(self.network.parameters())
         cure = "the recording may be too short, or the feature extractor that of another network"
         with named(f"{self.name}: the network cannot read this audio", cure):
-            inputs = self._extractor(
-                utterances, sampling_rate=self.sampling_rate, padding=True, return_tensors="pt"
-            ).to(device)
-            logits = self.network(**inputs).logits.log_softmax(-1)
+            made = self._extractor(utterances, sampling_rate=self.sampling_rate, padding=True, return_tensors="pt")
+            # Weights may be of 16 bits (`torch_dtype`).
+            inputs = {
+                name: value.to(place.device, place.dtype if value.is_floating_point() else value.dtype)
+                for name, value in made.items()
+            }
+            logits = self.network(**inputs).logits.float().log_softmax(-1)
         mask = inputs.get("attention_mask")
         num_frames = torch.full((len(utterances),), logits.shape[1], dtype=torch.int64)
         if mask is not None and len(utterances) > 1:
