@@ -6,8 +6,9 @@ Shapes: N recordings, L samples.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from asr.audio.segments import as_recordings, at_rate, split_at_pauses
@@ -45,7 +46,9 @@ class CTCRecognizer:
         self.max_segment_seconds = max_segment_seconds
 
     def __call__(
-        self, waveform: Tensor | np.ndarray | Sequence[Tensor | np.ndarray], sampling_rate: int | None = None
+        self,
+        waveform: Tensor | npt.NDArray[Any] | Sequence[Tensor | npt.NDArray[Any]],
+        sampling_rate: int | None = None,
     ) -> list[RecognitionResult]:
         """Recognizes one recording or several.
 

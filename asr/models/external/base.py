@@ -99,12 +99,19 @@ class ExternalModel(ABC):
         return self.checked(*self.forward(waveform, num_samples), len(num_samples))
 
     def measured_shift(self) -> float:
-        """The frame shift in seconds, by the number of frames for ten seconds of noise."""
-        num_samples = 10 * self.sampling_rate
-        noise = 0.01 * torch.randn(1, num_samples, generator=torch.Generator().manual_seed(0))
-        with torch.no_grad():
-            log_prob, _ = self.forward(noise, torch.tensor([num_samples]))
-        return round(10 / max(1, log_prob.shape[1]), 3)
+        """Seconds from one output frame to the next: 4 seconds of noise by the frames that they add to 4 others.
+
+        The number for one recording would not do, since most networks lose or add frames at the ends.
+        """
+        seconds = 4
+        generator = torch.Generator().manual_seed(0)
+        noise = 0.01 * torch.randn(1, 2 * seconds * self.sampling_rate, generator=generator)
+        counts = []
+        for num in (noise.shape[1] // 2, noise.shape[1]):
+            with torch.no_grad():
+                log_prob, _ = self.forward(noise[:, :num], torch.tensor([num]))
+            counts.append(log_prob.shape[1])
+        return seconds / max(1, counts[1] - counts[0])
 
     def sorted_output(self, output: Any, num_inputs: Tensor, max_inputs: int) -> tuple[Tensor, Any]:
         """The log-probabilities (N, T, C) and the frames (N,), unchecked, in what a function returned.
@@ -278,25 +285,6 @@ def tokens_of_file(symbols: Any, path: Path, **marks: Any) -> CTCTokens:
         )
         return tokens
     return CTCTokens(symbols, piece_model=beside, **marks)
-
-
-def measured_shift(forward: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], sampling_rate: int) -> float:
-    """Seconds from one output frame to the next: 4 seconds of noise by the number of frames that they add to 4 others.
-
-    The number for one recording would not do, since most networks lose or add frames at the ends.
-
-    Args:
-        forward: like `ExternalModel.forward`.
-        sampling_rate: of the network, in Hz.
-    """
-    seconds = 4
-    noise = 0.01 * torch.randn(1, 2 * seconds * sampling_rate, generator=torch.Generator().manual_seed(0))
-    counts = []
-    for num in (noise.shape[1] // 2, noise.shape[1]):
-        with torch.no_grad():
-            log_prob, _ = forward(noise[:, :num], torch.tensor([num]))
-        counts.append(log_prob.shape[1])
-    return seconds / max(1, counts[1] - counts[0])
 
 
 def each_alone(
