@@ -453,6 +453,8 @@ def test_spelled_lexicon_leaves_out_what_cannot_be_spelled() -> None:
         ({"words": ["ab"], "beam_size": 2.5}, "beam_size is 2.5"),
         ({"words": ["ab"], "beam_size": float("inf")}, "beam_size is inf"),
         ({"words": ["ab"], "beam_size": float("nan")}, "beam_size is nan"),
+        ({"beam_size": 10**30}, "beam_size is 1000000000000000000000000000000; it must be a whole number"),
+        ({"words": ["ab"], "max_active_states": 2.5}, "max_active_states is 2.5"),
         ({"words": ["ab"], "lm_scale": -1.0}, "lm_scale is -1.0"),
         ({"ngram": "nowhere.arpa"}, "nowhere.arpa: the language model cannot be read"),
         ({"words": ["ab"], "lm": "nowhere"}, "nowhere: there is no such language model"),
