@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
+import itertools
 import math
+import operator
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 from asr.ctc.frames import Frames
 from asr.ctc.graphs import WordGraph
@@ -26,6 +30,22 @@ from asr.text.symbols import UNK_ID
 
 # Spelled words reach the same text on several paths; this many times as many paths are extracted for an n-best list.
 _MORE_FOR_EQUAL_TEXTS = 2
+
+
+class Converted(NamedTuple):
+    """A path through the graph and the hypothesis that it was converted to.
+
+    Attributes:
+        runs: its runs of tokens, see `Hypothesis.phones`.
+        word_ids: its words.
+        spans: positions of the first token of each word, and after its last one; none if a `WordAligner` finds them.
+        hypothesis: the hypothesis.
+    """
+
+    runs: tuple[tuple[int, int, int], ...]
+    word_ids: tuple[int, ...]
+    spans: Sequence[tuple[int, int]]
+    hypothesis: CTCHypothesis
 
 
 class GraphSearch:
@@ -92,18 +112,34 @@ class GraphSearch:
     def _graph_of_streams(self) -> DecodingGraph:
         return self.graph.to(device_with_loops(self.graph.device))
 
-    def as_ctc_hypothesis(self, hypothesis: Hypothesis, num_frames: int, is_complete: bool = True) -> CTCHypothesis:
-        """Converts a path through the graph; tokens from frame `num_frames` on, an added boundary, are dropped."""
-        runs = [run for run in hypothesis.phones if run[1] < num_frames]
-        symbols = self._tokens.table.tokens
-        tokens = tuple(CTCToken(symbols[entry], first, min(end, num_frames)) for entry, first, end in runs)
-        spans = []
+    def as_ctc_hypothesis(
+        self, hypothesis: Hypothesis, num_frames: int, is_complete: bool = True, earlier: Converted | None = None
+    ) -> Converted:
+        """Converts a path through the graph; tokens from frame `num_frames` on, an added boundary, are dropped.
+
+        Of an earlier path of the same stream, tokens and words that this one has in common with it are taken over.
+        """
+        earlier = earlier or Converted((), (), (), no_hypothesis())
+        num_runs = len(hypothesis.phones)
+        while num_runs and hypothesis.phones[num_runs - 1][1] >= num_frames:
+            num_runs -= 1
+        runs, symbols = hypothesis.phones[:num_runs], self._tokens.table.tokens
+        same, num_words = _num_shared(runs, earlier.runs), 0
+        new = (CTCToken(symbols[entry], first, min(end, num_frames)) for entry, first, end in runs[same:])
+        tokens = (*earlier.hypothesis.tokens[:same], *new)
+        spans: list[tuple[int, int]] = []
         if self._aligner is None:
-            spans = self._tokens.group([entry for entry, _, _ in runs])
+            # The last word that begins among the shared tokens may have grown.
+            num_words = max(0, bisect.bisect_left(earlier.spans, (same, 0)) - 1)
+            num_words = min(num_words, _num_shared(hypothesis.word_ids, earlier.word_ids))
+            begin = earlier.spans[num_words][0] if num_words else 0
+            groups = self._tokens.group([entry for entry, _, _ in runs[begin:]])
+            spans = [*earlier.spans[:num_words], *((begin + first, begin + end) for first, end in groups)]
         else:
             hypothesis = self._aligner.aligned(hypothesis)
-        words = []
-        for position, (word_id, text) in enumerate(zip(hypothesis.word_ids, hypothesis.words, strict=True)):
+        words = [*earlier.hypothesis.words[:num_words]]
+        for position in range(num_words, len(hypothesis.words)):
+            word_id, text = hypothesis.word_ids[position], hypothesis.words[position]
             start_frame, end_frame = hypothesis.start_frames[position], hypothesis.end_frames[position]
             if position < len(spans):
                 begin, end = spans[position]
@@ -113,7 +149,7 @@ class GraphSearch:
             confidence = hypothesis.confidences[position] if hypothesis.confidences else None
             is_spelled = word_id == UNK_ID and text not in self.word_graph.lexicon
             words.append(self._word(text, start_frame, min(end_frame, num_frames), confidence, is_spelled))
-        return CTCHypothesis(
+        found = CTCHypothesis(
             tuple(words),
             tokens,
             hypothesis.total,
@@ -121,6 +157,7 @@ class GraphSearch:
             hypothesis.graph_score + hypothesis.lm_score,
             is_complete,
         )
+        return Converted(runs, hypothesis.word_ids, spans, found)
 
     def _spelled(self, entries: list[int]) -> str:
         """The text of a word outside the list, from its tokens."""
@@ -148,7 +185,7 @@ class GraphSearch:
                 found = tuple(with_posteriors(each, posteriors, scale) for each in found)
         distinct: dict[str, CTCHypothesis] = {}
         for each in found:
-            hypothesis = self.as_ctc_hypothesis(each, num_frames, result.reached_final)
+            hypothesis = self.as_ctc_hypothesis(each, num_frames, result.reached_final).hypothesis
             distinct.setdefault(hypothesis.text, hypothesis)
         return list(distinct.values())[:nbest] or [no_hypothesis()]
 
@@ -164,6 +201,12 @@ def _tells_words(tokens: CTCTokens, lexicon: Lexicon) -> bool:
         return False
     beginnings = {symbols[entry] for entry in range(1, len(symbols)) if tokens.begins_word(entry)}
     return all(way[0] in beginnings and beginnings.isdisjoint(way[1:]) for way in ways)
+
+
+def _num_shared(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """How many items at the beginning are the same objects in both, as those of a stream's settled path are."""
+    differs = map(operator.is_not, one, other)
+    return next(itertools.compress(itertools.count(), differs), min(len(one), len(other)))
 
 
 def no_hypothesis() -> CTCHypothesis:

@@ -71,8 +71,10 @@ class CTCDecodingConfig:
             raise AsrError(f"decoding: lm_fusion is {self.lm_fusion!r}; it must be lattice or search.")
         if not math.isfinite(self.lm_scale) or self.lm_scale < 0:
             raise AsrError(f"decoding: lm_scale is {self.lm_scale}; it must not be negative.")
-        if not self.beam_size >= 1 or self.beam_size % 1 != 0:
-            raise AsrError(f"decoding: beam_size is {self.beam_size}; it must be a whole number of 1 or more.")
+        for name in ("beam_size", "max_active_states"):
+            value = getattr(self, name)
+            if not 1 <= value < 2**63 or value % 1 != 0:
+                raise AsrError(f"decoding: {name} is {value}; it must be a whole number of 1 or more, below 2^63.")
         if not self.token_min_log_prob <= 0:
             raise AsrError(f"decoding: token_min_log_prob is {self.token_min_log_prob}; it must not be above 0.")
         self.options()
@@ -82,8 +84,8 @@ class CTCDecodingConfig:
         return DecodingOptions(
             search_beam=self.search_beam,
             output_beam=self.output_beam,
-            max_active_states=self.max_active_states,
-            min_active_states=min(30, self.max_active_states),
+            max_active_states=int(self.max_active_states),
+            min_active_states=int(min(30, self.max_active_states)),
             graph_scale=self.lm_scale,
             lm_scale=self.lm_scale,
             word_insertion_penalty=self.word_insertion_penalty,

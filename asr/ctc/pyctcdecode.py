@@ -507,8 +507,11 @@ class BeamSearchDecoderCTC:
         beams = {"beam_width": beam_width, "beam_prune_logp": beam_prune_logp, "token_min_logp": token_min_logp}
         for name, value in beams.items():
             require_number(name, value)
-        if not (beam_width >= 1 and beam_prune_logp <= 0):
-            raise AsrError(f"beam_width is {beam_width} and beam_prune_logp {beam_prune_logp}; give >= 1 and <= 0.")
+        if not (1 <= beam_width < 2**63 and beam_prune_logp <= 0):
+            raise AsrError(
+                f"beam_width is {beam_width} and beam_prune_logp {beam_prune_logp}; give 1 or more, below 2^63, and 0 "
+                "or less."
+            )
         settings = self._settings
         trie = words.trie
         insertion = 0.0 if settings is None else float(settings.beta)

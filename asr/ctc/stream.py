@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from asr.ctc.frames import FrameInput, as_frames
-from asr.ctc.graph_search import GraphSearch, no_hypothesis
+from asr.ctc.graph_search import Converted, GraphSearch, no_hypothesis
 from asr.ctc.interface import CTCHypothesis
 from asr.ctc.prefix_beam import read_chunks
 from asr.ctc.prefix_search import Spelled, TokenSearch
@@ -103,6 +103,8 @@ class _GraphStream:
     def __init__(self, search: GraphSearch, commit_frames: int | None) -> None:
         self._search = search
         self._decoder, self._number = search.stream(commit_frames)
+        # The last partial result: the next one has most of it in common.
+        self._last: Converted | None = None
 
     def accept(self, log_prob: torch.Tensor) -> None:
         self._decoder.advance([self._number], log_prob, torch.tensor([log_prob.shape[1]]))
@@ -111,7 +113,8 @@ class _GraphStream:
         hypothesis = self._decoder.partial(self._number)
         if hypothesis is None:
             return no_hypothesis()
-        return self._search.as_ctc_hypothesis(hypothesis, num_frames, is_complete=False)
+        self._last = self._search.as_ctc_hypothesis(hypothesis, num_frames, False, self._last)
+        return self._last.hypothesis
 
     def num_stable_words(self) -> int:
         return self._decoder.num_settled_words(self._number)
@@ -125,7 +128,7 @@ class _GraphStream:
         result = self._decoder.finalize(self._number)
         if result.best is None:
             return no_hypothesis()
-        return self._search.as_ctc_hypothesis(result.best, num_frames, result.reached_final)
+        return self._search.as_ctc_hypothesis(result.best, num_frames, result.reached_final, self._last).hypothesis
 
 
 class _TokenStream:

@@ -75,16 +75,16 @@ def listed_words(ngram: NgramLM) -> list[str]:
     return [words[word_id] for word_id in range(len(SPECIAL_WORDS), num_words) if score[word_id] > -math.inf]
 
 
-def uniform_ngram(words: Sequence[str], name: str = "word list") -> NgramLM:
+def uniform_ngram(words: Sequence[str]) -> NgramLM:
     """A unigram model in which all words, the end of the sentence and `<unk>` are equally likely."""
-    vocabulary = Vocabulary(words, name=name)
+    vocabulary = Vocabulary(words, name="word list")
     num_words = len(vocabulary)
     score = np.full(num_words, -math.log(num_words - 2), dtype=np.float32)
     score[[EPSILON_ID, BOS_ID]] = -np.inf
     no_parent = np.full(num_words, ROOT, dtype=np.int32)
     word_id = np.arange(num_words, dtype=np.int32)
     backoff = np.zeros(num_words, dtype=np.float32)
-    return NgramLM.from_trie(NgramTrie(vocabulary, (0, num_words), no_parent, word_id, score, backoff), name)
+    return NgramLM.from_trie(NgramTrie(vocabulary, (0, num_words), no_parent, word_id, score, backoff), "word list")
 
 
 def ngram_of_spellings(spellings: Collection[Sequence[str]], symbols: Sequence[str], order: int) -> NgramLM:

@@ -428,7 +428,7 @@ class SpelledPath:
         am_score = (total - rest - options.word_insertion_penalty * len(self.word_ids)) / options.am_scale
         return Hypothesis(
             word_ids=self.word_ids,
-            words=tuple(graph.vocabulary.words[word_id] for word_id in self.word_ids),
+            words=tuple(map(graph.vocabulary.words.__getitem__, self.word_ids)),
             am_score=am_score,
             graph_score=graph_score,
             lm_score=lm_score,

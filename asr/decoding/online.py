@@ -33,11 +33,18 @@ class EndpointRules:
         silence_before_words: trailing blank frames that end an utterance without words.
         silence_after_words: trailing blank frames that end an utterance with words.
         longest: frames after which an utterance ends in any case.
+
+    Raises:
+        AsrError: `longest` is below 1.
     """
 
     silence_before_words: int = 125
     silence_after_words: int = 25
     longest: int = 750
+
+    def __post_init__(self) -> None:
+        if not self.longest >= 1:
+            raise AsrError(f"endpoint rules: longest is {self.longest}; give 1 frame or more.")
 
     def apply(self, has_words: bool, num_trailing_blanks: int, num_frames: int) -> bool:
         """Whether the utterance ends here.

@@ -177,22 +177,17 @@ class _Token(NamedTuple):
 
 
 def rescore_lattice(
-    lattice: WordLattice,
-    lm: LanguageModel,
-    scales: RescoringScales,
-    max_contexts: int = 64,
-    beam: float = math.inf,
+    lattice: WordLattice, lm: LanguageModel, scales: RescoringScales, max_contexts: int = 64
 ) -> Rescored | None:
     """Finds the best path of a lattice with the new language model's scores.
 
-    Without `max_contexts` and `beam` limits, the result is exact: the best of all paths.
+    If no state has more histories than `max_contexts`, the result is exact: the best of all paths.
 
     Args:
         lattice: the alternatives.
         lm: the new language model.
         scales: the weights.
         max_contexts: maximum number of histories that are followed from a state.
-        beam: histories this far below the best one of their state are pruned.
 
     Returns:
         The best sentence; None if no final state can be reached.
@@ -213,7 +208,7 @@ def rescore_lattice(
         silent: list[tuple[_Token, int, WordArc]] = []
         spoken: list[tuple[_Token, int, WordArc]] = []
         for state in states:
-            tokens = _pruned(held.pop(state, {}), max_contexts, beam)
+            tokens = sorted(held.pop(state, {}).items(), key=lambda item: -item[1].total)[:max_contexts]
             if state in lattice.final:
                 am_score, lm_score = lattice.final[state]
                 endings += [(context, _with(token, (am_score, lm_score, 0.0), scales)) for context, token in tokens]
@@ -247,11 +242,6 @@ def _with(
 def _enter(tokens: dict[int, _Token], context: int, token: _Token) -> None:
     if context not in tokens or token.total > tokens[context].total:
         tokens[context] = token
-
-
-def _pruned(tokens: dict[int, _Token], max_contexts: int, beam: float) -> list[tuple[int, _Token]]:
-    ranked = sorted(tokens.items(), key=lambda item: -item[1].total)[:max_contexts]
-    return [item for item in ranked if item[1].total >= ranked[0][1].total - beam]
 
 
 def _levels(lattice: WordLattice) -> list[list[int]]:

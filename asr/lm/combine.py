@@ -22,7 +22,7 @@ from torch import Tensor
 from asr.errors import AsrError
 from asr.kernels.jit import kernel
 from asr.kernels.lookup import AnyTables, AnyType, LookupTables, compiled_lookup, look_up
-from asr.lm.contexts import DenseContexts, has_room, pack_contexts, unpack_contexts
+from asr.lm.contexts import FORGET_FROM, DenseContexts, has_room, pack_contexts, unpack_contexts
 from asr.lm.interface import LanguageModel, device_of
 from asr.text.symbols import SPECIAL_WORDS, UNK_ID, Vocabulary
 
@@ -76,7 +76,7 @@ class CombinedLM(LanguageModel):
         AsrError: the vocabularies differ.
     """
 
-    def __init__(self, parts: Sequence[LanguageModel], steps: Sequence[Step], forget_from: int | None = None) -> None:
+    def __init__(self, parts: Sequence[LanguageModel], steps: Sequence[Step], forget_from: int = FORGET_FROM) -> None:
         if any(part.vocabulary != parts[0].vocabulary for part in parts):
             raise AsrError("The language models have different word lists; map them to one with RemappedLM.")
         models: list[LanguageModel] = []
@@ -84,16 +84,8 @@ class CombinedLM(LanguageModel):
             models += part.models if isinstance(part, CombinedLM) else [part]
         self.models: list[LanguageModel] = list({id(model): model for model in models}.values())
         self.steps: list[Step] = []
-        rows = [self._add_part(part) for part in parts]
-        for step in steps:
-            rows.append(len(self.models) + len(self.steps))
-            self.steps.append(step._replace(left=rows[step.left], right=rows[step.right]))
-        device = device_of(self.models[0])
-        self.contexts = (
-            DenseContexts(len(self.models), device)
-            if forget_from is None
-            else DenseContexts(len(self.models), device, forget_from)
-        )
+        self._add_steps([self._add_part(part) for part in parts], steps)
+        self.contexts = DenseContexts(len(self.models), device_of(self.models[0]), forget_from)
         self._step_rows = np.array([(step.kind, step.left, step.right) for step in self.steps])
         self._step_weights = np.array([step[3:] for step in self.steps], dtype=np.float32)
         self._any_type = [AnyType() for _ in self.models]
@@ -103,8 +95,11 @@ class CombinedLM(LanguageModel):
         position = {id(model): row for row, model in enumerate(self.models)}
         if not isinstance(part, CombinedLM):
             return position[id(part)]
-        rows = [position[id(model)] for model in part.models]
-        for step in part.steps:
+        return self._add_steps([position[id(model)] for model in part.models], part.steps)
+
+    def _add_steps(self, rows: list[int], steps: Sequence[Step]) -> int:
+        """Adds steps that combine the rows with these numbers; returns the number of the last row."""
+        for step in steps:
             rows.append(len(self.models) + len(self.steps))
             self.steps.append(step._replace(left=rows[step.left], right=rows[step.right]))
         return rows[-1]
@@ -245,7 +240,7 @@ class Difference(CombinedLM):
         AsrError: the vocabularies differ.
     """
 
-    def __init__(self, large: LanguageModel, small: LanguageModel, forget_from: int | None = None) -> None:
+    def __init__(self, large: LanguageModel, small: LanguageModel, forget_from: int = FORGET_FROM) -> None:
         super().__init__([large, small], [Step(SUBTRACT, 0, 1)], forget_from)
 
 

@@ -173,7 +173,8 @@ def number_keys(keys: Any, tables: Any, number: Any) -> None:
 
 _PACKED_BITS = 32
 _LOW_BITS = (1 << _PACKED_BITS) - 1
-_FORGET_FROM = 1 << 16
+FORGET_FROM = 1 << 16
+"""How many numbers of `DenseContexts` may be in use before any are forgotten."""
 _ROOM = 1 << 10  # a loop can add at least this many keys
 
 
@@ -190,7 +191,7 @@ class DenseContexts:
         forget_from: how many numbers may be in use before `retain` forgets any.
     """
 
-    def __init__(self, num_models: int, device: torch.device, forget_from: int = _FORGET_FROM) -> None:
+    def __init__(self, num_models: int, device: torch.device, forget_from: int = FORGET_FROM) -> None:
         self.num_models = num_models
         self._device = device
         self._forget_from = forget_from

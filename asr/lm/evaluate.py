@@ -249,19 +249,21 @@ def language_model_distributions(lm: LanguageModel, token_id: NDArray[np.int32])
     return log_prob
 
 
-def tune_linear_weights(log_prob: Tensor, num_iterations: int = 100) -> tuple[Tensor, Tensor]:
+_NUM_EM_STEPS, _NUM_NEWTON_STEPS = 100, 30  # at most; fewer if the weights converge
+
+
+def tune_linear_weights(log_prob: Tensor) -> tuple[Tensor, Tensor]:
     """Expectation maximization from equal weights; it finds the optimum, since the log probability is concave in them.
 
     Args:
         log_prob: log P(word | history) of each word by each model, (K, L).
-        num_iterations: at most; fewer if the weights converge.
 
     Returns:
         weights (K,), which sum to one, and the mixture's log_prob (L,).
     """
     log_prob = log_prob.double()
     weight = torch.full((len(log_prob),), 1 / len(log_prob), dtype=torch.float64)
-    for _ in range(num_iterations):
+    for _ in range(_NUM_EM_STEPS):
         share = torch.softmax(log_prob + weight.log()[:, None], dim=0)
         new_weight = share.mean(dim=1)
         change = (new_weight - weight).abs().max()
@@ -271,7 +273,7 @@ def tune_linear_weights(log_prob: Tensor, num_iterations: int = 100) -> tuple[Te
     return weight, torch.logsumexp(log_prob + weight.log()[:, None], dim=0)
 
 
-def tune_log_linear_weights(log_prob: Tensor, word_id: Tensor, num_iterations: int = 30) -> Tensor:
+def tune_log_linear_weights(log_prob: Tensor, word_id: Tensor) -> Tensor:
     """Newton's method on the likelihood of P(w | h) = prod_k P_k(w | h)^weight_k / Z(h), with Z(h) summed exactly.
 
     Without Z(h), smaller weights would always seem better. With it, the model is exponential and its log likelihood
@@ -280,7 +282,6 @@ def tune_log_linear_weights(log_prob: Tensor, word_id: Tensor, num_iterations: i
     Args:
         log_prob: log P(w | history) by each model of every word at each place of the text, (K, L, V).
         word_id: the text, (L,).
-        num_iterations: at most; fewer if the weights converge.
 
     Returns:
         weights (K,); they need not sum to one.
@@ -291,7 +292,7 @@ def tune_log_linear_weights(log_prob: Tensor, word_id: Tensor, num_iterations: i
     features, ruled_out, word_id = features[:, known], ruled_out[known], word_id[known]
     observed = of_words(features, word_id)
     weight = torch.full((len(features),), 1 / len(features), dtype=torch.float64)
-    for _ in range(num_iterations):
+    for _ in range(_NUM_NEWTON_STEPS):
         mixed = torch.tensordot(weight.to(features), features, dims=1).masked_fill(ruled_out, -torch.inf)
         prob = mixed.softmax(dim=1)
         weighted = prob * features

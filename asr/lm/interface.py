@@ -27,6 +27,9 @@ class LanguageModel(ABC):
 
     Only the four abstract members are needed. The others let a model take part in compiled searches, do expensive
     work for many contexts at once, forget contexts, and carry a state from one sentence to the next.
+
+    A model that forgets contexts answers one search at a time: what this search does not hold is lost, even if another
+    one does. Searches that take turns, such as several `StreamingDecoder`s, each need a model of their own.
     """
 
     def __init_subclass__(cls, **arguments: Any) -> None:

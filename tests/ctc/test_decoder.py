@@ -217,6 +217,36 @@ def test_batches_streams_and_threads_agree(word_model: NgramLM) -> None:
         assert answers == [wanted] * 4
 
 
+@pytest.mark.parametrize(
+    ("symbols", "arguments"),
+    [
+        (SYMBOLS, {"words": WORDS, "blank_skip_threshold": 0.6}),
+        (SYMBOLS, {"words": ["a", "ab"], "spell_unknown": True}),
+        (SYMBOLS, {"lexicon": {"a": "a |", "b": "b |", "same": "a |"}}),
+        (SYMBOLS, {"lexicon": {"a": "a", "b": "b |", "bb": "b b"}}),
+        (["-", "▁a", "b", "▁"], {"words": ["a", "ab", "b"]}),
+    ],
+)
+def test_partial_results_are_made_of_the_last_ones(symbols: list[str], arguments: dict[str, Any]) -> None:
+    decoder = CTCDecoder(symbols, warm_up=False, search_beam=3.0, frame_shift=0.5, **arguments)
+    num_kept = 0
+    for seed in range(2):
+        frames = (2.0 * random_frames(60, seed)).log_softmax(1)
+        stream = decoder.stream()
+        earlier = stream.partial()
+        for begin in range(0, 60, 3):
+            stream.accept(frames[begin : begin + 3])
+            anew = decoder.stream()
+            for first in range(0, begin + 3, 3):
+                anew.accept(frames[first : first + 3])
+            found = stream.partial()
+            assert found == anew.partial()
+            num_kept += sum(one is other for one, other in zip(earlier.tokens, found.tokens, strict=False))
+            earlier = found
+        assert stream.finish() == anew.finish()
+    assert num_kept > 250
+
+
 @pytest.mark.parametrize("has_words", [True, False])
 @pytest.mark.parametrize("is_shared", [True, False])
 def test_searches_do_not_make_each_other_forget(
@@ -423,6 +453,8 @@ def test_spelled_lexicon_leaves_out_what_cannot_be_spelled() -> None:
         ({"words": ["ab"], "beam_size": 2.5}, "beam_size is 2.5"),
         ({"words": ["ab"], "beam_size": float("inf")}, "beam_size is inf"),
         ({"words": ["ab"], "beam_size": float("nan")}, "beam_size is nan"),
+        ({"beam_size": 10**30}, "beam_size is 1000000000000000000000000000000; it must be a whole number"),
+        ({"words": ["ab"], "max_active_states": 2.5}, "max_active_states is 2.5"),
         ({"words": ["ab"], "lm_scale": -1.0}, "lm_scale is -1.0"),
         ({"ngram": "nowhere.arpa"}, "nowhere.arpa: the language model cannot be read"),
         ({"words": ["ab"], "lm": "nowhere"}, "nowhere: there is no such language model"),

@@ -594,8 +594,9 @@ def test_bad_input_is_told(tmp_path: Path) -> None:
             build_ctcdecoder(LABELS, **{name: value})  # type: ignore[arg-type]
     with pytest.raises(AsrError, match="beta has no effect here"):
         decoder.reset_params(beta=1.0)
-    with pytest.raises(AsrError, match="beam_width is 0"):
-        decoder.decode(np.zeros((3, 7)), beam_width=0)
+    for beam_width in (0, math.inf):
+        with pytest.raises(AsrError, match=f"beam_width is {beam_width}"):
+            decoder.decode(np.zeros((3, 7)), beam_width=beam_width)  # type: ignore[arg-type]
     with pytest.raises(AsrError, match="hotword_weight is nan"):
         decoder.decode(np.zeros((3, 7)), hotwords=["ab"], hotword_weight=math.nan)
     binary = tmp_path / "model.bin"

@@ -129,6 +129,8 @@ def test_utterances_end_after_pauses_that_get_shorter_as_they_get_longer() -> No
     ):  # fmt: skip
         assert rules.apply(has_words, pause, num_frames)
         assert not pause or not rules.apply(has_words, pause - 1, num_frames)
+    with pytest.raises(AsrError, match="longest is 0; give 1 frame or more"):
+        EndpointRules(longest=0)
 
 
 def test_endpoint_after_blanks() -> None:
