@@ -204,6 +204,27 @@ def test_init_from_takes_weights_and_accumulators(corpus: Path) -> None:
     assert accumulator.max() > 2
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["first.ckpt", "lm"])
+def test_a_resumed_run_does_not_need_what_it_started_from(corpus: Path, name: str) -> None:
+    from pytorch_lightning.callbacks import ModelCheckpoint
+
+    first = _model(corpus)
+    trainer = _trainer(corpus, max_epochs=1, enable_checkpointing=False)
+    trainer.fit(first, _data(corpus))
+    trainer.save_checkpoint(corpus / "first.ckpt")
+    save_network(first.network, corpus / "lm")
+    whole = _model(corpus, init_from=str(corpus / name))
+    keep = ModelCheckpoint(dirpath=corpus, filename="{epoch}", save_top_k=-1)
+    _trainer(corpus, callbacks=[keep]).fit(whole, _data(corpus))
+    (corpus / name).rename(corpus / "elsewhere")
+    resumed = _model(corpus, init_from=str(corpus / name))
+    again = _trainer(corpus, enable_checkpointing=False)
+    again.fit(resumed, _data(corpus), ckpt_path=str(corpus / "epoch=0.ckpt"))
+    for part, value in whole.state_dict().items():
+        torch.testing.assert_close(resumed.state_dict()[part], value, rtol=0, atol=0, msg=part)
+
+
 def test_init_from_takes_an_exported_folder(corpus: Path) -> None:
     torch.manual_seed(1)
     network = RNNLanguageModel(Vocabulary.from_file(corpus / "words.txt"), RNNLMConfig(**SMALL))
