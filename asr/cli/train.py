@@ -297,6 +297,7 @@ def run(arguments: Sequence[str]) -> int:
         the exit code; a training ended by SIGTERM raises SystemExit with 143 once its checkpoint is written.
 
     Raises:
+        KeyboardInterrupt: Ctrl-C was pressed, and Lightning has shut the training down.
         AsrError: an option or the YAML is wrong, the trainer cannot be as they say, the checkpoint is of another
             network, or another process of the training has ended; also any error of the model and the data.
     """
@@ -319,11 +320,15 @@ def run(arguments: Sequence[str]) -> int:
     _check_checkpoint(arguments)
     try:
         with old_class_paths():
-            _CLI(arguments)
+            trainer = _CLI(arguments).trainer
     except (ArgumentError, UnicodeDecodeError) as error:
         raise AsrError(
             f"{' '.join(arguments)}: {_sentence(str(error))}; 'asr {arguments[0]} --help' lists all options."
         ) from error
+    except SystemExit as ended:
+        if isinstance(ended.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from ended  # Lightning 2.6 exits with code 1
+        raise
     except SIGTERMException:
         # Before the first batch or in a separate validation: there is nothing to save.
         raise SystemExit(_TERMINATED) from None
@@ -350,6 +355,8 @@ def run(arguments: Sequence[str]) -> int:
         if cause is None:
             raise
         raise cause from None
+    if trainer.interrupted:
+        raise KeyboardInterrupt  # Lightning 2.2 returns as if the training were over
     return 0
 
 
