@@ -52,6 +52,9 @@ _EXPLANATIONS = {
     r"Early stopping conditioned on metric `([^`]+)` which is not available": "{}, which EarlyStopping monitors, is "
     "not computed; check its name, and give utterances to validate on",
     "DataLoader worker": _WORKER_ENDED,
+    # Lightning 2.2 turns 16-mixed into bf16-mixed on a CPU.
+    "expected scalar type BFloat16 but found Float": "trainer.precision: this version of torch cannot train this "
+    "network in bfloat16 on a CPU; give --trainer.precision 32",
     "No supported gpu backend found": "trainer.accelerator: torch finds no GPU; give cpu or auto",
     r"(-?\d+) is not in bounds, numpy accepts from (\d+) to (\d+)": "seed_everything is {}; give {} to {}",
     r"Errors:\s+- (\w+ is [^\n;]+; it must be [^\n]+)": "model: {}",
@@ -253,6 +256,7 @@ class _CLI(LightningCLI):  # type: ignore[misc]
             raise MisconfigurationException(str(error)) from error
         _warn_of_slow_bfloat16(trainer)
         _require_numbers(trainer)
+        _require_whole_weights(trainer)
         trainer.strategy.checkpoint_io = _CheckpointIO()
         return trainer
 
@@ -275,6 +279,16 @@ def _require_numbers(trainer: pl.Trainer) -> None:
             raise AsrError(f"trainer.{name} is {number}; give {least} or more.")
     if isinstance(trainer.val_check_interval, (int, float)) and not trainer.val_check_interval > 0:
         raise AsrError(f"trainer.val_check_interval is {trainer.val_check_interval}; give a number above 0.")
+
+
+def _require_whole_weights(trainer: pl.Trainer) -> None:
+    """Rejects weights of 16 bits: steps are smaller than their last bit, and a moving average would stand still."""
+    kind, _, parts = str(trainer.precision).partition("-")
+    if kind in ("16", "bf16") and parts == "true":
+        raise AsrError(
+            f"trainer.precision is {trainer.precision}, which would round the weights to 16 bits after each step; give "
+            f"{kind}-mixed or 32."
+        )
 
 
 def _warn_of_slow_bfloat16(trainer: pl.Trainer) -> None:

@@ -91,7 +91,7 @@ class LitRNNLM(pl.LightningModule):
 
         Raises:
             AsrError: word lists do not fit, several processes train with a strategy other than `ddp`, or the trainer
-                clips gradients.
+                clips gradients or has a precision of its own.
         """
         sparse = self._tables()
         prepare_wrapping(self, self.trainer, list(sparse), may_drop=False)
@@ -101,6 +101,11 @@ class LitRNNLM(pl.LightningModule):
             return
         if self.trainer.gradient_clip_val:
             raise AsrError("trainer.gradient_clip_val has no effect on LitRNNLM; leave it out and set max_grad_norm.")
+        if self.trainer.precision != "32-true":
+            raise AsrError(
+                f"trainer.precision is {self.trainer.precision}, but LitRNNLM chooses the precision of each part; "
+                "leave it out, and set compute_dtype: bfloat16 for faster matrix products."
+            )
         if data.vocabulary != self.network.vocabulary:
             raise AsrError("data.vocabulary and model.vocabulary are different word lists; give both the same file.")
         data.num_history_words = self.network.num_history_words

@@ -102,6 +102,13 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(
         torch.testing.assert_close(resumed.state_dict()[name], value, rtol=0, atol=0, msg=name)
 
 
+@pytest.mark.parametrize("precision", ["bf16-mixed", "64-true"])
+def test_a_precision_of_the_trainer_is_refused(corpus: Path, precision: str) -> None:
+    trainer = _trainer(corpus, precision=precision, enable_checkpointing=False)
+    with pytest.raises(AsrError, match=f"trainer.precision is {precision}, but LitRNNLM .* set compute_dtype"):
+        trainer.fit(_model(corpus), _data(corpus))
+
+
 def test_without_a_trainer_no_batch_is_done(corpus: Path) -> None:
     data = _data(corpus)
     assert data.state_dict() == {"batches_done": 0}
