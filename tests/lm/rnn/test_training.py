@@ -223,7 +223,8 @@ def test_a_resumed_run_does_not_need_what_it_started_from(corpus: Path, name: st
     save_network(first.network, corpus / "lm")
     whole = _model(corpus, init_from=str(corpus / name))
     keep = ModelCheckpoint(dirpath=corpus, filename="{epoch}", save_top_k=-1)
-    _trainer(corpus, callbacks=[keep]).fit(whole, _data(corpus))
+    trainer = _trainer(corpus, callbacks=[keep])  # stays: its module holds it weakly
+    trainer.fit(whole, _data(corpus))
     (corpus / name).rename(corpus / "elsewhere")
     resumed = _model(corpus, init_from=str(corpus / name))
     again = _trainer(corpus, enable_checkpointing=False)
