@@ -377,7 +377,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
         if partial != target:
             partial.replace(target)
     except OSError as error:
-        raise AsrError(f"{path}: the file cannot be written ({error.strerror}); {cure_of(error)}.") from error
+        raise AsrError(f"{path}: the file cannot be written ({_reason(error)}); {cure_of(error)}.") from error
     finally:
         if partial != target:
             partial.unlink(missing_ok=True)
@@ -429,7 +429,7 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
             raise
         shutil.rmtree(earlier, ignore_errors=True)
     except OSError as error:
-        raise AsrError(f"{folder}: the folder cannot be written ({error.strerror}); {cure_of(error)}.") from error
+        raise AsrError(f"{folder}: the folder cannot be written ({_reason(error)}); {cure_of(error)}.") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -522,6 +522,11 @@ def _identity(path: str | Path) -> tuple[int, int]:
     """Device and inode, the same for all names of a file, including symbolic and hard links."""
     status = os.stat(path)  # noqa: PTH116
     return status.st_dev, status.st_ino
+
+
+def _reason(error: OSError) -> str:
+    """What the system says; where numpy writes an array to a full disk, what numpy says."""
+    return str(error.strerror or error)
 
 
 def cure_of(error: OSError) -> str:

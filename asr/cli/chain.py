@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +19,8 @@ from asr.serialization import output_path, require_writable, write_whole_text
 from asr.text.lexicon import Lexicon
 
 if TYPE_CHECKING:
-    from asr.models.chain_corpus import PreparedCorpus
+    from asr.bundle import Bundle
+    from asr.models.chain_corpus import Alignment, PreparedCorpus, PreparedUtterance
 
 HELP = """\
 Prepares the training of an acoustic model by lattice-free MMI (TDNN-F, recipes/librispeech/am_tdnnf.yaml):
@@ -27,8 +30,8 @@ Prepares the training of an acoustic model by lattice-free MMI (TDNN-F, recipes/
                classifiers trained on it (--passes)
   states/      tied states of left biphones and the denominator graph, and pronunciation-scores.json for 'asr graph'
 
-Existing features and alignments are kept. Put the more reliable lexicon first: all pronunciations of a word come from
-the first file that has the word.
+Existing features and alignments are kept; those of other corpora, or by another bundle or lexicon, are refused. Put the
+more reliable lexicon first: all pronunciations of a word come from the first file that has the word.
 
 example:
   asr chain --corpus librispeech:train-clean-5=LibriSpeech an4:train=an4 --lexicon cmudict.dict lexicon.txt \\
@@ -100,57 +103,102 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         0, or 1 if utterances were left out.
     """
-    from asr.models.chain_corpus import Alignment, PreparedCorpus, write_corpus
+    from asr.bundle import Bundle
+    from asr.models.chain_corpus import PreparedCorpus, write_corpus
     from asr.models.chain_preparation import prepare_chain, pronunciation_scores, require_names, usable_utterances
-    from asr.models.hybrid_alignment import align_with_bundle, refine_alignment
+    from asr.models.hybrid_alignment import (
+        align_with_bundle,
+        aligned_phones,
+        checksum_of_sources,
+        refine_alignment,
+        require_features,
+    )
+    from asr.models.state_tying import require_columns
 
     if args.passes < 0:
         raise AsrError(f"--passes {args.passes}: give 0 or more.")
     prepared, states_folder = args.output / "prepared", args.output / "states"
     min_score = dict(_scores(args.min_score))
     fbank = Fbank(high_freq=args.high_freq)
-    left_out: list[str] = []
-    if (prepared / "utterances.json").is_file():
+    is_kept = (prepared / "utterances.json").is_file()
+    if is_kept:
         corpus = PreparedCorpus(prepared)
         _check_kept(corpus, args.corpus, fbank)
-        lexicon = _lexicon(args.lexicon, (utterance.text for utterance in corpus.utterances))
+        require_names(corpus, min_score, args.held_out)
+    # What may not fit is found before the features are computed, and before hours of alignment.
+    bundle = Bundle.load(args.bundle)
+    require_features(bundle, fbank.arguments)
+    require_columns(aligned_phones(bundle), args.max_columns)
+    if is_kept:
+        lexicon = _lexicon(args.lexicon, _words(corpus.utterances), bundle)
     else:
         args.output.mkdir(parents=True, exist_ok=True)
         require_writable(args.output / "utterances.json")
         listed = list(_utterances(args.corpus))
-        lexicon = _lexicon(args.lexicon, (utterance.text for _, utterance in listed))
-        left_out = write_corpus(prepared, listed, lexicon, fbank, parts=_parts(args.corpus))
+        lexicon = _lexicon(args.lexicon, _words(utterance for _, utterance in listed), bundle)
+        write_corpus(prepared, listed, lexicon, fbank, parts=_parts(args.corpus))
         corpus = PreparedCorpus(prepared)
-    require_names(corpus, min_score, args.held_out)  # before hours of alignment
-    if not (prepared / "alignment-bundle.npz").is_file():
-        align_with_bundle(corpus, lexicon, args.bundle).save(prepared / "alignment-bundle.npz")
-    alignment = Alignment.load(prepared / "alignment-bundle.npz")
+        require_names(corpus, min_score, args.held_out)
+    made_from = checksum_of_sources(bundle, lexicon, _words(corpus.utterances))
+    alignment = _kept_or_made(
+        prepared / "alignment-bundle.npz", made_from, lambda: align_with_bundle(corpus, lexicon, bundle)
+    )
     for number in range(1, args.passes + 1):
-        path = prepared / f"alignment-{number}.npz"
-        if not path.is_file():
-            refine_alignment(corpus, lexicon, alignment, number, _say).save(path)
-        alignment = Alignment.load(path)
+        refine = partial(refine_alignment, corpus, lexicon, alignment, seed=number, report=_say)
+        alignment = _kept_or_made(prepared / f"alignment-{number}.npz", made_from, refine)
     train, _ = usable_utterances(corpus, alignment, min_score, args.held_out)
     states, graph = prepare_chain(corpus, alignment, train, args.max_columns, args.long_histories, states_folder)
     scores = pronunciation_scores(corpus, alignment, train, lexicon)
     write_whole_text(states_folder / "pronunciation-scores.json", json.dumps(scores))
-    for reason in left_out[:5]:
+    for reason in corpus.left_out[:5]:
         _say(f"left out: {reason}")
     summary = {
         "utterances": len(corpus),
         "trained_on": len(train),
-        "left_out": len(left_out),
+        "left_out": len(corpus.left_out),
         "alignment": f"alignment-{args.passes}.npz" if args.passes else "alignment-bundle.npz",
         "num_tokens": states.num_columns,
         "denominator": {"states": graph.num_states, "arcs": len(graph.source)},
     }
     print(json.dumps(summary))
-    return int(bool(left_out))
+    return int(bool(corpus.left_out))
 
 
-def _lexicon(files: list[Path], texts: Iterable[str]) -> Lexicon:
-    """The lexicon with words as written or in upper case, whichever fits the transcripts better."""
-    return Lexicon.for_words(files, sorted({word for text in texts for word in text.split()}))
+def _words(utterances: Iterable[Utterance | PreparedUtterance]) -> list[str]:
+    """The words of the transcripts, each once."""
+    return sorted({word for utterance in utterances for word in utterance.text.split()})
+
+
+def _lexicon(files: list[Path], words: list[str], bundle: Bundle) -> Lexicon:
+    """The lexicon with words as written or in upper case, whichever fits the transcripts better.
+
+    Raises:
+        AsrError: it has phones that the bundle's network does not have.
+    """
+    from asr.models.hybrid_alignment import require_phones
+
+    lexicon = Lexicon.for_words(files, words)
+    require_phones(bundle, lexicon, words)
+    return lexicon
+
+
+def _kept_or_made(path: Path, made_from: str, make: Callable[[], Alignment]) -> Alignment:
+    """The alignment of an earlier run, or a new one, which is kept.
+
+    Raises:
+        AsrError: the kept one was made from something else.
+    """
+    from asr.models.chain_corpus import Alignment
+
+    if not path.is_file():
+        replace(make(), made_from=made_from).save(path)
+    alignment = Alignment.load(path)
+    if alignment.made_from not in ("", made_from):
+        raise AsrError(
+            f"{path}: the alignment kept there is by another --bundle or --lexicon; delete the alignments in this "
+            "folder, or choose another --output."
+        )
+    return alignment
 
 
 def _say(line: str) -> None:

@@ -52,6 +52,9 @@ _EXPLANATIONS = {
     r"Early stopping conditioned on metric `([^`]+)` which is not available": "{}, which EarlyStopping monitors, is "
     "not computed; check its name, and give utterances to validate on",
     "DataLoader worker": _WORKER_ENDED,
+    # Lightning 2.2 turns 16-mixed into bf16-mixed on a CPU.
+    "expected scalar type BFloat16 but found Float": "trainer.precision: this version of torch cannot train this "
+    "network in bfloat16 on a CPU; give --trainer.precision 32",
     "No supported gpu backend found": "trainer.accelerator: torch finds no GPU; give cpu or auto",
     r"(-?\d+) is not in bounds, numpy accepts from (\d+) to (\d+)": "seed_everything is {}; give {} to {}",
     r"Errors:\s+- (\w+ is [^\n;]+; it must be [^\n]+)": "model: {}",
@@ -253,6 +256,7 @@ class _CLI(LightningCLI):  # type: ignore[misc]
             raise MisconfigurationException(str(error)) from error
         _warn_of_slow_bfloat16(trainer)
         _require_numbers(trainer)
+        _require_whole_weights(trainer)
         trainer.strategy.checkpoint_io = _CheckpointIO()
         return trainer
 
@@ -277,6 +281,16 @@ def _require_numbers(trainer: pl.Trainer) -> None:
         raise AsrError(f"trainer.val_check_interval is {trainer.val_check_interval}; give a number above 0.")
 
 
+def _require_whole_weights(trainer: pl.Trainer) -> None:
+    """Rejects weights of 16 bits: steps are smaller than their last bit, and a moving average would stand still."""
+    kind, _, parts = str(trainer.precision).partition("-")
+    if kind in ("16", "bf16") and parts == "true":
+        raise AsrError(
+            f"trainer.precision is {trainer.precision}, which would round the weights to 16 bits after each step; give "
+            f"{kind}-mixed or 32."
+        )
+
+
 def _warn_of_slow_bfloat16(trainer: pl.Trainer) -> None:
     is_on_cpu = trainer.strategy.root_device.type == "cpu"
     if str(trainer.precision).startswith("bf16") and is_on_cpu and not cpu_multiplies_bfloat16():
@@ -297,6 +311,7 @@ def run(arguments: Sequence[str]) -> int:
         the exit code; a training ended by SIGTERM raises SystemExit with 143 once its checkpoint is written.
 
     Raises:
+        KeyboardInterrupt: Ctrl-C was pressed, and Lightning has shut the training down.
         AsrError: an option or the YAML is wrong, the trainer cannot be as they say, the checkpoint is of another
             network, or another process of the training has ended; also any error of the model and the data.
     """
@@ -319,11 +334,15 @@ def run(arguments: Sequence[str]) -> int:
     _check_checkpoint(arguments)
     try:
         with old_class_paths():
-            _CLI(arguments)
+            trainer = _CLI(arguments).trainer
     except (ArgumentError, UnicodeDecodeError) as error:
         raise AsrError(
             f"{' '.join(arguments)}: {_sentence(str(error))}; 'asr {arguments[0]} --help' lists all options."
         ) from error
+    except SystemExit as ended:
+        if isinstance(ended.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from ended  # Lightning 2.6 exits with code 1
+        raise
     except SIGTERMException:
         # Before the first batch or in a separate validation: there is nothing to save.
         raise SystemExit(_TERMINATED) from None
@@ -350,6 +369,8 @@ def run(arguments: Sequence[str]) -> int:
         if cause is None:
             raise
         raise cause from None
+    if trainer.interrupted:
+        raise KeyboardInterrupt  # Lightning 2.2 returns as if the training were over
     return 0
 
 

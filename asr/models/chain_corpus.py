@@ -61,6 +61,7 @@ class Alignment:
         phone: (P,) int64, indices into `phones`.
         start: (P,) float64 seconds.
         score: (U,) float64, the mean log-probability per frame; higher is better, -inf without alignment.
+        made_from: a checksum of what the alignment depends on besides the corpus; empty if unknown.
     """
 
     phones: tuple[str, ...]
@@ -68,6 +69,7 @@ class Alignment:
     phone: npt.NDArray[np.int64]
     start: npt.NDArray[np.float64]
     score: npt.NDArray[np.float64]
+    made_from: str = ""
 
     @classmethod
     def from_lists(
@@ -91,9 +93,9 @@ class Alignment:
 
     def save(self, path: Path) -> None:
         """Writes an `.npz`, completely or not at all."""
-        phones = np.array(self.phones)
+        fields = {**vars(self), "phones": np.array(self.phones)}
         with atomic_path(path) as partial:
-            np.savez(partial, phones=phones, begin=self.begin, phone=self.phone, start=self.start, score=self.score)
+            np.savez(partial, **fields)
 
     @classmethod
     def load(cls, path: Path) -> Alignment:
@@ -107,7 +109,9 @@ class Alignment:
         try:
             with np.load(path, allow_pickle=False) as file:
                 phones = tuple(str(phone) for phone in file["phones"])
-                return cls(phones, *(file[name] for name in ("begin", "phone", "start", "score")))
+                made_from = str(file["made_from"]) if "made_from" in file else ""  # earlier versions lack it
+                begin, phone, start, score = (file[name] for name in ("begin", "phone", "start", "score"))
+                return cls(phones, begin, phone, start, score, made_from)
         except Exception as error:  # readers of a damaged archive may raise anything
             raise AsrError(
                 f"{path}: this is not an alignment ({in_one_line(error)}); delete it and make it again."
@@ -123,6 +127,7 @@ class PreparedCorpus:
     Attributes:
         corpora: names of the corpora that it was made from, also of those without a usable utterance.
         parts: what the command that made it calls their parts; empty if unknown.
+        left_out: one sentence for each utterance that could not be used.
 
     Raises:
         AsrError: it is not such a folder, or its files are damaged.
@@ -149,6 +154,7 @@ class PreparedCorpus:
         ]
         self.corpora = frozenset(listing.get("corpora", (each.corpus for each in self.utterances)))
         self.parts = frozenset[str](listing.get("parts", ()))
+        self.left_out: tuple[str, ...] = tuple(listing.get("left_out", ()))
         counts = np.array([each.num_frames for each in self.utterances]).reshape(-1, len(self.conditions))
         self._offset = np.concatenate([np.zeros((1, len(self.conditions)), dtype=np.int64), counts.cumsum(0)])
         files = (self.folder / f"features-{name}.npy" for name in self.condition_names)
@@ -233,6 +239,7 @@ def write_corpus(
         "fbank": fbank.arguments,
         "corpora": sorted(corpora),
         "parts": sorted(parts),
+        "left_out": left_out,
         "utterances": [asdict(row) for row in rows],
     }
     write_whole_text(folder / LIST_FILE, json.dumps(listing))  # last, because it marks the folder as complete

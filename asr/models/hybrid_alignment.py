@@ -5,8 +5,8 @@ Shapes: N pieces, L output frames, C phones, silence first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from asr.models.chain_corpus import FRAME_SECONDS, SILENCE, Alignment, PreparedC
 from asr.models.chunks import Chunk, ChunkLoader
 from asr.models.phone_alignment import align_transcript, phones_from_ctc, transcript_graph
 from asr.models.tdnnf import Tdnnf
+from asr.serialization import checksum_of_tensors
 from asr.text.lexicon import Lexicon
 
 _LEAST_PRIOR, _LEAST_POSTERIOR = 1e-4, 1e-6
@@ -30,21 +31,64 @@ _NUM_EPOCHS, _PEAK_LR = 3, 2e-3
 _LEFT_OUT = 0.1  # share of the utterances, those aligned worst, whose readers may not have read the text
 
 
-def align_with_bundle(corpus: PreparedCorpus, lexicon: Lexicon, folder: str | Path) -> Alignment:
+def require_features(bundle: Bundle, fbank_arguments: Mapping[str, Any]) -> None:
+    """Checks that a bundle's network takes filterbanks such as those of a corpus.
+
+    Raises:
+        AsrError: it takes others.
+    """
+    own = getattr(bundle.features.network, "arguments", {})
+    differing = [name for name in fbank_arguments if name not in own or own[name] != fbank_arguments[name]]
+    if differing:
+        name = differing[0]
+        raise AsrError(
+            f"bundle {bundle.name}: its network was trained on other features than those to prepare ({name} is "
+            f"{own.get(name)}, not {fbank_arguments[name]}); "
+            + ("give --high-freq." if differing == ["high_freq"] else "take another bundle.")
+        )
+
+
+def aligned_phones(bundle: Bundle) -> tuple[str, ...]:
+    """The phones of alignments by a bundle, silence first."""
+    if TIED_STATES in bundle.graph.meta:
+        return TiedStates.from_json(bundle.graph.meta[TIED_STATES]).phones
+    return (SILENCE, *bundle.graph.tokens.tokens[1:])
+
+
+def require_phones(bundle: Bundle, lexicon: Lexicon, words: Iterable[str]) -> None:
+    """Checks that a bundle's network has the phones of the first pronunciation of each word that is in the lexicon.
+
+    Raises:
+        AsrError: it lacks one.
+    """
+    phones = set(aligned_phones(bundle))
+    for word in words:
+        lacking = set(lexicon[word][0] if word in lexicon else ()) - phones
+        if lacking:
+            raise AsrError(
+                f"bundle {bundle.name}: its network has no phone {min(lacking)!r} ({word}); give a lexicon with the "
+                "phones of the network."
+            )
+
+
+def checksum_of_sources(bundle: Bundle, lexicon: Lexicon, words: Iterable[str]) -> str:
+    """A checksum of the network and of the pronunciations that alignments by a bundle depend on."""
+    pronunciations = {word: lexicon[word] for word in sorted(set(words)) if word in lexicon}
+    return checksum_of_tensors(json.dumps(pronunciations), bundle.acoustic_model.network.state_dict())
+
+
+def align_with_bundle(corpus: PreparedCorpus, lexicon: Lexicon, bundle: Bundle) -> Alignment:
     """An alignment by the acoustic model of a bundle.
 
     Args:
         corpus: prepared with the bundle's filterbanks.
         lexicon: a network of tied states uses all pronunciations of a word, a CTC network only the first one.
-        folder: the bundle's.
+        bundle: the bundle.
 
     Raises:
-        AsrError: the bundle does not have all phones, or its features are different.
+        AsrError: the bundle does not have all phones.
     """
-    bundle = Bundle.load(folder)
     network: Any = bundle.acoustic_model.network.eval()
-    if network.num_features != corpus.num_features:
-        raise AsrError(f"{folder}: its network takes {network.num_features} features, not {corpus.num_features}.")
     seconds: float = network.subsampling_factor * FRAME_SECONDS
     if TIED_STATES in bundle.graph.meta:
         states = TiedStates.from_json(bundle.graph.meta[TIED_STATES])
@@ -56,7 +100,7 @@ def align_with_bundle(corpus: PreparedCorpus, lexicon: Lexicon, folder: str | Pa
         log_prob = _log_prob(corpus, index, network)
         path = phones_from_ctc(log_prob, wanted, seconds, len(corpus.features(index, 0)) * FRAME_SECONDS)
         found.append(([], [], -np.inf) if path is None else path)
-    return Alignment.from_lists((SILENCE, *tokens.tokens[1:]), found)
+    return Alignment.from_lists(aligned_phones(bundle), found)
 
 
 def phone_likelihoods(corpus: PreparedCorpus, network: nn.Module, states: TiedStates) -> list[torch.Tensor]:

@@ -99,6 +99,17 @@ class ContextStatistics:
         np.add.at(self.square, index, np.square(frames, dtype=np.float64))
 
 
+def require_columns(phones: Sequence[str], max_columns: int) -> None:
+    """Checks that there is a column for each root of the trees.
+
+    Raises:
+        AsrError: there are fewer.
+    """
+    least = 2 * len(phones) - 1
+    if max_columns < least:
+        raise AsrError(f"{max_columns} columns are too few: {len(phones)} phones need at least {least}.")
+
+
 def grow_trees(
     phones: Sequence[str], statistics: ContextStatistics, max_columns: int, min_frames: float = 60.0
 ) -> TiedStates:
@@ -113,10 +124,9 @@ def grow_trees(
     Raises:
         AsrError: there are fewer columns than roots.
     """
+    require_columns(phones, max_columns)
     num_phones = len(phones)
     roots = [(state, phone) for phone in range(1, num_phones) for state in (ENTRY, LOOP)]
-    if max_columns < len(roots) + 1:
-        raise AsrError(f"{max_columns} columns are too few: {num_phones} phones need at least {len(roots) + 1}.")
     number = {phone: index for index, phone in enumerate(phones)}
     questions = [[number[name] for name in names.split() if name in number] for names in QUESTIONS.values()]
     # Each single phone is a question, too.

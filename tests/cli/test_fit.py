@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from asr.cli.main import main
 from asr.text.symbols import Vocabulary
@@ -78,6 +79,8 @@ def test_a_misspelled_option_is_refused_not_completed(tmp_path, capsys, option):
         (["--trainer.accumulate_grad_batches", "0"], "trainer.accumulate_grad_batches is 0; give 1 or more."),
         (["--trainer.log_every_n_steps", "-1"], "trainer.log_every_n_steps is -1; give 0 or more."),
         (["--trainer.gradient_clip_val", "-0.5"], "trainer.gradient_clip_val is -0.5; give 0 or more."),
+        (["--trainer.precision", "16-true"], "trainer.precision is 16-true, which would round the weights to 16 bits"),
+        (["--trainer.precision", "bf16-true"], "give bf16-mixed or 32."),
         (["--trainer.num_sanity_val_steps", "-2"], "trainer.num_sanity_val_steps is -2; give -1 or more."),
         pytest.param(
             ["--seed_everything", "-1"],
@@ -147,6 +150,19 @@ def test_a_checkpoint_of_another_network_and_a_missing_metric_are_one_sentence(t
         error = capsys.readouterr().err.splitlines()[-1]
         assert error.startswith("asr: error: ") and message in error and len(error) < 250
         assert (another in error) == (command[:3] != stopping)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.__version__ >= "2", reason="later versions mix bfloat16 and float32")
+def test_a_network_that_cannot_be_trained_in_bfloat16_is_one_sentence(tmp_path, capsys):
+    from scripts.benchmarks.processes import write_inputs
+    from tests.cli.test_termination import recipe
+
+    (tmp_path / "inputs").mkdir()
+    write_inputs(tmp_path / "inputs")
+    arguments = recipe(tmp_path / "inputs", "acoustic", tmp_path / "run", [])
+    assert main([*arguments, "--trainer.precision", "bf16-mixed"]) == 2
+    assert "bfloat16 on a CPU; give --trainer.precision 32" in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ pytest.importorskip("jsonargparse")
 from lightning_fabric.plugins.io import torch_io  # noqa: E402
 
 from asr.cli import train  # noqa: E402
+from asr.cli.main import main  # noqa: E402
 from asr.errors import AsrError  # noqa: E402
 from scripts.benchmarks.processes import write_inputs  # noqa: E402
 
@@ -201,6 +202,23 @@ def test_a_training_that_ended_within_an_epoch_goes_on_there(folder: Path, tmp_p
     assert train.run([*recipe(folder, "language", tmp_path / "resumed", []), "--ckpt_path", str(last)]) == 0
     steps = [torch.load(tmp_path / name / "last.ckpt")["global_step"] for name in ("whole", "resumed")]
     assert steps[0] == steps[1]
+
+
+class PressesCtrlC(pl.Callback):  # type: ignore[misc]
+    """Does what Ctrl-C does, in the third batch."""
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_ends_a_training_like_any_other_command(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Lightning would exit with 0 or 1; after 0, a script would go on and use half of a training."""
+    callback = {"class_path": "tests.cli.test_termination.PressesCtrlC"}
+    assert main(recipe(folder, "language", tmp_path / "run", [callback])) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "asr: interrupted"
 
 
 class ResetsConnection(pl.Callback):  # type: ignore[misc]

@@ -512,13 +512,26 @@ def test_a_network_of_other_outputs_or_features_is_refused(folder: Path, states:
             fit(folder, states, 0, network_arguments=changes)
 
 
-def test_asr_chain_reads_transcripts_in_lower_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+AN4 = Path(__file__).resolve().parents[2] / "checkpoints" / "an4"
+
+
+@pytest.fixture
+def chain_command(tmp_path: Path) -> list[str]:
+    """`asr chain` for one utterance, in lower case, of AN4's phones, and another without a pronunciation."""
     soundfile.write(tmp_path / "one.wav", np.random.default_rng(1).normal(size=8000) * 0.1, 16000)
-    (tmp_path / "toy.csv").write_text("audio,text\none.wav,a bay\n")
+    (tmp_path / "toy.csv").write_text("id,audio,text\none,one.wav,a bay\ntwo,one.wav,a bee\n")
     (tmp_path / "lexicon.txt").write_text("a AH\nbay B EY\n")
     command = ["chain", "--corpus", f"csv:toy={tmp_path / 'toy.csv'}", "--lexicon", str(tmp_path / "lexicon.txt")]
-    assert main([*command, "--bundle", str(tmp_path / "none"), "--output", str(tmp_path / "chain")]) == 2
-    assert "none: there is no" in capsys.readouterr().err  # after the features
+    return [*command, "--bundle", str(AN4), "--passes", "0", "--output", str(tmp_path / "chain")]
+
+
+def test_asr_chain_reads_transcripts_in_lower_case_and_says_again_what_it_left_out(
+    chain_command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):
+        assert main(chain_command) == 1
+        said = capsys.readouterr()
+        assert json.loads(said.out)["left_out"] == 1 and "left out: two: no pronunciation of bee" in said.err
     assert [each.text for each in PreparedCorpus(tmp_path / "chain" / "prepared").utterances] == ["a bay"]
 
 
@@ -537,6 +550,41 @@ def test_a_refined_alignment_has_pronunciations_of_the_words(folder: Path) -> No
         phones, seconds = refined.of(index)
         assert tuple(first.phones[phone] for phone in phones if phone) in spoken
         assert seconds[0] == 0.0 and (np.diff(seconds) > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "lexicon", "sentence"),
+    [
+        (["--bundle", "none"], "", "none: there is no"),
+        (["--high-freq", "7000"], "", "(high_freq is 5600.0, not 7000.0); give --high-freq."),
+        (["--max-columns", "70"], "", "70 columns are too few: 40 phones need at least 79."),
+        ([], "bee B Y\nbay B @\n", "its network has no phone '@' (bay)"),
+    ],
+)
+def test_asr_chain_computes_no_features_for_a_bundle_that_does_not_fit(
+    chain_command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    options: list[str], lexicon: str, sentence: str,
+) -> None:  # fmt: skip
+    if lexicon:
+        (tmp_path / "lexicon.txt").write_text(lexicon)
+    assert main([*chain_command, *options]) == 2
+    assert sentence in capsys.readouterr().err
+    assert not (tmp_path / "chain" / "prepared").exists()
+
+
+def test_asr_chain_refuses_alignments_of_another_bundle_or_lexicon(
+    chain_command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(chain_command) == 1
+    (tmp_path / "lexicon.txt").write_text("other B\na AH\nbay B EY\n")  # the same pronunciations of these words
+    assert main(chain_command) == 1
+    (tmp_path / "lexicon.txt").write_text("a EY\nbay B EY\n")
+    assert main(chain_command) == 2
+    assert "alignment-bundle.npz: the alignment kept there is by another --bundle" in capsys.readouterr().err
+    (tmp_path / "lexicon.txt").write_text("a AH\nbay B EY\n")
+    other = ["--bundle", str(AN4.parent / "librispeech")]
+    assert main([*chain_command, *other]) == 2
+    assert "alignment-bundle.npz: the alignment kept there is by another --bundle" in capsys.readouterr().err
 
 
 def test_passes_of_asr_chain_are_not_negative(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

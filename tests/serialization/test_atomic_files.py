@@ -45,6 +45,13 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_what_numpy_says_of_a_full_disk_is_said(tmp_path: Path) -> None:
+    """Its error has neither a number nor the system's text."""
+    sentence = r"a\.npy: the file cannot be written \(800 requested and 400 written\)"
+    with pytest.raises(AsrError, match=sentence), atomic_path(tmp_path / "a.npy"):
+        raise OSError("800 requested and 400 written")
+
+
 def test_a_missing_folder_is_one_sentence(tmp_path: Path) -> None:
     sentence = "cannot be written.*make its folder first"
     with pytest.raises(AsrError, match=sentence), open_atomic(tmp_path / "none" / "a.bin"):

@@ -9,12 +9,13 @@ Shapes: L words of the text, B streams, T steps, M history words.
 from __future__ import annotations
 
 import json
+import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
@@ -53,25 +54,32 @@ class TokenFile:
         """Writes `path` from texts and transcripts, read as `read_word_ids` does.
 
         An existing file is used again if it was made from the same texts, unchanged since, and the same vocabulary, and
-        the file with its counts beside it is whole.
+        the file with its counts beside it is whole and of this file. Trainings that use one path for different texts at
+        the same time get their own tokens.
 
         Raises:
             AsrError: a text cannot be read, or none of them contains a word.
         """
         key = _fingerprint(texts, transcripts, vocabulary)
         counts_path = path.with_suffix(".json")
-        if path.exists() and counts_path.exists() and (kept := _kept_counts(counts_path, key)) is not None:
-            return cls(np.memmap(path, dtype=np.int32, mode="r"), kept)
+        if path.exists() and counts_path.exists():
+            with path.open("rb") as file:
+                if (kept := _kept_counts(counts_path, key, _stamp(file))) is not None:
+                    return cls(np.memmap(file, dtype=np.int32, mode="r"), kept)
         path.parent.mkdir(parents=True, exist_ok=True)
         with open_atomic(path) as out:
             counts = _write_tokens(texts, transcripts, vocabulary, out)
             if counts.num_words == 0:
                 names = ", ".join(str(text) for text in (*texts, *transcripts)) or "no file given"
                 raise AsrError(f"The language model text is empty ({names}); it needs one sentence per line.")
+            out.flush()
+            # Opened before it gets its name, under which another process may put the tokens of another text.
+            tokens = np.memmap(out.name, dtype=np.int32, mode="r")
+            stamp = _stamp(out)
             # The old counts must not stay beside new tokens if the process ends here.
             counts_path.unlink(missing_ok=True)
-        write_whole_text(counts_path, json.dumps({**asdict(counts), "fingerprint": key}))
-        return cls(np.memmap(path, dtype=np.int32, mode="r"), counts)
+        write_whole_text(counts_path, json.dumps({**asdict(counts), "fingerprint": key, "stamp": stamp}))
+        return cls(tokens, counts)
 
     def unigram_counts(self, vocabulary_size: int) -> NDArray[np.int64]:
         """How often each id is predicted, `</s>` included, (V,)."""
@@ -81,13 +89,20 @@ class TokenFile:
         return counts
 
 
-def _kept_counts(path: Path, fingerprint: str) -> TokenCounts | None:
+def _kept_counts(path: Path, fingerprint: str, stamp: list[int]) -> TokenCounts | None:
     """The counts in a file; None if they are of other tokens, or the file is damaged."""
     try:
         found = parse_json(path.read_text(encoding="utf-8"))
-        return TokenCounts(**found) if found.pop("fingerprint") == fingerprint else None
-    except (ValueError, TypeError, KeyError, AttributeError):
+        is_same = found.pop("fingerprint") == fingerprint and found.pop("stamp") == stamp
+        return TokenCounts(**found) if is_same else None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
+
+
+def _stamp(file: BinaryIO) -> list[int]:
+    """Size and time of an open file, which tell it from others that had its name."""
+    status = os.fstat(file.fileno())
+    return [status.st_size, status.st_mtime_ns]
 
 
 def _write_tokens(

@@ -39,7 +39,7 @@ class LitRNNLM(pl.LightningModule):
         vocabulary: word list, one word per line.
         network: the network's shape.
         init_from: where to start from, with a new schedule: a checkpoint, with its optimizer's state, or an exported
-            folder; then let the rates rise slowly (`warmup_steps`).
+            folder; then let the rates rise slowly (`warmup_steps`). A resumed run does not read it.
         lr: Adam's learning rate for the recurrent layers.
         sparse_lr: Adagrad's learning rate for word vectors, biases and n-gram features.
         warmup_steps: the rates rise linearly over these steps.
@@ -70,6 +70,7 @@ class LitRNNLM(pl.LightningModule):
         super().__init__()
         self.network = RNNLanguageModel(Vocabulary.from_file(vocabulary), network, compute_dtype, compile_cell)
         self.init_from = init_from
+        self._is_resumed = False
         self.lr, self.sparse_lr = lr, sparse_lr
         self.warmup_steps, self.decay_start, self.final_lr_factor = warmup_steps, decay_start, final_lr_factor
         self.max_grad_norm = max_grad_norm
@@ -86,11 +87,11 @@ class LitRNNLM(pl.LightningModule):
         self._num_batches = self._num_words = 0
 
     def setup(self, stage: str) -> None:
-        """Initializes noise and biases from the training text's counts; weights come from `init_from`, if it is given.
+        """Initializes noise and biases from the training text's counts.
 
         Raises:
-            AsrError: word lists or files do not fit, several processes train with a strategy other than `ddp`, or the
-                trainer clips gradients.
+            AsrError: word lists do not fit, several processes train with a strategy other than `ddp`, or the trainer
+                clips gradients or has a precision of its own.
         """
         sparse = self._tables()
         prepare_wrapping(self, self.trainer, list(sparse), may_drop=False)
@@ -100,20 +101,17 @@ class LitRNNLM(pl.LightningModule):
             return
         if self.trainer.gradient_clip_val:
             raise AsrError("trainer.gradient_clip_val has no effect on LitRNNLM; leave it out and set max_grad_norm.")
+        if self.trainer.precision != "32-true":
+            raise AsrError(
+                f"trainer.precision is {self.trainer.precision}, but LitRNNLM chooses the precision of each part; "
+                "leave it out, and set compute_dtype: bfloat16 for faster matrix products."
+            )
         if data.vocabulary != self.network.vocabulary:
             raise AsrError("data.vocabulary and model.vocabulary are different word lists; give both the same file.")
         data.num_history_words = self.network.num_history_words
         data.setup(stage)
         counts = torch.from_numpy(data.train_tokens.unigram_counts(len(data.vocabulary)))
         self.network.output.set_unigram(counts, reset_bias=self.init_from is None)
-        if self.init_from is not None and Path(self.init_from).is_dir():
-            trained = load_network(self.init_from)
-            self._require_words(trained.vocabulary.ordinary, f"{self.init_from}: init_from")
-            self.network.load_state_dict(trained.state_dict())
-        elif self.init_from is not None:
-            checkpoint = read_checkpoint(self.init_from)
-            self._require_words(checkpoint.get("rnn_lm_words"), f"{self.init_from}: init_from")
-            self.load_state_dict(checkpoint["state_dict"])
 
     def _require_words(self, words: tuple[str, ...] | None, what: str) -> None:
         """Rejects weights of other words, or of the same ones in another order: they may have the same shapes."""
@@ -131,8 +129,25 @@ class LitRNNLM(pl.LightningModule):
         return found
 
     def on_fit_start(self) -> None:
-        """Copies the first process's tables to the others; Lightning's strategy copies the other parameters."""
+        """Takes the weights of `init_from`, unless a checkpoint has been loaded, and copies the first process's tables
+        to the others; Lightning's strategy copies the other parameters.
+
+        Raises:
+            AsrError: the weights cannot be read, or are of other words.
+        """
+        if self.init_from is not None and not self._is_resumed:
+            self._start_from(self.init_from)
         broadcast(self._own_gradients)
+
+    def _start_from(self, path: str) -> None:
+        if Path(path).is_dir():
+            trained = load_network(path)
+            self._require_words(trained.vocabulary.ordinary, f"{path}: init_from")
+            self.network.load_state_dict(trained.state_dict())
+        else:
+            checkpoint = read_checkpoint(path)
+            self._require_words(checkpoint.get("rnn_lm_words"), f"{path}: init_from")
+            self.load_state_dict(checkpoint["state_dict"])
 
     def on_train_batch_start(self, batch: TokenBatch, batch_idx: int) -> None:
         """Starts the clocks of training without validation; other processes do not affect that of processor time."""
@@ -220,7 +235,7 @@ class LitRNNLM(pl.LightningModule):
             AsrError: the trainer limits neither epochs nor steps.
         """
         optimizer = AdamWithSparseRows(self.network.parameters(), lr=self.lr, sparse_lr=self.sparse_lr)
-        if self.init_from is not None and not Path(self.init_from).is_dir():
+        if self.init_from is not None and not self._is_resumed and not Path(self.init_from).is_dir():
             state = read_checkpoint(self.init_from)["optimizer_states"][0]
             # The parameter groups, and with them the learning rates, are those of this run.
             optimizer.load_state_dict({"state": state["state"], "param_groups": optimizer.state_dict()["param_groups"]})
@@ -246,12 +261,13 @@ class LitRNNLM(pl.LightningModule):
         checkpoint["rnn_lm_words"] = self.network.vocabulary.ordinary
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restores the streams' states and the training times.
+        """Restores the streams' states and the training times; `init_from` is not needed then.
 
         Raises:
             AsrError: the checkpoint is of other words.
         """
         self._require_words(checkpoint.get("rnn_lm_words"), "ckpt_path: the checkpoint")
+        self._is_resumed = True
         self._states, self._loaded_states = None, checkpoint.get("stream_states")
         self._seconds = checkpoint.get("train_seconds", 0.0)
         self._cpu_seconds = checkpoint.get("train_cpu_seconds", 0.0)

@@ -18,6 +18,7 @@ from asr.distributed import Share
 from asr.errors import AsrError
 from asr.lm.corpus import read_word_stream
 from asr.lm.rnn.data import TokenFile, TokenStreams
+from asr.serialization import write_whole_text
 from asr.text.symbols import BOS_ID, EOS_ID, EPSILON_ID, UNK_ID, Vocabulary
 
 
@@ -58,6 +59,23 @@ def test_a_changed_text_is_read_again(tmp_path: Path) -> None:
     assert TokenFile.build([text], [], vocabulary, tmp_path / "t.tokens").token_id.tolist() == [4, 5, 4, EOS_ID]
 
 
+def test_trainings_that_share_a_path_get_their_own_tokens(tmp_path: Path) -> None:
+    """Another process writes its tokens, and their counts, between the tokens and the counts of the first."""
+    (tmp_path / "a.txt").write_text("A B A\n")
+    own, others = ([tmp_path / "a.txt"], [], Vocabulary(["A", "B"])), ([tmp_path / "a.txt"], [], Vocabulary(["B", "A"]))
+    path = tmp_path / "t.tokens"
+
+    def interleaved(counts_path: Path, text: str) -> None:
+        with mock.patch("asr.lm.rnn.data.write_whole_text", write_whole_text):
+            assert TokenFile.build(*others, path).token_id.tolist() == [5, 4, 5, EOS_ID]
+        write_whole_text(counts_path, text)
+
+    with mock.patch("asr.lm.rnn.data.write_whole_text", interleaved):
+        assert TokenFile.build(*own, path).token_id.tolist() == [4, 5, 4, EOS_ID]
+    # The counts are the first one's now, but the tokens are the other's.
+    assert TokenFile.build(*own, path).token_id.tolist() == [4, 5, 4, EOS_ID]
+
+
 def test_a_text_is_the_same_for_all_models(tmp_path: Path) -> None:
     """Blanks of every kind, line ends of every system, utterances without words; and marks, which are none's words."""
     (tmp_path / "a.txt").write_bytes("A\u00a0B\t\u3000C\r\n\u2003\r\n\nC".encode())
@@ -79,8 +97,9 @@ def test_damaged_counts_are_made_again(tmp_path: Path, damage: str) -> None:
     (tmp_path / "a.txt").write_text("A B\n")
     made = [tmp_path / "a.txt"], [], Vocabulary(["A", "B"]), tmp_path / "t.tokens"
     counts = TokenFile.build(*made).counts
-    content = (tmp_path / "t.json").read_bytes()
     (tmp_path / "t.json").write_text(damage, encoding="latin-1")
+    assert TokenFile.build(*made).counts == counts
+    content = (tmp_path / "t.json").read_bytes()
     assert TokenFile.build(*made).counts == counts and (tmp_path / "t.json").read_bytes() == content
 
 

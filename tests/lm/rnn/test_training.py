@@ -102,6 +102,13 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(
         torch.testing.assert_close(resumed.state_dict()[name], value, rtol=0, atol=0, msg=name)
 
 
+@pytest.mark.parametrize("precision", ["bf16-mixed", "64-true"])
+def test_a_precision_of_the_trainer_is_refused(corpus: Path, precision: str) -> None:
+    trainer = _trainer(corpus, precision=precision, enable_checkpointing=False)
+    with pytest.raises(AsrError, match=f"trainer.precision is {precision}, but LitRNNLM .* set compute_dtype"):
+        trainer.fit(_model(corpus), _data(corpus))
+
+
 def test_without_a_trainer_no_batch_is_done(corpus: Path) -> None:
     data = _data(corpus)
     assert data.state_dict() == {"batches_done": 0}
@@ -204,6 +211,28 @@ def test_init_from_takes_weights_and_accumulators(corpus: Path) -> None:
         torch.testing.assert_close(more.state_dict()[name], value)
     accumulator = again.optimizers[0].state[more.network.embedding.weight]["square"]
     assert accumulator.max() > 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["first.ckpt", "lm"])
+def test_a_resumed_run_does_not_need_what_it_started_from(corpus: Path, name: str) -> None:
+    from pytorch_lightning.callbacks import ModelCheckpoint
+
+    first = _model(corpus)
+    trainer = _trainer(corpus, max_epochs=1, enable_checkpointing=False)
+    trainer.fit(first, _data(corpus))
+    trainer.save_checkpoint(corpus / "first.ckpt")
+    save_network(first.network, corpus / "lm")
+    whole = _model(corpus, init_from=str(corpus / name))
+    keep = ModelCheckpoint(dirpath=corpus, filename="{epoch}", save_top_k=-1)
+    trainer = _trainer(corpus, callbacks=[keep])  # stays: its module holds it weakly
+    trainer.fit(whole, _data(corpus))
+    (corpus / name).rename(corpus / "elsewhere")
+    resumed = _model(corpus, init_from=str(corpus / name))
+    again = _trainer(corpus, enable_checkpointing=False)
+    again.fit(resumed, _data(corpus), ckpt_path=str(corpus / "epoch=0.ckpt"))
+    for part, value in whole.state_dict().items():
+        torch.testing.assert_close(resumed.state_dict()[part], value, rtol=0, atol=0, msg=part)
 
 
 def test_init_from_takes_an_exported_folder(corpus: Path) -> None:
