@@ -34,6 +34,7 @@ def edit(folder, change):
     (folder / "bundle.json").write_text(json.dumps(manifest))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compress_ngrams", [False, True])
 def test_saved_and_loaded_again_is_the_same(folder, tmp_path, compress_ngrams):
     bundle = Bundle.load(folder)

@@ -210,6 +210,7 @@ def test_what_is_not_the_bundle_s_file_is_refused_and_the_old_bundle_stays(serve
         hub.fetch(source, refresh=True)
 
 
+@pytest.mark.slow
 def test_names_of_published_bundles_and_of_the_hub(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     nowhere = Path(server.folder) / "nowhere"
     with pytest.raises(AsrError, match=r"librispeech: this bundle is not on this machine; .* set ASR_BUNDLES"):

@@ -29,6 +29,7 @@ def wav(subtype: str, channels: int = 1, format_name: str = "WAV") -> bytes:
     return file.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("subtype", "channels", "format_name"),
     [

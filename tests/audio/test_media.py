@@ -46,6 +46,7 @@ def encode(tmp_path: Path):
     return write
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "codec", "channels"),
     [

@@ -61,6 +61,7 @@ def test_what_the_sanitizer_says(output: str, code: int | None, wrong: str | Non
     assert ("unfinished" in found) == (code is None and wrong is None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("output", "code"), [(CLEAN, 0), (ERRORS, 9), (None, 0)])
 def test_the_sanitizer_is_run(
     output: str | None, code: int, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -132,6 +132,7 @@ def test_outcomes_outlive_a_run_that_is_ended(tmp_path: Path, monkeypatch: pytes
         assert Outcomes(*others).of(("asr/a.py", 7, 0)) is None
 
 
+@pytest.mark.slow
 def test_tests_that_are_ended_from_outside_kill_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Ended:
         def run(self, *_: object, **__: object) -> int:

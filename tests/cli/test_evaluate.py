@@ -137,6 +137,7 @@ def test_a_wrong_request_costs_no_results(tmp_path, cuts, evaluate, tiny_bundle_
     assert message in errors and "real-time factor" not in errors
 
 
+@pytest.mark.slow
 def test_results_are_never_replaced(tmp_path, cuts, evaluate, tiny_bundle_folder):
     output = tmp_path / "words.jsonl"
     options = ("--cuts", cuts, "--bundle", tiny_bundle_folder, "--output", output, "--mode", "ngram")
@@ -257,6 +258,7 @@ def test_details_of_a_file_of_transcripts(tmp_path, transcripts, evaluate):
     assert message in evaluate(hypothesis, "--reference", reference, "--confidences")[2]
 
 
+@pytest.mark.slow
 def test_adaptation_is_refused_where_it_cannot_be(cuts, evaluate, transcripts, tiny_bundle_folder):
     hypothesis, reference = transcripts
     assert "--adapt needs --cuts" in evaluate(hypothesis, "--reference", reference, "--adapt")[2]

@@ -22,6 +22,7 @@ MODEL = "model:\n  class_path: asr.lm.rnn.training.LitRNNLM\n  init_args: {vocab
 DATA = "data:\n  class_path: asr.lm.rnn.datamodule.TextDataModule\n  init_args: {vocabulary: none.txt}\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
@@ -46,6 +47,7 @@ def test_a_wrong_recipe_is_one_sentence(tmp_path, capsys, recipe, message):
     assert len(error.splitlines()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["--trainer.max_epoch", "--seed_every"])
 def test_a_misspelled_option_is_refused_not_completed(tmp_path, capsys, option):
     path = tmp_path / "recipe.yaml"
@@ -211,6 +213,7 @@ def test_every_old_class_path_names_a_class():
         assert isinstance(getattr(importlib.import_module(module), name), type)
 
 
+@pytest.mark.slow
 def test_help_begins_with_recipes_and_classes(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as leaving:
         main(["fit", "--help"])

@@ -49,6 +49,7 @@ def test_any_format_rate_and_number_of_channels(tmp_path, transcribe):
     assert lines == [f"{path}: PAT TO KIT" for path in files]
 
 
+@pytest.mark.slow
 def test_one_bad_file_among_many_is_reported_and_the_others_done(tmp_path, transcribe):
     folder = tmp_path / "recordings"
     for index in range(12):
@@ -198,6 +199,7 @@ def test_no_other_file_is_taken_for_an_output(tmp_path, transcribe, content):
     assert "notes:1: this line is not output of this command; choose another --output" in errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--stream"]])
 def test_a_full_disk_is_one_sentence(tmp_path, transcribe, options):
     code, _, errors = transcribe(write(tmp_path / "a.wav", tones(WORDS)), "--output", "/dev/full", *options)
@@ -291,6 +293,7 @@ def test_an_interrupted_run_keeps_its_lattices(tmp_path, transcribe, lattice_for
         assert all(again[f"{name}{gz}"] == whole[f"{name}{gz}"] for name in ("x.slf", "x.2.slf"))
 
 
+@pytest.mark.slow
 def test_a_recording_that_is_mended_later_overwrites_no_lattice(tmp_path, transcribe):
     first, second = tmp_path / "in" / "a" / "x.wav", write(tmp_path / "in" / "b" / "x.wav", tones(WORDS))
     first.parent.mkdir()
@@ -312,6 +315,7 @@ def test_a_recording_that_is_mended_later_overwrites_no_lattice(tmp_path, transc
     assert after["x.2.slf.gz"] == before["x.2.slf.gz"]
 
 
+@pytest.mark.slow
 def test_lattices_that_cannot_be_written_are_one_sentence(tmp_path, transcribe):
     (tmp_path / "lattices").mkdir()
     (tmp_path / "lattices" / "a.slf.gz").symlink_to("/dev/full")
@@ -339,6 +343,7 @@ def test_without_k2_its_lattices_are_refused_before_anything_is_written(tmp_path
     assert not (tmp_path / "lattices").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lattice_format", ["kaldi", "slf", "k2"])
 def test_lattices(tmp_path, transcribe, tiny_bundle_folder, lattice_format):
     if lattice_format == "k2":
@@ -430,6 +435,7 @@ def test_jobs_that_share_a_folder_of_lattices(tmp_path, transcribe, tiny_bundle_
     assert names == {"lattices.1.txt": ["x"], "lattices.2.txt": ["x.2"], "lattices.txt": ["u.1", "u.2", "other"]}
 
 
+@pytest.mark.slow
 def test_two_processes_do_not_write_to_one_archive_of_lattices(tmp_path, transcribe):
     path = write(tmp_path / "a.wav", tones(WORDS))
     options = ("--lattices", tmp_path / "lattices", "--lattice-format", "kaldi")

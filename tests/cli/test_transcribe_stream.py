@@ -30,6 +30,7 @@ def transcribe(tiny_bundle_folder, capsys, monkeypatch):
     return run
 
 
+@pytest.mark.slow
 def test_standard_input_as_raw_samples_and_as_wav(transcribe):
     raw = (tones(WORDS) * 32767).short().numpy().tobytes()
     code, lines, _ = transcribe("-", "--raw-rate", RATE, "--jsonl", content=raw)
@@ -74,6 +75,7 @@ def test_many_files_at_once_and_bad_ones_among_them(tmp_path, transcribe):
     }
 
 
+@pytest.mark.slow
 def test_streams_are_shared_by_jobs(tmp_path, transcribe):
     for index in range(3):
         soundfile.write(tmp_path / f"{index}.wav", tones(WORDS).numpy(), RATE)

@@ -90,6 +90,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "graphs"
 
 
+@pytest.mark.slow
 def test_a_network_of_the_bundles_tokens_takes_its_graph(bundle: Bundle, cache: Path) -> None:
     recognizer = Recognizer(bundle, acoustic_model=phone_model(), decoder="token-passing")
     assert recognizer.bundle.graph is bundle.graph
@@ -169,6 +170,7 @@ def test_what_is_missing_is_one_sentence(bundle: Bundle, cache: Path, tmp_path: 
         asr.StreamingRecognizer(Recognizer(bundle, "ngram", acoustic_model=phone_model()))
 
 
+@pytest.mark.slow
 def test_words_of_a_lexicon_alone(cache: Path, tmp_path: Path) -> None:
     lexicon = tmp_path / "lexicon.txt"
     lexicon.write_text(

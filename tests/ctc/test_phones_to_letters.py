@@ -76,6 +76,7 @@ def test_spelling_is_the_best_of_all_sequences_of_pairs() -> None:
         assert scored[found] == pytest.approx(max(score for text, score in scored.items() if text), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_words_that_were_not_listed_are_spelled() -> None:
     sounds = {"k": "K", "sh": "SH", "ee": "IY", "t": "T", "a": "AE", "n": "N"}
     words = [parts for length in (2, 3, 4) for parts in itertools.product(sounds, repeat=length)]

@@ -136,6 +136,7 @@ def test_room_grows_and_old_prefixes_are_forgotten(monkeypatch: pytest.MonkeyPat
     assert told[0] == told[1]
 
 
+@pytest.mark.slow
 def test_batch_and_stream_equal_single(ngram_of: Callable[..., NgramLM]) -> None:
     lm = token_model(ngram_of)
     for model in (lm, NoTables(lm)):

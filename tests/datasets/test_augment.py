@@ -126,6 +126,7 @@ def test_a_telephone_carries_half_of_the_band() -> None:
     assert 1e-5 < error < 1e-3
 
 
+@pytest.mark.slow
 def test_noise_has_the_stated_ratio_and_a_wandering_level() -> None:
     waveform, generator = chirp(), torch.Generator().manual_seed(3)
     ratios = []
@@ -144,6 +145,7 @@ def test_the_colour_of_noise(slope: float, ratio: float) -> None:
     assert power(noise, 4000, 4400) / power(noise, 2000, 2200) / 2 == pytest.approx(ratio, rel=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "least", "most"), [("noise", 0.0, 0.2), ("white", 0.4, 0.75)])
 def test_white_noise_is_nearly_white(name: str, least: float, most: float) -> None:
     waveform = chirp()

@@ -81,6 +81,7 @@ def test_cuts_of_some_channels_and_another_speed_are_what_they_say(tmp_path: Pat
         assert [len(waveforms.waveform(cut)) for cut in (fast, padded)] == [6400, 12000]
 
 
+@pytest.mark.slow
 def test_features_are_those_of_each_file_alone(corpus: dict[str, Any]) -> None:
     module = AcousticDataModule(**corpus)
     module.setup("fit")
@@ -226,6 +227,7 @@ def test_a_file_that_went_bad_after_preparation_costs_itself_only(
     assert len(seen) == 9 and "19-198-0003 is left out" in caplog.text
 
 
+@pytest.mark.slow
 def test_other_rates_and_stereo_become_frames_of_16_khz_mono(corpus: dict[str, Any], tmp_path: Path) -> None:
     write_audio(tmp_path / "corpus" / "dev-clean-2" / "19" / "198" / "19-198-0000.flac", 0.5, 44100, 2)
     prepare_part(LibriSpeech(), tmp_path / "corpus", "dev-clean-2", tmp_path / "data", redo=True)
@@ -241,6 +243,7 @@ def test_channels_that_cancel_each_other_are_heard(tmp_path: Path) -> None:
     assert torch.equal(cut_waveform(Recording.from_file(tmp_path / "a.wav").to_cut(), 16000), left)
 
 
+@pytest.mark.slow
 def test_noise_and_masks_change_training_only(corpus: dict[str, Any], tmp_path: Path) -> None:
     write_audio(tmp_path / "noise" / "hum.wav", 1.0)
     settings: dict[str, Any] = {

@@ -53,6 +53,7 @@ def test_equals_exhaustive_search_and_the_torch_pass(seed: int, with_lm: bool) -
             assert result.best.word_ids == expected[0].words
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(seed=st.integers(0, 10**6), with_lm=st.booleans())
 def test_lattices_of_both_passes_hold_the_same_sentences(seed: int, with_lm: bool) -> None:

@@ -89,6 +89,7 @@ def test_words_of_an_unfinished_stream_stand_where_they_were_before_blanks_were_
     assert torch.equal(found.original_frame, whole.original_frame) and found.num_frames == 7
 
 
+@pytest.mark.slow
 def test_a_model_that_forgets_keeps_what_other_streams_hold():
     graph, log_prob = random_graph(2, num_states=8, num_arcs=30), random_log_prob(2, 2, 20)
     lm, partials = TableLM(graph.vocabulary, 2), []
@@ -104,6 +105,7 @@ def test_a_model_that_forgets_keeps_what_other_streams_hold():
     assert partials[0] == partials[1]
 
 
+@pytest.mark.slow
 @settings(max_examples=4)
 @given(seed=st.integers(0, 10**6), cuts=st.lists(st.integers(0, 10), max_size=5))
 def test_partial_results_follow_the_lattice(seed, cuts):
@@ -142,6 +144,7 @@ def test_streams_endpoints_and_bad_input():
         K2StreamingDecoder(random_graph(0, epsilons=True))
 
 
+@pytest.mark.slow
 def test_an_utterance_of_an4(corpora):
     from asr.audio.io import read_audio
     from asr.bundle import Bundle

@@ -61,6 +61,7 @@ def _first_pass(name: str, graph: DecodingGraph) -> Decoder:
     return K2Decoder(graph, OPTIONS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first_pass", ["torch", "k2"])
 @pytest.mark.parametrize("seed", range(4))
 def test_equals_the_composed_graph(first_pass: str, seed: int, tmp_path: Path) -> None:

@@ -169,6 +169,7 @@ def test_kaldis_own_search_finds_the_same_sentences(seed: int) -> None:
     assert -(weight.value1 + weight.value2) == pytest.approx(expected[best], abs=1e-3)
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(seed=st.integers(0, 10**6))
 def test_k2_keeps_everything(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:

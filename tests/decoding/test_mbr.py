@@ -176,6 +176,7 @@ def shares_of_words(sentence: Sequence[int], paths: Sequence[tuple[tuple[int, ..
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1.0, 0.3])
 def test_posteriors_of_a_sentence_are_the_shares_of_the_paths_with_its_words(scale: float) -> None:
     num_certain = 0

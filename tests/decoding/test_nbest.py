@@ -299,6 +299,7 @@ def test_frames_that_were_left_out_move_words_and_change_no_confidence(seed: int
     assert of_list.start_frames == moved.start_frames == tuple(frame_of[0, list(plain.start_frames)].tolist())
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(seed=st.integers(0, 10**6), reference=st.lists(st.integers(4, 8), max_size=5))
 def test_oracle_is_the_nearest_sentence(seed: int, reference: list[int]) -> None:

@@ -179,6 +179,7 @@ def test_settled_words_stay(seed: int, with_lm: bool) -> None:
     same(decoder.finalize(stream), whole)
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(seed=st.integers(0, 10**6), cuts=st.lists(st.integers(0, 30), max_size=4), skip=st.booleans())
 @example(seed=2993, cuts=[29], skip=True)  # the last arc, by itself, reads nothing and writes a word

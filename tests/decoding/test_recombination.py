@@ -37,6 +37,7 @@ def test_group_is_equality(keys: list[tuple[int, int]], doubled: bool) -> None:
         assert representative[i] == representative[keys.index(one)]
 
 
+@pytest.mark.slow
 @given(scores=SCORES, dense=st.booleans())
 def test_recombine_keeps_the_first_best(scores: list[float], dense: bool) -> None:
     score = torch.tensor(scores)
@@ -49,6 +50,7 @@ def test_recombine_keeps_the_first_best(scores: list[float], dense: bool) -> Non
     assert table is None or bool((table == NOT_REACHED).all())
 
 
+@pytest.mark.slow
 @given(scores=SCORES, num_kept=st.integers(1, 4))
 def test_best_of_group(scores: list[float], num_kept: int) -> None:
     kept = best_of_group(torch.arange(len(scores)) % 3, torch.tensor(scores), num_kept).tolist()
@@ -57,6 +59,7 @@ def test_best_of_group(scores: list[float], num_kept: int) -> None:
         assert stays == (i in rivals[:num_kept])
 
 
+@pytest.mark.slow
 @given(scores=SCORES, k=st.integers(1, 10))
 def test_radix_selection_equals_sorting(scores: list[float], k: int) -> None:
     utt_idx = torch.arange(len(scores)) % 3
@@ -66,6 +69,7 @@ def test_radix_selection_equals_sorting(scores: list[float], k: int) -> None:
         assert threshold == (mine[k - 1] if len(mine) >= k else -math.inf)
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(scores=SCORES, beam=st.floats(0.1, 60.0), fewest=st.integers(0, 6), more=st.integers(0, 6))
 def test_survivors_of_each_utterance(scores: list[float], beam: float, fewest: int, more: int) -> None:

@@ -168,6 +168,7 @@ def test_scores_stay_numbers_where_no_end_is_reachable() -> None:
     assert graph.final_score.tolist() == [-math.inf, -math.inf, -math.inf, 0.0]
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(seed=st.integers(0, 10**6))
 def test_join_and_split_are_inverse(seed: int) -> None:

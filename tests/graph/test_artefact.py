@@ -94,6 +94,7 @@ def test_damaged_compression_is_refused(content: bytes) -> None:
             decompress(good, types, "graph")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_small_file_that_fills_the_memory_is_refused() -> None:
     stored, types = compress({"label": torch.zeros(1 << 21, dtype=torch.uint8)})
     with pytest.raises(AsrError, match="'label' of the graph cannot be decompressed"):

@@ -119,6 +119,7 @@ def test_a_history_that_never_backs_off(tmp_path: Path) -> None:
     assert_same(found, {sentence: score for sentence, score in expected.items() if score > -math.inf})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topology", ["hmm-1", "ctc"])
 @pytest.mark.parametrize("lexicon", [{"A": ["a"], "AB": ["a b"]}, {"A": ["a"], "S": ["s"], "AS": ["a s"]}])
 def test_optional_silence(topology: str, lexicon: dict[str, list[str]], tmp_path: Path) -> None:
@@ -130,6 +131,7 @@ def test_optional_silence(topology: str, lexicon: dict[str, list[str]], tmp_path
     assert_same(word_sequence_scores(graph, log_prob), expected)
 
 
+@pytest.mark.slow
 def test_both_homophones_come_out(tmp_path: Path) -> None:
     lexicon = lexicon_of({"A": ["a"], "TO": ["b a"], "TWO": ["b a"], "B": ["b"]})
     model = language_model(tmp_path, ["A TO B", "A TO A", "B TWO A", "B TWO B"], 3)

@@ -18,6 +18,7 @@ from tests.reference.toy_graph import graph_of_arcs
 k2 = pytest.importorskip("k2", reason="k2 is not installed", exc_type=ImportError)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topology", ["ctc", "ctc-modified", "hmm-1"])
 @pytest.mark.parametrize("num_frames", [1, 4, 6])
 def test_k2_finds_the_same_best_score_and_words(topology: str, num_frames: int, tmp_path: Path) -> None:

@@ -215,6 +215,7 @@ def test_rectified(num_rows: int) -> None:
             torch.testing.assert_close(layer.rectified(inputs), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("in_bytes", [False, pytest.param(True, marks=needs_instruction)])
 def test_normalized_is_the_norm_of_rectified_and_the_bypass(num_threads: int, in_bytes: bool) -> None:

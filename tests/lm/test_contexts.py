@@ -49,6 +49,7 @@ def test_numbers_of_keys_that_are_not_kept_are_given_again(batches: list[list[in
         assert len(table) == len(numbers) and torch.equal(table.key_of(idx), key)
 
 
+@pytest.mark.slow
 @given(
     num_models=st.integers(2, 5),
     rows=st.lists(st.lists(st.integers(0, (1 << 31) - 1), min_size=5, max_size=5), max_size=20),

@@ -52,6 +52,7 @@ def test_alone_as_in_a_batch(network: ChainNetwork) -> None:
         torch.testing.assert_close(alone[0], together[row, :outputs], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_middle_of_a_window_is_that_of_three_frames(network: ChainNetwork) -> None:
     num_outputs, middle = 9, 4
     padded = torch.randn(1, network.left_context + 3 * num_outputs + network.right_context, 12)

@@ -203,6 +203,7 @@ def own(folder: Path, tmp_path: Path) -> Path:
     return tmp_path / "own"
 
 
+@pytest.mark.slow
 def test_a_teachers_posteriors_are_those_of_each_utterance_alone(own: Path, states: TiedStates) -> None:
     bundle = bundle_of(own, states)
     corpus, objective = PreparedCorpus(own / "prepared"), LfMmi(bundle.denominator)
@@ -222,6 +223,7 @@ def test_a_teachers_posteriors_are_those_of_each_utterance_alone(own: Path, stat
             np.testing.assert_allclose(piece, whole[first : first + length], rtol=0, atol=2e-3)
 
 
+@pytest.mark.slow
 def test_a_teachers_posteriors_are_kept_and_those_of_others_refused(own: Path, states: TiedStates) -> None:
     bundle = bundle_of(own, states)
     made = teacher_of(own, bundle, states)
@@ -525,6 +527,7 @@ def chain_command(tmp_path: Path) -> list[str]:
     return [*command, "--bundle", str(AN4), "--passes", "0", "--output", str(tmp_path / "chain")]
 
 
+@pytest.mark.slow
 def test_asr_chain_reads_transcripts_in_lower_case_and_says_again_what_it_left_out(
     chain_command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -552,6 +555,7 @@ def test_a_refined_alignment_has_pronunciations_of_the_words(folder: Path) -> No
         assert seconds[0] == 0.0 and (np.diff(seconds) > 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "lexicon", "sentence"),
     [
@@ -572,6 +576,7 @@ def test_asr_chain_computes_no_features_for_a_bundle_that_does_not_fit(
     assert not (tmp_path / "chain" / "prepared").exists()
 
 
+@pytest.mark.slow
 def test_asr_chain_refuses_alignments_of_another_bundle_or_lexicon(
     chain_command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -49,6 +49,7 @@ def normalized_mean(members: list[ModelSpec], features: Tensor, num_frames: Tens
     return (product / product.sum(2, keepdim=True)).log().float()
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_an_ensemble_scores_by_the_geometric_mean(members: list[ModelSpec]) -> None:
     features, num_frames = torch.randn(2, 50, 20), torch.tensor([50, 31])
@@ -66,6 +67,7 @@ def test_one_member_is_the_network_itself(members: list[ModelSpec]) -> None:
     torch.testing.assert_close(Ensemble.of(members[1:2]).network(features, num_frames)[0], alone)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_members_of_an_ensemble_count_like_others(members: list[ModelSpec]) -> None:
     features, num_frames = torch.randn(1, 50, 20), torch.tensor([50])
@@ -89,6 +91,7 @@ def read_in_chunks(encoder: ChunkedEncoder, features: Tensor) -> tuple[Tensor, W
     return torch.cat(chunks), stream
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_pieces_of_a_stream_get_the_scores_of_the_whole(members: list[ModelSpec]) -> None:
     network: Any = Ensemble.of(members).network
@@ -101,6 +104,7 @@ def test_pieces_of_a_stream_get_the_scores_of_the_whole(members: list[ModelSpec]
     torch.testing.assert_close(pieces, whole, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_drafts_of_a_stream_are_the_first_members(members: list[ModelSpec]) -> None:
     ensemble: Any = Ensemble.of(members).network
@@ -182,6 +186,7 @@ def test_bundles_and_checkpoints_are_not_mixed(
     assert "not both" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_networks_of_other_features_are_refused(
     tiny_bundle_folder: Path, tmp_path: Path, members: list[ModelSpec], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -101,6 +101,7 @@ def test_states_do_what_windows_do(
     assert torch.allclose(found, wanted, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_an_ensemble_does_so_too(network: Tdnnf) -> None:
     deeper = Tdnnf(**ARGUMENTS | {"num_layers": 4})
     specs = [ModelSpec("Tdnnf", ARGUMENTS, network), ModelSpec("Tdnnf", ARGUMENTS | {"num_layers": 4}, deeper)]

@@ -74,6 +74,7 @@ def test_the_expected_accuracy_equals_path_enumeration_in_value_and_gradient() -
     torch.testing.assert_close(found.posterior.double(), posterior, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_gradient_is_the_posterior_times_the_difference_from_the_mean_accuracy() -> None:
     """gamma(t, c) * (A(t, c) - A_avg), with A(t, c) as the mean over the enumerated paths that read c in frame t."""
     score, accuracy = scores(1, 2)[0], accuracies(1, 2)[0]

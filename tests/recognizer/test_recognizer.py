@@ -53,6 +53,7 @@ def test_every_mode_finds_the_words(bundle, mode, lm_fusion):
     assert bool(results[0].cache) == (mode in ("interpolated", "rnn"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["rnn", "interpolated", "large_ngram"])
 def test_a_device_budget_changes_nothing(bundle, mode, monkeypatch):
     monkeypatch.setattr(offload, "LEAST_PLACES", 4)
@@ -71,6 +72,7 @@ def test_a_device_budget_changes_nothing(bundle, mode, monkeypatch):
         with_budget(30)(waveforms)
 
 
+@pytest.mark.slow
 def test_the_acoustic_model_takes_a_large_batch_in_parts(bundle):
     recognizer = Recognizer(bundle, mode="ngram")
     generator = torch.Generator().manual_seed(0)
@@ -89,6 +91,7 @@ def test_the_acoustic_model_takes_a_large_batch_in_parts(bundle):
         torch.testing.assert_close(row[: int(frames)], own[0], atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["ngram", "interpolated"])
 def test_both_decoders_agree(bundle, mode):
     pytest.importorskip("k2")
@@ -113,6 +116,7 @@ def test_words_lie_where_they_were_spoken(recognizer):
     assert set(result.times.stages) >= {"features", "acoustic model", "search"}
 
 
+@pytest.mark.slow
 def test_a_batch_is_its_recordings_one_by_one(bundle):
     recognizer = Recognizer(bundle, mode="ngram")
     waveforms = [tones(words, seed=3) for words in SENTENCES]
@@ -197,6 +201,7 @@ def test_any_sampling_rate_and_stereo(recognizer):
     assert words_of(recognizer([stereo])) == [words]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["rnn", "ngram"])
 def test_the_best_of_n_sentences_is_the_result(bundle, mode):
     options = {"search_beam": 40.0, "output_beam": 30.0}
@@ -330,6 +335,7 @@ def test_lengths_that_are_not_those_of_the_batch_are_refused(recognizer, lengths
         recognizer(torch.zeros(2, 100), num_samples=torch.tensor(lengths))
 
 
+@pytest.mark.slow
 def test_copies_recognize_the_same(recognizer):
     waveform = tones(["PAT", "TO", "KIT"])
     before = words_of(recognizer(waveform))

@@ -204,6 +204,7 @@ def test_over_the_lattice_the_model_is_asked_when_an_utterance_has_ended(recogni
         assert one == (other[0], pytest.approx(other[1], abs=0.5), len(other[0].split())) and one[1] != other[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "network",
     [
@@ -233,6 +234,7 @@ def test_windows_hold_no_more_than_the_network_sees_and_give_the_outputs_of_the_
     torch.testing.assert_close(torch.cat(chunks), whole, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_frames", [math.inf, 100.0])
 def test_utterances_are_heard_again_by_what_has_been_heard_since(max_frames):
     network = Tdnnf(num_features=6, num_tokens=5, dim=8, bottleneck_dim=4, num_layers=2, prefinal_dim=8, small_dim=8)
@@ -349,6 +351,7 @@ def test_pauses_end_utterances(recognizer):
     assert finals[-1].end == pytest.approx(len(waveform) / RATE)
 
 
+@pytest.mark.slow
 def test_pauses_without_words_end_utterances_of_which_nothing_is_told(recognizer):
     options = StreamingOptions(**QUICK, silence_before_words=0.5)
     (final,) = recognize_stream(recognizer, torch.zeros(3 * RATE).split(2000), options=options)
@@ -392,6 +395,7 @@ def test_words_left_out_as_noise_let_no_later_words_in(tiny_bundle_folder, monke
     assert policy == "stable" or any(one.num_stable < len(one.words) for one in found[1])
 
 
+@pytest.mark.slow
 def test_a_lexicon_tells_exact_times(recognizer, tiny_bundle_folder):
     with_lexicon = Recognizer.from_folder(tiny_bundle_folder, decoder="token-passing", lexicon=Lexicon(PRONUNCIATIONS))
     waveform = tones(["SKIP", "PAT", "TWO"])
@@ -401,6 +405,7 @@ def test_a_lexicon_tells_exact_times(recognizer, tiny_bundle_folder):
     assert spans == [pytest.approx(span, abs=0.03) for span in [(0.1, 0.46), (0.56, 0.8), (0.9, 1.02)]]
 
 
+@pytest.mark.slow
 def test_k2_finds_the_same(recognizer):
     pytest.importorskip("k2")
     waveform = torch.cat([tones(words, seed=3) for words in SENTENCES[:2]])

@@ -93,6 +93,7 @@ def test_nothing_from_outside_is_loaded_and_nothing_but_its_script_runs() -> Non
         assert all((attributes.get(name) or "#").startswith(("#", "data:")) for name in ("src", "href"))
 
 
+@pytest.mark.slow
 def test_text_of_transcripts_names_and_options_is_escaped(recording: Path) -> None:
     graph = WordGraph((GraphWord(EVIL, 0.1, 0.4, 0.5),), (Follows(START, 0, 0.5),))
     heard = (HeardWord(EVIL, 0.1, 0.4, 0.3), HeardWord("b", 0.4, 0.5, 0.3))

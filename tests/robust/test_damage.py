@@ -126,6 +126,7 @@ def test_no_flipped_bit_of_other_models_is_read(tmp_path: Path, bundle: Bundle) 
         no_flipped_bit_is_read(tmp_path / "lm" / name, lambda: load_network(tmp_path / "lm"), 100)
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_of_a_bundle_is_read(tmp_path: Path, tiny_bundle_folder: Path) -> None:
     folder = tmp_path / "tones"
     shutil.copytree(tiny_bundle_folder, folder)

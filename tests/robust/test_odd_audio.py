@@ -100,6 +100,7 @@ def test_channels_that_cancel_each_other_are_heard(tmp_path: Path) -> None:
     assert (read_audio(half) - torch.from_numpy(TONE) / 2).abs().max() < 1e-4
 
 
+@pytest.mark.slow
 def test_channels_that_cancel_each_other_for_a_while_are_heard(tmp_path: Path) -> None:
     part = np.tile(TONE, 40)
     channels = np.stack([np.tile(part, 2), np.concatenate([part, -part])], 1)

@@ -166,6 +166,7 @@ def test_a_failure_is_written_once(folder: Path, tiny_bundle_folder: Path) -> No
     assert records()[-1]["text"] == "PAT KIT"
 
 
+@pytest.mark.slow
 def test_two_processes_do_not_write_to_one_output(folder: Path, tiny_bundle_folder: Path, capsys) -> None:
     with ResultsFile(Path("out"), "audio") as other:
         assert transcribe(tiny_bundle_folder) == 2
@@ -220,6 +221,7 @@ def add_one(value: int) -> int:
     return value + 1
 
 
+@pytest.mark.slow
 def test_a_single_hyphen_is_standard_output(folder: Path, tiny_bundle_folder: Path, capsys) -> None:
     command = ["transcribe", "--bundle", str(tiny_bundle_folder), "--ngram-only", "a.wav"]
     for arguments in (["--nbest", "2"], ["--stream"]):

@@ -64,6 +64,7 @@ def test_a_small_file_does_not_fill_the_memory(tmp_path: Path, suffix: str) -> N
         read_text(path, "lexicon")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pack", "kind"),
     [

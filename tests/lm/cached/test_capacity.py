@@ -219,6 +219,7 @@ def test_tables_double_where_half_of_the_bytes_allow_it_or_all_edges_need_it():
     assert Limits.within(1, costs, full, full + START + 1).max_nodes == full + START + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True])
 def test_rows_that_were_asked_for_last_are_not_computed_again(compiled):
     """Of the histories that fit, the first is asked for last, before rows have to be dropped for one more."""
@@ -325,6 +326,7 @@ def test_where_live_contexts_alone_pass_the_bound_they_take_what_they_need_and_n
     assert counts.bytes_held <= 50_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asks_again", [False, True])
 def test_more_edges_between_live_contexts_than_contexts(asks_again):
     """Many live contexts widen the table; then 30 are left, with an edge from each to each.

@@ -38,6 +38,7 @@ def asked_of_loop(engine, context_idx, word_id):
         num_waits += 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", [1, 1024])
 @pytest.mark.parametrize(
     ("caches", "options"),

@@ -137,6 +137,7 @@ def test_extreme_scores_are_read(tmp_path: Path) -> None:
     assert b"-99\tb a\t0\n" in (tmp_path / "again.arpa").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zero", ["-99", "-inf"])
 def test_a_word_that_only_follows_its_histories_is_listed(tmp_path: Path, zero: str) -> None:
     """Its unigram has probability 0, its n-grams have not."""

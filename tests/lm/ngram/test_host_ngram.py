@@ -60,6 +60,7 @@ def test_other_scores_and_labels(lm: NgramLM, kind: str, monkeypatch: pytest.Mon
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.slow
 def test_a_batch_fetches_each_row_once_and_a_repeat_nothing(lm: NgramLM) -> None:
     host = HostNgramLM(lm, "cpu", int(0.75 * sum(lm.arrays.num_bytes().values())))
     state = host.start(1000)
@@ -79,6 +80,7 @@ def test_budget_too_small(lm: NgramLM) -> None:
         HostNgramLM(lm, "cpu", 100)
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.lists(st.integers(0, 40), max_size=30), max_size=12),
     st.integers(0, 20),

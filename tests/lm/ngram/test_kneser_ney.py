@@ -30,6 +30,7 @@ def _text(folder: Path, sentences: list[str]) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("order", "thresholds", "limited"),
     [(1, [0], False), (2, [0, 0], False), (3, [0, 0, 0], False), (3, [0, 1, 1], False), (4, [0, 0, 0, 1], True)],

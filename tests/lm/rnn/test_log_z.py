@@ -35,6 +35,7 @@ def _layer(
     return hidden, history, std * torch.randn(num_words, size), std * torch.randn(num_words), maxent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [0, 2, 5])
 @pytest.mark.parametrize(("num_queries", "num_words", "size"), [(515, 2 * TILE + 3, 9), (600, TILE, 8), (512, 40, 1)])
 @pytest.mark.parametrize("std", [0.5, 40.0])  # scores of hundreds would overflow a careless sum

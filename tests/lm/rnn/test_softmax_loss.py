@@ -76,6 +76,7 @@ def test_bfloat16_rounds_products_only() -> None:
     torch.testing.assert_close(coarse, exact, rtol=1e-3, atol=0.0)
 
 
+@pytest.mark.slow
 def test_a_full_softmax_and_a_constant_log_z_have_the_same_loss() -> None:
     rows = nn.Embedding(NUM_WORDS, WIDTH, sparse=True)
     full, nce = FullSoftmaxOutput(rows, None), NceOutput(rows, None, log_z_penalty=0.0)

@@ -173,6 +173,7 @@ def test_each_process_reads_its_share_of_the_streams() -> None:
 sentences = st.lists(st.lists(st.integers(4, 9), min_size=1, max_size=6), min_size=1, max_size=20)
 
 
+@pytest.mark.slow
 @given(sentences, st.integers(1, 4), st.integers(1, 5), st.integers(0, 4))
 def test_streams_give_each_word_its_own_past(
     text: list[list[int]], num_streams: int, num_steps: int, num_history_words: int
