@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import importlib.machinery
 import json
 import math
+import pickle
 import shutil
 import sys
 import types
@@ -501,6 +503,16 @@ def test_onnx_of_nemo(folder: Path) -> None:
     assert num_frames.tolist() == lengths.tolist() == [31]
     assert torch.allclose(features.mean(1), torch.zeros(80), atol=1e-4)
     assert torch.allclose(log_prob[0], (features[0] @ torch.from_numpy(weight)).log_softmax(1), atol=1e-4)
+
+
+def test_an_onnx_network_is_copied_whole_from_any_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    onnx_file(folder / "model.onnx", "input_values", {})
+    monkeypatch.chdir(folder)
+    model = OnnxModel("model.onnx", "tokens.txt", frame_shift=0.03, blank=SYMBOLS[1], normalize=False)
+    monkeypatch.chdir("/")
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert (copied.frame_shift, copied.tokens.blank_id) == (0.03, 1)
+        assert torch.equal(copied(noise(0.2))[0], model(noise(0.2))[0])
 
 
 @pytest.mark.parametrize("subsampling", [1, 4, 8])

@@ -127,9 +127,8 @@ class OnnxModel(ExternalModel):
         blank: int | str | None = None,
         normalize: bool | None = None,
     ) -> None:
-        # Copies and other processes open the file again.
-        self._arguments = (path, tokens, num_threads, frame_shift, blank, normalize)
         path = Path(path)
+        self._file, self._num_threads = path.absolute(), num_threads
         self.name = f"onnx:{path}"
         runtime = package("onnxruntime", self.name)
         if not path.is_file():
@@ -166,7 +165,8 @@ class OnnxModel(ExternalModel):
         self.frame_shift = self._shift() if given is None else given
 
     def __reduce__(self) -> tuple[type[OnnxModel], tuple[Any, ...]]:
-        return OnnxModel, self._arguments
+        # Copies and other processes open the file again, from whichever folder they work in.
+        return OnnxModel, (self._file, self.tokens, self._num_threads, self.frame_shift, None, self.normalizes)
 
     @property
     def is_streaming(self) -> bool:
