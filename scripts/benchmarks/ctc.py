@@ -26,6 +26,9 @@ measured instead, see `scripts.benchmarks.ctc_free`. `--train` measures all of t
 read posteriors of phones by the bundle's acoustic model. The first call trains them, five minutes of one core for each
 kind, and six minutes for the posteriors (`scripts.benchmarks.ctc_networks`).
 
+With `--all-cores`, forked processes, one for each core, share the utterances as well, and `ms_by_clock` is the time by
+the clock for a frame. Each decoder, ours included, then has one copy for each process.
+
 With `--spelled` the key `spelled` gives the effect of spelling words outside a list of 5,000; see `measure_spelled`.
 """
 
@@ -34,6 +37,8 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import multiprocessing
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -134,6 +139,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--no-neural", action="store_true", help="without the recurrent language model")
     parser.add_argument("--lexicon-free", action="store_true", help="decoders without a word list instead")
     parser.add_argument("--train", action="store_true", help="outputs of networks that are trained for this")
+    parser.add_argument("--all-cores", action="store_true", help="also the time by the clock with all cores in use")
     parser.add_argument("--tune", action="store_true", help="errors of training speakers for each choice of scales")
     parser.add_argument("--networks", nargs="+", default=(), metavar="BUNDLE", help="bundles with CTC networks")
     parser.add_argument(
@@ -175,7 +181,10 @@ def main(arguments: list[str]) -> int:
         if kind == "pieces" and options.num_spellings > 1:
             several = CTCTokens(workload.tokens.symbols, kind=kind, num_spellings=options.num_spellings)
             workload = replace(workload, tokens=several)
-        results[kind] = measure(kind, bundle, workload, options.quick, not options.no_neural, options.systems)
+        num_cores = len(os.sched_getaffinity(0)) if options.all_cores else 0
+        results[kind] = measure(
+            kind, bundle, workload, options.quick, not options.no_neural, options.systems, num_cores
+        )
         if options.spelled is not None:
             results[kind]["spelled"] = measure_spelled(kind, bundle, workload, options.spelled or (SPELLING_PENALTY,))
     print(json.dumps(results))
@@ -183,9 +192,15 @@ def main(arguments: list[str]) -> int:
 
 
 def measure(
-    kind: str, bundle: Bundle, workload: CTCWorkload, quick: bool, neural: bool, names: Sequence[str] | None = None
+    kind: str,
+    bundle: Bundle,
+    workload: CTCWorkload,
+    quick: bool,
+    neural: bool,
+    names: Sequence[str] | None = None,
+    num_cores: int = 0,
 ) -> dict[str, float | int | str | None]:
-    """The figures of one kind of tokens, of all decoders or of those with these names."""
+    """The figures of one kind of tokens, of all decoders or of those with these names; also with `num_cores` cores."""
     ngram = bundle.small_ngram
     assert ngram is not None
     arpa = cache_folder() / f"{bundle.name}_small.arpa"
@@ -216,8 +231,10 @@ def measure(
         if names is not None and name not in names:
             continue
         try:
-            num_passes = 1 if "neural" in name else NUM_PASSES
-            rows.append({"system": name, "beam": beam, **run(make(), workload, num_passes)})
+            num_passes, decode = 1 if "neural" in name else NUM_PASSES, make()
+            rows.append({"system": name, "beam": beam, **run(decode, workload, num_passes)})
+            if num_cores:
+                rows[-1]["ms_by_clock"] = time_by_clock(decode, workload, num_passes, num_cores)
         except ImportError:
             continue
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
@@ -473,6 +490,38 @@ def run(decode: Decode, workload: CTCWorkload, num_passes: int, in_letters: bool
     if in_letters:
         rates["letters"] = _error_rate(map(" ".join, workload.references), map(" ".join, found))
     return rates | {"ms_per_frame": 1000.0 * min(times) / workload.num_frames}
+
+
+def time_by_clock(decode: Decode, workload: CTCWorkload, num_passes: int, num_cores: int) -> float:
+    """Milliseconds a frame in the fastest pass, by the clock, where processes forked from this one share a pass.
+
+    Raises:
+        threading.BrokenBarrierError: a process has ended or takes longer than ten minutes.
+    """
+    context = multiprocessing.get_context("fork")
+    barrier = context.Barrier(num_cores + 1, timeout=600.0)
+
+    def work(first: int) -> None:
+        try:
+            for _ in range(num_passes):
+                barrier.wait()
+                for log_prob in workload.frames[first::num_cores]:
+                    decode(log_prob)
+                barrier.wait()
+        except BaseException:
+            barrier.abort()
+            raise
+
+    workers = [context.Process(target=work, args=(first,), daemon=True) for first in range(num_cores)]
+    for worker in workers:
+        worker.start()
+    times = []
+    for _ in range(num_passes):
+        barrier.wait()
+        begin = time.perf_counter()
+        barrier.wait()
+        times.append(time.perf_counter() - begin)
+    return 1000.0 * min(times) / workload.num_frames
 
 
 def _error_rate(references: Iterable[Sequence[str]], found: Iterable[Sequence[str]]) -> float:

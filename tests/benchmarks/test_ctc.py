@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import random
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +217,24 @@ def test_scales_are_tried(workload: CTCWorkload, tmp_path: Path, monkeypatch: py
         assert (
             min(each["graph"], each["summed"], each["mean"]) > 0.0 if each["lm_scale"] == 30.0 else each["mean"] == 0.0
         )
+
+
+@pytest.mark.one_stack
+@pytest.mark.slow
+def test_processes_share_the_utterances(workload: CTCWorkload) -> None:
+    seconds = 0.2
+
+    def decode(log_prob: torch.Tensor) -> list[str]:
+        time.sleep(seconds)
+        return []
+
+    def fails(log_prob: torch.Tensor) -> list[str]:
+        raise ValueError("not this one")
+
+    found = [ctc.time_by_clock(decode, workload, 2, num) * workload.num_frames / 1000.0 for num in (1, 3)]
+    assert found[0] >= 3 * seconds > found[1] >= seconds
+    with pytest.raises(threading.BrokenBarrierError):
+        ctc.time_by_clock(fails, workload, 1, 2)
 
 
 @pytest.mark.one_stack
