@@ -208,6 +208,7 @@ class Recognizer(nn.Module):
         # Weights that are spread over host and device are moved by the language model itself, not as a submodule.
         if bundle.rnn_lm is not None and asks_network and self.resources.lm_device_bytes is None:
             self.recurrent_model = bundle.rnn_lm.network.to(self._placement().device)
+        self._frame_seconds = bundle.frame_seconds
         self.aligner: WordAligner | None = None
         if bundle.lexicon is not None and can_align(bundle.graph):
             self.aligner = WordAligner(bundle.lexicon, bundle.graph)
@@ -603,7 +604,7 @@ class Recognizer(nn.Module):
             times.stages["language model"] = lm_seconds
             times.stages["search"] -= lm_seconds
         results, total = [], sum(lengths)
-        step, is_calibrated = self.bundle.frame_seconds, self.calibration is not None
+        step, is_calibrated = self._frame_seconds, self.calibration is not None
         for result, hypotheses, length in zip(decoded, lists, lengths, strict=True):
             share = times.scaled(length / total)
             share.audio_seconds = length

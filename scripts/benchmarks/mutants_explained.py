@@ -39,7 +39,7 @@ SIZES = {
     "asr/lm/cached/states.py": ("_FIRST_ROWS", "_ROOM, _GROWTH", "_ROWS_WORTH_BRANCHES"),
     "asr/lm/cached/trie.py": ("_FIRST_NODES", "_FIRST_BUCKETS"),
     "asr/lm/combine.py": ("_MOST_MAPPED",),
-    "asr/lm/contexts.py": ("_FIRST_BUCKETS", "_FORGET_FROM", "_ROOM"),
+    "asr/lm/contexts.py": ("FORGET_FROM", "_FIRST_BUCKETS", "_ROOM"),
     "asr/lm/corpus.py": ("_BLOCK_BYTES",),
     "asr/lm/evaluate.py": (
         "_WORDS_AT_ONCE",

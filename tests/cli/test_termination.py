@@ -217,7 +217,11 @@ def test_ctrl_c_ends_a_training_like_any_other_command(
 ) -> None:
     """Lightning would exit with 0 or 1; after 0, a script would go on and use half of a training."""
     callback = {"class_path": "tests.cli.test_termination.PressesCtrlC"}
-    assert main(recipe(folder, "language", tmp_path / "run", [callback])) == 130
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let background jobs ignore it
+    try:
+        assert main(recipe(folder, "language", tmp_path / "run", [callback])) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert capsys.readouterr().err.splitlines()[-1] == "asr: interrupted"
 
 
