@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from asr.kernels.jit import _lock_cache, jit, kernel
-from asr.kernels.lookup import compiled_lookup, look_up, of_any_type
+from asr.kernels.lookup import AnyType, compiled_lookup, look_up, of_any_type
 
 pytest.importorskip("numba")
 
@@ -182,6 +182,16 @@ def test_a_loop_is_compiled_once_for_tables_of_all_types() -> None:
         after = sys.getrefcount(tables.score)
         assert after == before
     assert len(loop.signatures) == 1
+
+
+def test_tables_are_written_again_only_if_they_are_others() -> None:
+    any_type, loop = AnyType(), jit(asks)
+    for first in (1.0, 3.0):
+        tables = Scores(np.array([0.0, first, 2.0], dtype=np.float32), (np.zeros(1, dtype=np.float32), 7))
+        log_prob, next_idx = np.empty(2, dtype=np.float32), np.empty(2, dtype=np.int64)
+        assert any_type(tables) is any_type(tables)
+        assert loop(np.arange(2), any_type(tables), log_prob, next_idx)
+        assert log_prob.tolist() == [first, 2.0]
 
 
 _MAKES_ARRAYS = """

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -214,6 +217,20 @@ def test_a_loop_answers_as_the_combination_does(models: list[NgramLM], kind: str
     assert bool(torch.any(torch.isinf(expected))) == (
         kind == "ruled out" and form not in ("interpolated", "log-linear")
     )
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda lm: pickle.loads(pickle.dumps(lm))])
+def test_a_copy_of_a_combination_looks_up_its_own_arrays(
+    models: list[NgramLM], copied: Callable[[CombinedLM], CombinedLM]
+) -> None:
+    pytest.importorskip("numba")
+    vocabulary = Vocabulary(models[1].vocabulary.words[: len(SPECIAL_WORDS) - 1 : -1])
+    lm = Difference(RemappedLM(models[1], vocabulary), RemappedLM(models[0], vocabulary))
+    before = lm.lookup_tables()
+    other = copied(lm).lookup_tables()
+    assert before is not None and other is not None and lm.lookup_tables().models[0] is before.models[0]
+    for own, theirs in zip(before.models, other.models, strict=True):
+        assert own.function == theirs.function and not np.array_equal(own.values, theirs.values)
 
 
 def test_a_loop_stops_where_there_is_no_room_to_number_contexts(models: list[NgramLM]) -> None:
