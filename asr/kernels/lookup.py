@@ -89,6 +89,7 @@ class AnyTables(NamedTuple):
 
     function: int
     values: Any
+    always_answers: bool
 
 
 write_value: Any = Intrinsic("asr.kernels.intrinsics", "write_value")
@@ -106,7 +107,7 @@ def of_any_type(tables: Any) -> AnyTables:
     function, size = _lookup_of(type(tables), compute_fingerprint(tables), tables)
     values = np.empty(size, dtype=np.int64)
     jit_required(_write)(values, tables)
-    return AnyTables(function, values)
+    return AnyTables(function, values, tables.always_answers)
 
 
 class AnyType:

@@ -159,16 +159,13 @@ class CombinedLM(LanguageModel):
         """The tables of all the models; None if one has none, or if there is only one model."""
         if len(self.models) == 1:
             return None
-        always_answers = len(self.models) == 2  # more contexts are numbered, and the numberings may run out of room
         tables = []
         for model, any_type in zip(self.models, self._any_type, strict=True):
             own = model.lookup_tables()
             if own is None:
                 return None
-            always_answers = always_answers and own.always_answers
             tables.append(any_type(own))
-        steps = self._step_rows, self._step_weights
-        return CombinedTables(always_answers, tuple(tables), *steps, self.contexts.lookup_tables())
+        return CombinedTables(tuple(tables), self._step_rows, self._step_weights, self.contexts.lookup_tables())
 
     def expand(self, context_idx: Tensor, live: Tensor) -> None:
         """Tells each model which contexts (K,) a loop will query, and which (L,) the search holds."""
@@ -248,18 +245,21 @@ class CombinedTables(NamedTuple):
     """The arrays of a `CombinedLM` that `look_up_combined` reads.
 
     Attributes:
-        always_answers: see `LookupTables`.
         models: the tables of each model.
         step_rows: (steps, 3) kind, left and right of each step.
         step_weights: (steps, 2) float32, left and right weight of each step.
         numberings: of the packed contexts, see `DenseContexts.lookup_tables`.
     """
 
-    always_answers: bool
     models: tuple[AnyTables, ...]
     step_rows: Any
     step_weights: Any
     numberings: Any
+
+    @property
+    def always_answers(self) -> bool:
+        """Whether all models always answer, and packing contexts takes no numbering, which may run out of room."""
+        return len(self.models) == 2 and all(tables.always_answers for tables in self.models)
 
 
 @compiled_lookup(CombinedTables)
@@ -485,7 +485,7 @@ class RemappedLM(WrappedLM):
             return None
         own = self._any_type(tables)
         if self._tables is None or self._tables.model is not own:
-            self._tables = RemappedTables(tables.always_answers, self._word_map.numpy(), self._share_array, own)
+            self._tables = RemappedTables(self._word_map.numpy(), self._share_array, own)
         return self._tables
 
 
@@ -586,19 +586,16 @@ class WordMapper:
 
 
 class RemappedTables(NamedTuple):
-    """What `look_up_remapped` reads.
+    """What `look_up_remapped` reads: word_map (V,); share (V,) or (0,), added to words' scores; the model's tables."""
 
-    Attributes:
-        always_answers: whether the model itself always answers.
-        word_map: (V,) the model's ids of the words.
-        share: (V,), added to words' scores, or (0,).
-        model: the model's tables.
-    """
-
-    always_answers: bool
     word_map: Any
     share: Any
     model: AnyTables
+
+    @property
+    def always_answers(self) -> bool:
+        """Whether the model itself always answers."""
+        return self.model.always_answers
 
 
 @compiled_lookup(RemappedTables)

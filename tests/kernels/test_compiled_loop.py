@@ -104,6 +104,7 @@ from asr.kernels.lookup import compiled_lookup
 
 class Tables(NamedTuple):
     score: Any
+    always_answers: bool = True
 
 @compiled_lookup(Tables)
 def lookup(context_idx, word_id, tables, log_prob, next_idx):
@@ -154,6 +155,7 @@ def test_a_changed_lookup_is_compiled_anew_in_the_loops_that_ask_it(tmp_path: Pa
 class Scores(NamedTuple):
     score: Any
     more: tuple[Any, int]
+    always_answers: bool = False
 
 
 @compiled_lookup(Scores)
