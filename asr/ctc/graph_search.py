@@ -181,7 +181,7 @@ class GraphSearch:
             if self._confidences:
                 # For posteriors, the acoustic model's log-probabilities are scaled by at most 1.
                 scale = 1.0 / max(1.0, options.lm_scale)
-                posteriors = PathPosteriors(lattice, options)
+                posteriors = PathPosteriors(lattice, options, original)
                 found = tuple(with_posteriors(each, posteriors, scale) for each in found)
         distinct: dict[str, CTCHypothesis] = {}
         for each in found:

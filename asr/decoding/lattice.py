@@ -159,6 +159,38 @@ class Lattice:
             final_lm_score=self.final_lm_score[state],
         )
 
+    def between(self, first: int, last: int) -> Lattice:
+        """The lattice of one utterance from one frame, which becomes frame 0, to another; each of them has one state.
+
+        Paths may end in the last one, with a score of 0; if that is the end of the utterance, as before.
+        """
+        is_end = last == self.num_frames
+        if first == 0 and is_end:
+            return self
+        begin = int(torch.searchsorted(self.frame, first))
+        end = self.num_states if is_end else int(torch.searchsorted(self.frame, last)) + 1
+        first_arc, last_arc = self.arc_begin[[begin, end if is_end else end - 1]].tolist()
+        states, arcs = slice(begin, end), slice(first_arc, last_arc)
+        word_begin = self.word_begin[first_arc : last_arc + 1]
+        frame = self.frame[states] - first
+        is_cut = (frame == last - first) & (not is_end)
+        return Lattice(
+            frame=frame,
+            utt_idx=self.utt_idx[states],
+            start_state=torch.zeros_like(self.start_state),
+            arc_begin=(self.arc_begin[begin : end + 1] - first_arc).clamp(max=last_arc - first_arc),
+            dst_state=self.dst_state[arcs] - begin,
+            graph_arc=self.graph_arc[arcs],
+            token_id=self.token_id[arcs],
+            am_score=self.am_score[arcs],
+            graph_score=self.graph_score[arcs],
+            lm_score=self.lm_score[arcs],
+            word_begin=word_begin - word_begin[0],
+            word_id=self.word_id[word_begin[0] : word_begin[-1]],
+            final_graph_score=self.final_graph_score[states].masked_fill(is_cut, 0.0),
+            final_lm_score=self.final_lm_score[states].masked_fill(is_cut, 0.0),
+        )
+
     def split(self) -> list[Lattice]:
         """One lattice per utterance on the host, in the order of the start states, in one copy from a GPU."""
         num_utts, utt_idx = self.num_utts, self.utt_idx

@@ -216,9 +216,10 @@ def with_final_words(
     best = decoded.best
     if best is None:
         return decoded
-    posteriors = None if decoded.lattice is None else PathPosteriors(decoded.lattice, options)
+    lattice, original = decoded.lattice, decoded.original_frame
+    posteriors = None if lattice is None else PathPosteriors(lattice, options, original)
     if posteriors is not None and options.mbr_scale is not None:
-        best = posteriors.path_of_least_risk(graph, options.mbr_scale, best, decoded.original_frame)
+        best = posteriors.path_of_least_risk(graph, options.mbr_scale, best)
     if calibration is not None:
         best = calibrated(best, posteriors, calibration)
     elif posteriors is not None and scale is not None:
@@ -236,14 +237,14 @@ def calibrated(hypothesis: Hypothesis, posteriors: PathPosteriors | None, calibr
     """
     by_scale = np.zeros((len(hypothesis.words), len(SCALES)))
     if posteriors is not None:
-        by_scale = np.stack([posteriors.of_sentence(scale, hypothesis.word_ids) for scale in SCALES], axis=1)
+        by_scale = np.stack([posteriors.of_hypothesis(scale, hypothesis) for scale in SCALES], axis=1)
     probabilities = calibration.probabilities(confidence_features(by_scale))
     return replace(hypothesis, confidences=tuple(map(float, probabilities)))
 
 
 def with_posteriors(hypothesis: Hypothesis, posteriors: PathPosteriors, scale: float) -> Hypothesis:
     """The hypothesis with confidences that are not calibrated: the posterior of each word, at a scale."""
-    return replace(hypothesis, confidences=tuple(posteriors.of_sentence(scale, hypothesis.word_ids).tolist()))
+    return replace(hypothesis, confidences=tuple(posteriors.of_hypothesis(scale, hypothesis).tolist()))
 
 
 # Quantiles of the features at which knots are placed.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections import defaultdict
@@ -22,9 +23,9 @@ from asr.decoding.cpu.mbr import (
     position_posteriors,
     sentence_posteriors,
 )
-from asr.decoding.interface import DecodingOptions
+from asr.decoding.interface import DecodingOptions, Hypothesis
 from asr.decoding.lattice import Lattice, best_to_end
-from asr.decoding.mbr import PathPosteriors
+from asr.decoding.mbr import PartPosteriors, PathPosteriors
 from asr.decoding.nbest import n_best
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.decoding.words import with_final_words
@@ -85,7 +86,7 @@ def sentences(seed: int, words: Sequence[int]) -> list[list[int]]:
 
 def rows_at(lattice: Lattice, scale: float = 1.0, options: DecodingOptions = PLAIN) -> tuple[Rows, Any]:
     """The rows of a lattice at a scale, and its distinct words."""
-    posteriors = PathPosteriors(lattice, options)
+    posteriors = PartPosteriors(lattice, options)
     return posteriors.at(scale).rows, posteriors.scored[1]
 
 
@@ -183,7 +184,7 @@ def test_posteriors_of_a_sentence_are_the_shares_of_the_paths_with_its_words(sca
     for _, lattice in with_paths(tree, 40):
         paths = all_paths(lattice)
         for sentence in ([], [5], [4, 6, 4], [7, 5], max(paths, key=lambda path: path[1])[0]):
-            found = PathPosteriors(lattice, PLAIN).of_sentence(scale, sentence)
+            found = PartPosteriors(lattice, PLAIN).of_sentence(scale, sentence)
             least, most = shares_of_words(sentence, paths, scale)
             assert (least - 1e-9 <= found).all() and (found <= most + 1e-9).all()
             num_certain += int(((most - least < 1e-9) & (found > 0.01) & (found < 0.99)).sum())
@@ -191,13 +192,13 @@ def test_posteriors_of_a_sentence_are_the_shares_of_the_paths_with_its_words(sca
 
 
 def test_posteriors_of_many_sentences_are_those_of_each() -> None:
-    posteriors = PathPosteriors(words_agree(), PLAIN)
+    posteriors = PartPosteriors(words_agree(), PLAIN)
     for _ in range(2):
         assert posteriors.of_sentence(1.0, [5, 6]) == pytest.approx([0.6, 0.3])
         assert posteriors.of_sentence(1.0, [4, 8]) == pytest.approx([0.4, 0.4])
         assert posteriors.of_sentence(1.0, [3, 8]) == pytest.approx([0.0, 0.4])
         assert posteriors.of_sentence(50.0, [4, 8]) == pytest.approx([1.0, 1.0], abs=1e-5)
-    silence = PathPosteriors(small_lattice([0, 1], [(0, 1, [], 0.0)]), PLAIN)
+    silence = PartPosteriors(small_lattice([0, 1], [(0, 1, [], 0.0)]), PLAIN)
     assert [silence.of_sentence(1.0, one).tolist() for one in ([4], [])] == [[0.0], []]
 
 
@@ -239,7 +240,7 @@ def test_expected_errors_fall_and_are_mostly_below_those_of_any_path() -> None:
 def test_nearest_path_is_the_nearest_of_all_and_of_these_the_best() -> None:
     num_tied = 0
     for seed, lattice in with_paths(lattice_of_all_sorts, 60):
-        posteriors = PathPosteriors(lattice, PLAIN)
+        posteriors = PartPosteriors(lattice, PLAIN)
         scored, distinct = posteriors.scored
         totals = lattice.arc_total(PLAIN).numpy(), lattice.final_total(PLAIN).numpy()
         for sentence in sentences(seed, range(len(distinct))):
@@ -277,7 +278,7 @@ def test_results_equal_the_plain_algorithm_to_the_last_digit(is_compiled: bool) 
     num_words = 0
     lattices = [*with_paths(lattice_of_all_sorts, 25), *with_paths(tree, 8), *real_lattices()]
     for seed, lattice in lattices:
-        posteriors, scale = PathPosteriors(lattice, SCALED), (1.0, 0.3)[seed % 2]
+        posteriors, scale = PartPosteriors(lattice, SCALED), (1.0, 0.3)[seed % 2]
         plain, words = minimum_risk.weighted_lattice(lattice, SCALED, scale)
         (scored, distinct), (posterior, rows) = posteriors.scored, posteriors.at(scale)
         assert distinct.tolist() == words.tolist() and posterior.tolist() == plain.posterior.tolist()
@@ -339,13 +340,13 @@ def real_lattices() -> Iterator[tuple[int, Lattice]]:
 
 
 def test_words_may_be_missing_after_any_word_of_a_path() -> None:
-    chain = PathPosteriors(small_lattice([0, 1, 2], [(0, 1, [4], -0.5), (1, 2, [5], -1.0)]), PLAIN)
+    chain = PartPosteriors(small_lattice([0, 1, 2], [(0, 1, [4], -0.5), (1, 2, [5], -1.0)]), PLAIN)
     arc, total = path_within(chain.scored[0], np.ones(2), np.array([0, 2, 2, 1]), 2)
     assert arc.tolist() == [0, 1] and total == -1.5
 
 
 def test_arcs_without_a_posterior_are_on_no_path() -> None:
-    either = PathPosteriors(small_lattice([0, 1], [(0, 1, [4], -0.5), (0, 1, [5], -1.0)]), PLAIN)
+    either = PartPosteriors(small_lattice([0, 1], [(0, 1, [4], -0.5), (0, 1, [5], -1.0)]), PLAIN)
     for posterior, expected in (([1.0, 1.0], [0]), ([0.0, 1.0], [1])):
         assert nearest_path(either.scored[0], np.array(posterior), np.array([0]))[0].tolist() == expected
 
@@ -353,7 +354,7 @@ def test_arcs_without_a_posterior_are_on_no_path() -> None:
 @pytest.mark.parametrize("is_compiled", [False, True])
 def test_without_a_complete_path_none_is_nearest(is_compiled: bool) -> None:
     lattice = small_lattice([0, 1, 2], [(0, 1, [4], -0.5), (1, 2, [5], -1.0)], [-math.inf] * 3)
-    posteriors = PathPosteriors(lattice, PLAIN)
+    posteriors = PartPosteriors(lattice, PLAIN)
     loop = (jit(nearest_path) or nearest_path) if is_compiled else nearest_path
     arc, total = loop(posteriors.scored[0], np.ones(2), np.array([0, 1, 1]))
     assert arc.tolist() == [] and total == -math.inf
@@ -384,7 +385,7 @@ def test_result_is_a_path_of_the_lattice_with_its_scores_and_times() -> None:
         assert found.best is not None and found.lattice is decoded.lattice
         told = with_final_words(decoded, graph, OPTIONS, None, OPTIONS.mbr_scale).best
         assert told is not None and OPTIONS.mbr_scale is not None
-        alone = PathPosteriors(decoded.lattice, OPTIONS).of_sentence(OPTIONS.mbr_scale, found.best.word_ids)
+        alone = PathPosteriors(decoded.lattice, OPTIONS).of_hypothesis(OPTIONS.mbr_scale, found.best)
         assert told == replace(found.best, confidences=tuple(alone.tolist()))
         same = with_final_words(decoded, graph, replace(OPTIONS, mbr_scale=None), None)
         assert same.best is decoded.best
@@ -401,6 +402,67 @@ def test_result_is_a_path_of_the_lattice_with_its_scores_and_times() -> None:
         risks = [risk_of(rows, np.searchsorted(distinct, each.word_ids)) for each in (found.best, decoded.best)]
         assert risks[0] < risks[1] + 1e-9
     assert num_changed >= 2
+
+
+def in_a_row(lattices: Sequence[Lattice]) -> Lattice:
+    """A lattice whose paths are those of several lattices, each of which ends in its last state, one after another."""
+    frame, arcs = [0], []
+    for lattice in lattices:
+        state, now = len(frame) - 1, frame[-1]
+        begin, words, word_begin = lattice.arc_begin.tolist(), lattice.word_id.tolist(), lattice.word_begin.tolist()
+        for own in range(lattice.num_states):
+            for arc in range(begin[own], begin[own + 1]):
+                said = words[word_begin[arc] : word_begin[arc + 1]]
+                arcs.append((state + own, state + int(lattice.dst_state[arc]), said, float(lattice.am_score[arc])))
+        frame += [now + later for later in lattice.frame[1:].tolist()]
+    return small_lattice(frame, arcs)
+
+
+def test_a_long_lattice_is_cut_where_all_paths_meet() -> None:
+    parts = [words_agree() for _ in range(4)]
+    whole = in_a_row(parts)
+    for frames_at_least, num_words in ((2, 2), (3, 4), (4, 4), (5, 8)):
+        posteriors = PathPosteriors(whole, PLAIN, frames_at_least=frames_at_least)
+        said = (4, 8, 5, 6, 5, 7, 3, 8)
+        hypothesis = Hypothesis(said, tuple("abcdefgh"), 0.0, 0.0, 0.0, 0.0, (0, 1, 2, 2, 4, 4, 6, 7), (8,) * 8)
+        own = PartPosteriors(in_a_row(parts[: num_words // 2]), PLAIN)
+        expected = [own.of_sentence(1.0, said[at : at + num_words]) for at in range(0, 8, num_words)]
+        assert posteriors.of_hypothesis(1.0, hypothesis).tolist() == np.concatenate(expected).tolist()
+
+
+def test_parts_of_a_cut_lattice_are_decoded_each_by_itself() -> None:
+    num_changed = num_parts = 0
+    for seed in range(30):
+        graph = random_graph(seed, final_prob=1.0)
+        options = replace(OPTIONS, output_beam=3.0, blank_skip_threshold=0.6 if seed % 3 == 0 else None)
+        decoder = TokenPassingDecoder(graph, options, keep_lattice=True)
+        (decoded,) = decoder.decode((3.0 * random_log_prob(seed, 1, 30)).log_softmax(-1), torch.tensor([30]))
+        lattice, best, original = decoded.lattice, decoded.best, decoded.original_frame
+        if lattice is None or best is None:
+            continue
+        posteriors = PathPosteriors(lattice, options, original, frames_at_least=5)
+        found = posteriors.path_of_least_risk(graph, 0.2, best)
+        num_changed += found is not best
+        bounds, end = [0], lattice.num_frames
+        for frame in range(end):
+            if int((lattice.frame == frame).sum()) == 1 and frame - bounds[-1] >= 5 and end - frame >= 5:
+                bounds.append(frame)
+        num_parts += len(bounds)
+        words, totals, confidences = [], [], []
+        for first, last in itertools.pairwise([*bounds, end]):
+            piece = lattice.between(first, last)
+            part = PartPosteriors(piece, options)
+            times = range(first, last) if original is None else original[first:last].tolist()
+            before = [word for word, at in zip(best.word_ids, best.start_frames, strict=True) if at in times]
+            arcs, total = part.nearest_path(0.2, part.sentence_of_least_risk(0.2, before))
+            said = [word for arc in arcs.tolist() for word in words_of(piece, arc)]
+            words += said
+            totals.append(total)
+            confidences += part.of_sentence(1.0, said).tolist()
+        assert list(found.word_ids) == words and found.total == pytest.approx(sum(totals))
+        assert found.total <= best.total + 1e-9
+        assert posteriors.of_hypothesis(1.0, found).tolist() == confidences
+    assert num_changed >= 3 and num_parts >= 40
 
 
 def test_without_a_lattice_or_words_nothing_changes() -> None:

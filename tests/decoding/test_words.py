@@ -245,7 +245,7 @@ def test_calibrated_confidences_are_those_of_the_posteriors() -> None:
     assert lattice is not None and best is not None and best.words
     line = Calibration(0.0, {"word_posterior": [-20.0, 20.0]}, {"word_posterior": [-20.0, 20.0]})
     posteriors = PathPosteriors(lattice, UNPRUNED)
-    posterior = posteriors.of_sentence(SCALES[0], best.word_ids)
+    posterior = posteriors.of_hypothesis(SCALES[0], best)
     assert posterior.min() > 1e-4 and posterior.max() < 1 - 1e-4
     found = calibrated(best, posteriors, line)
     assert found.confidences == pytest.approx(posterior, abs=1e-9)

@@ -75,8 +75,7 @@ def test_chunks_give_the_lattices_of_single_frames(name: str, mode: str, corpora
         hypothesis = path.hypothesis(bundle.graph, options, None)
         assert len(hypothesis.words) >= 2
         before, after = (
-            PathPosteriors(one, options).of_sentence(1.0, hypothesis.word_ids)
-            for one in (expected.lattice, path.lattice)
+            PathPosteriors(one, options).of_hypothesis(1.0, hypothesis) for one in (expected.lattice, path.lattice)
         )
         assert after == pytest.approx(before, abs=1e-3)
 
