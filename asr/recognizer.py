@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from numbers import Integral
@@ -46,6 +46,7 @@ from asr.graph.decoding_graph import GraphModule
 from asr.kernels.jit import each_in_threads
 from asr.kernels.linear import byte_products
 from asr.kernels.memory import limit_compiled_shapes, no_autograd, release_now_and_then, to_device
+from asr.lm.hot_words import DEFAULT_SCORE, HotWords
 from asr.lm.interface import LanguageModel, require_language_model
 from asr.lm.rnn.model import RNNLanguageModel
 from asr.models.adaptation import RecognizedSpeech, Speaker, SpeakerTransform, adapt, score_of_speaker
@@ -117,6 +118,9 @@ class Recognizer(nn.Module):
         language_model: your own model, which replaces the bundle's large one. The scores of the decoding graph's own
             n-gram are subtracted, and words are mapped if the vocabularies differ, so the model need not know the
             bundle. It may be on any device. Calls from several threads take turns.
+        hot_words: words and phrases of the bundle's vocabulary to prefer; a mapping gives each its score, or None for
+            `hot_word_score`. Scores of results include theirs.
+        hot_word_score: natural log, added for each word of a phrase in `hot_words`.
         decoder: `auto`, `token-passing` or `k2`; see `asr.decoding.build.DECODERS`.
         lm_fusion: `chunks`: the language model rescores the lattice while it grows, on a CPU; `lattice`: when it is
             complete; `search` queries the language model at each frame, which takes several times as long; `auto` is
@@ -154,6 +158,8 @@ class Recognizer(nn.Module):
         *,
         acoustic_model: str | ExternalModel | None = None,
         language_model: LanguageModel | None = None,
+        hot_words: Iterable[str] | Mapping[str, float | None] | None = None,
+        hot_word_score: float = DEFAULT_SCORE,
         decoder: str = "auto",
         lm_fusion: str = "auto",
         keep_lattices: bool = False,
@@ -164,6 +170,11 @@ class Recognizer(nn.Module):
         limit_compiled_shapes()
         if acoustic_model is not None:
             bundle = _with_acoustic_model(acoustic_model, bundle)
+        self.hot_words: HotWords | None = None
+        if hot_words is not None:
+            vocabulary = bundle.graph.vocabulary
+            self.hot_words = HotWords(hot_words, vocabulary, hot_word_score, bundle.small_ngram)
+            bundle = replace(bundle, graph=bundle.graph.with_gain(self.hot_words.gain(vocabulary)))
         self.bundle = bundle
         self.sampling_rate = bundle.sampling_rate
         self.features = bundle.features.network
@@ -656,7 +667,7 @@ class Recognizer(nn.Module):
         """Compiles all loops that recognition needs, so that the first recording's times do not include it."""
         second = self.settings.language_models
         passes = (self.lm_fusion, keep_lattices, second.second_pass, second.second_pass_mode)
-        kind = (self.device.type, self.decoder_name, *passes)
+        kind = (self.device.type, self.decoder_name, self.hot_words is not None, *passes)
         if self.language_model is not None or not needs_warm_up(self.bundle, self.mode, self._placement().device, kind):
             return
         # Separate language models, so that caches and statistics start with the first real recording.
@@ -691,14 +702,20 @@ class Recognizer(nn.Module):
         has_second = options.second_pass != "none"
         cache = replace(self.settings.cache, capacity_bytes=cache_bytes // (2 if has_second else 1))
 
-        def build(mode: str) -> LanguageModels:
-            return language_models(self.bundle, mode, options.rnn_weight, placement, cache, self.language_model)
+        def build(mode: str, scales: DecodingOptions) -> LanguageModels:
+            hot_words = self.hot_words
+            if hot_words is not None:
+                # What the graph's scores have gained is weighted by another scale than language models.
+                hot_words = hot_words.scaled(scales.graph_scale / scales.lm_scale if scales.lm_scale else 0.0)
+            weight, external = options.rnn_weight, self.language_model
+            return language_models(self.bundle, mode, weight, placement, cache, external, hot_words)
 
+        first = self.settings.decoding
         if not has_second:
-            return build(self.mode)
+            return build(self.mode, first)
         if placement.device_bytes is not None:
             placement = replace(placement, device_bytes=placement.device_bytes // 2)
-        return replace(build(self.mode), second=build(options.second_pass_mode))
+        return replace(build(self.mode, first), second=build(options.second_pass_mode, self.final_options))
 
     def _placement(self, search_device: torch.device | None = None) -> Placement:
         """Where language models are; see `build_language_models`."""

@@ -6,8 +6,9 @@ import atexit
 import gc
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 # Triton's kernels run in its interpreter; it wants to know before anybody imports it.
 os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -16,6 +17,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from asr.lm.ngram.model import NgramLM
 
 settings.register_profile("dev", deadline=None, max_examples=25)
 # CI must not fail by chance: the same examples every time, and no time limit on a busy machine.
@@ -58,6 +62,29 @@ def tiny_bundle_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bundle")
     tiny_bundle(folder).save(folder / "tones", half_precision=False)
     return folder / "tones"
+
+
+@pytest.fixture
+def ngram_of() -> Callable[..., NgramLM]:
+    """Estimates a model of sentences."""
+    import numpy as np
+
+    from asr.lm.corpus import WordStream
+    from asr.lm.ngram.estimate import estimate_kneser_ney
+    from asr.lm.ngram.model import NgramLM
+    from asr.text.symbols import BOS_ID, EOS_ID, Vocabulary
+
+    def build(sentences: list[str], words: list[str], order: int = 2) -> NgramLM:
+        vocabulary = Vocabulary(words)
+        stream = [
+            word_id
+            for sentence in sentences
+            for word_id in (BOS_ID, *vocabulary.ids_of(sentence.split()).tolist(), EOS_ID)
+        ]
+        counted = WordStream(np.array(stream, dtype=np.int32), vocabulary, len(vocabulary))
+        return NgramLM.from_trie(estimate_kneser_ney(counted, order, keep_unseen=True).trie)
+
+    return build
 
 
 @pytest.fixture(params=[1, 3])

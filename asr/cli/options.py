@@ -25,6 +25,7 @@ from asr.decoding.build import DECODERS, OLD_FIRST_PASSES, OLD_MODES
 from asr.decoding.settings import MODES, OLD_NAMES, Pass, ResourceOptions, setting_options
 from asr.decoding.token_passing import LM_FUSIONS
 from asr.errors import AsrError
+from asr.lm.hot_words import DEFAULT_SCORE, read_hot_words
 from asr.models.external.base import KINDS
 from asr.options import Option, device_named, flag_of, options_of
 from asr.recognizer import Recognizer
@@ -135,6 +136,17 @@ def add_recognizer_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="recurrent model, used instead of the bundle's: from 'asr lm rnn export', a checkpoint of 'asr fit', or "
         "another bundle",
+    )
+    group.add_argument(
+        "--hot-words",
+        metavar="FILE",
+        help="words and phrases to prefer, one on each line, with a score of its own after a colon: NEW YORK :3.5",
+    )
+    group.add_argument(
+        "--hot-word-score",
+        type=float,
+        metavar="NUMBER",
+        help=f"natural log, added for each word of a phrase in --hot-words (default: {DEFAULT_SCORE:g})",
     )
     group.add_argument("--decoder", choices=DECODERS, default="auto", help=f"{_choices(DECODERS)} (default: auto)")
     group.add_argument(
@@ -250,10 +262,14 @@ def _recognizer_from(args: argparse.Namespace, mode: str | None) -> Recognizer:
     options = given_options(args, setting_options())
     if args.ngram_only and args.mode not in ("auto", "ngram"):
         raise AsrError(f"--ngram-only and --mode {args.mode} exclude each other; give one of them.")
+    if args.hot_words is None and args.hot_word_score is not None:
+        raise AsrError("--hot-word-score has no effect without --hot-words; give both, or leave it out.")
     arguments: dict[str, Any] = {
         "mode": mode or ("ngram" if args.ngram_only else args.mode),
         "decoder": args.decoder,
         "lm_fusion": args.lm_fusion or "auto",
+        "hot_words": None if args.hot_words is None else read_hot_words(args.hot_words),
+        "hot_word_score": DEFAULT_SCORE if args.hot_word_score is None else args.hot_word_score,
         "options": options,
         "resources": ResourceOptions(**given_options(args, options_of(ResourceOptions))),
     }
@@ -314,7 +330,7 @@ def _refuse_unused_models(args: argparse.Namespace, recognizer: Recognizer) -> N
 def recognizer_inputs(args: argparse.Namespace) -> list[str | Path | None]:
     """Files and folders that `recognizer_from` reads, which no output may overwrite."""
     network = None if args.acoustic_model is None else args.acoustic_model.partition(":")[2]
-    others = (args.lexicon, args.ngram, args.graph, args.large_ngram, args.rnn_lm)
+    others = (args.lexicon, args.ngram, args.graph, args.large_ngram, args.rnn_lm, args.hot_words)
     return [local_bundle_folder(args.bundle), network, *others]
 
 

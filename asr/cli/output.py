@@ -260,6 +260,7 @@ def maker_of(recognizer: Recognizer, kind: str = "", streaming: StreamingOptions
         "max_segment_seconds": recognizer.resources.max_segment_seconds,
         "acoustic_precision": recognizer.resources.acoustic_precision,
         "has_confidences": recognizer.calibration is not None,  # by which words in noise are left out
+        "hot_words": None if recognizer.hot_words is None else sorted(recognizer.hot_words.scores.items()),
         "kind": kind,
     }
     if streaming is not None:

@@ -27,6 +27,7 @@ from asr.decoding.build import device_with_loops
 from asr.errors import AsrError
 from asr.kernels.memory import no_autograd
 from asr.lm.combine import Difference, Interpolated, mapped_to, on_device
+from asr.lm.hot_words import DEFAULT_SCORE, HotWords, with_phrases
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.model import NgramLM
 from asr.options import device_named
@@ -56,6 +57,8 @@ class _Sources(NamedTuple):
     token_lm: str | Path | nn.Module | LanguageModel | None
     spell_unknown: bool
     spelling_penalty: float
+    hot_words: Iterable[str] | Mapping[str, float | None] | None
+    hot_word_score: float
 
 
 @copied_to_processes
@@ -86,6 +89,9 @@ class CTCDecoder:
             scores, `{"hidden_dtype": "float32", "hidden_products": "float32"}`. Those that are not given are as in the
             settings of its bundle; a network without a bundle multiplies 8-bit integers in its hidden layer if the
             processor can.
+        hot_words: words and phrases among the words to prefer; a mapping gives each its score, or None for
+            `hot_word_score`. The settings scale their scores as those of language models.
+        hot_word_score: natural log, added for each word of a phrase in `hot_words` (default: 4).
         token_lm: a language model of tokens, in the forms of `ngram` or `lm`. Not together with a word list, unless
             words outside it are spelled (`spell_unknown`).
         blank, word_boundary, kind, piece_model, num_spellings: see `CTCTokens`; not for an existing one.
@@ -117,6 +123,8 @@ class CTCDecoder:
         lm: str | Path | Bundle | nn.Module | LanguageModel | None = None,
         lm_weight: float | None = None,
         lm_options: Mapping[str, Any] | None = None,
+        hot_words: Iterable[str] | Mapping[str, float | None] | None = None,
+        hot_word_score: float | None = None,
         token_lm: str | Path | nn.Module | LanguageModel | None = None,
         blank: int | str | None = None,
         word_boundary: str | None = None,
@@ -174,12 +182,14 @@ class CTCDecoder:
                 _refuse_given(given, "there is no second language model", _OF_SECOND_MODELS)
         if not spell_unknown:
             _refuse_given({"spelling_penalty": spelling_penalty}, "words are not spelled unless spell_unknown is True")
+        if hot_words is None:
+            _refuse_given({"hot_word_score": hot_word_score}, "there are no hot_words")
         self.word_graph: WordGraph | None = None
         self._search: GraphSearch | TokenSearch
         if lexicon is words is ngram is lm is None:
             if spell_unknown:
                 raise AsrError("spell_unknown adds words to a list of words; give a lexicon, words or an n-gram model.")
-            of_words = {"graph_folder": graph_folder, "confidences": confidences or None}
+            of_words = {"graph_folder": graph_folder, "confidences": confidences or None, "hot_words": hot_words}
             _refuse_given(of_words | of_spellings, "it is for searches of words")
             _refuse_given(given, "it is for searches of words", _OF_WORDS)
             if token_lm is None:
@@ -202,7 +212,8 @@ class CTCDecoder:
             _refuse_given(given, "it is for searches without words", _OF_TOKENS)
             weight = _LM_WEIGHT if lm_weight is None else lm_weight
             penalty = 0.0 if spelling_penalty is None else spelling_penalty
-            sources = _Sources(lexicon, words, ngram, lm, weight, lm_options, token_lm, spell_unknown, penalty)
+            hot = hot_words, DEFAULT_SCORE if hot_word_score is None else hot_word_score
+            sources = _Sources(lexicon, words, ngram, lm, weight, lm_options, token_lm, spell_unknown, penalty, *hot)
             most = _GRAPH_NGRAMS if graph_ngrams is None else graph_ngrams
             self.word_graph, models = self._words(sources, most, graph_folder, progress)
             self._search = GraphSearch(self.word_graph, tokens, self.config, models, frame_shift, confidences)
@@ -269,7 +280,7 @@ class CTCDecoder:
         progress: Callable[[str], None],
     ) -> tuple[WordGraph, LentModels]:
         """The compiled graph, and the language models that act beside it."""
-        lexicon, words, ngram, lm, lm_weight, lm_options, token_lm, spell_unknown, spelling_penalty = sources
+        lexicon, words, ngram, lm, lm_weight, lm_options, token_lm, spell_unknown, spelling_penalty = sources[:9]
         tokens = self.tokens
         spellings = None if lexicon is None else read_lexicon(lexicon, tokens)
         listed = None if words is None else read_words(words)
@@ -309,19 +320,22 @@ class CTCDecoder:
         lm_device = self.device if self.config.lm_fusion == "search" else device_with_loops(self.device)
         if self.device.type != "cpu":
             graph = replace(graph, graph=graph.graph.to(self.device), ngram=graph.ngram.to(lm_device))
-        small = graph.ngram
-        if lm is None:
-            if small.vocabulary == large.vocabulary and small.num_arcs == large.num_arcs:
-                return graph, LentModels(None, False)
-            placed = large.to(lm_device)
-            return graph, LentModels(functools.partial(_instead_of, small, placed), False)
-        make, is_shared = model_maker(lm, small.vocabulary.ordinary, lm_options)
-        placed = large.to(lm_device)
-
-        # An n-gram model that is in the graph as a whole needs no second look-up.
-        ngram_beside = small if large.num_arcs == small.num_arcs else placed
-        make_combined = functools.partial(_combined, small, ngram_beside, make, lm_weight, lm_device)
-        return graph, LentModels(make_combined, is_shared)
+        small, placed = graph.ngram, large.to(lm_device)
+        make: Callable[[], LanguageModel] | None = None
+        is_shared = False
+        if lm is not None:
+            make_lm, is_shared = model_maker(lm, small.vocabulary.ordinary, lm_options)
+            # An n-gram model that is in the graph as a whole needs no second look-up.
+            ngram_beside = small if large.num_arcs == small.num_arcs else placed
+            make = functools.partial(_combined, small, ngram_beside, make_lm, lm_weight, lm_device)
+        elif small.vocabulary != large.vocabulary or small.num_arcs != large.num_arcs:
+            make = functools.partial(_instead_of, small, placed)
+        if sources.hot_words is not None:
+            hot_words = HotWords(sources.hot_words, graph.graph.vocabulary, sources.hot_word_score, small)
+            graph, phrases = _with_hot_words(graph, hot_words)
+            if phrases is not None:
+                make = functools.partial(_with_phrases, make, phrases.to(lm_device))
+        return graph, LentModels(make, is_shared)
 
     def _spelling_model(
         self, lexicon: Lexicon, token_lm: str | Path | nn.Module | LanguageModel | None, penalty: float
@@ -376,6 +390,15 @@ def _combined(
     if weight == 1.0:
         return Difference(other, small)
     return Difference(Interpolated([other, mapped_to(ngram, small.vocabulary)], [weight, 1.0 - weight]), small)
+
+
+def _with_hot_words(graph: WordGraph, hot_words: HotWords) -> tuple[WordGraph, NgramLM | None]:
+    gain = hot_words.gain(graph.graph.vocabulary)
+    return replace(graph, graph=graph.graph.with_gain(gain)), hot_words.model(graph.ngram.vocabulary)
+
+
+def _with_phrases(make: Callable[[], LanguageModel] | None, phrases: NgramLM) -> LanguageModel:
+    return with_phrases(None if make is None else make(), phrases)
 
 
 def _config_of(config: CTCDecodingConfig | None, settings: dict[str, Any]) -> CTCDecodingConfig:

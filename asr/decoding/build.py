@@ -26,6 +26,7 @@ from asr.kernels.jit import has_loops
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.combine import LISTED_SHARE, CheckedLM, Difference, Interpolated, mapped_to
+from asr.lm.hot_words import HotWords, with_phrases
 from asr.lm.interface import LanguageModel, device_of
 from asr.lm.ngram.model import NgramLM
 from asr.lm.offload import HostNgramLM, table_bytes, with_host_tables
@@ -183,6 +184,7 @@ def language_models(
     placement: Placement | torch.device,
     cache: CacheOptions | None = None,
     external: LanguageModel | None = None,
+    hot_words: HotWords | None = None,
 ) -> LanguageModels:
     """Builds a mode's language model.
 
@@ -193,14 +195,31 @@ def language_models(
         placement: devices of the model; a single device puts everything there.
         cache: memory and approximations of the recurrent model; exact and unlimited if None.
         external: the user's own model, for the mode `external`.
+        hot_words: those that the graph's scores prefer.
 
     Raises:
         AsrError: the budget is too small, or the user's model has none of the graph's words.
     """
     if isinstance(placement, torch.device):
         placement = Placement(placement)
+    models = _of_mode(bundle, OLD_MODES.get(mode, mode), rnn_weight, placement, cache, external)
+    vocabulary = bundle.graph.vocabulary if models.model is None else models.model.vocabulary
+    phrases = None if hot_words is None else hot_words.model(vocabulary)
+    if phrases is None:
+        return models
+    return dataclasses.replace(models, model=with_phrases(models.model, phrases.to(placement.device)))
+
+
+def _of_mode(
+    bundle: Bundle,
+    mode: str,
+    rnn_weight: float,
+    placement: Placement,
+    cache: CacheOptions | None,
+    external: LanguageModel | None,
+) -> LanguageModels:
+    """`language_models` without hot words."""
     device = placement.device
-    mode = OLD_MODES.get(mode, mode)
     if mode == "ngram":
         return LanguageModels(None, None)
     assert bundle.small_ngram is not None

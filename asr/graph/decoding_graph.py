@@ -348,6 +348,14 @@ class DecodingGraph:
         arrays = remove_epsilons(GraphArrays(label=values.pop("token_id"), **values))
         return graph_from_arrays(arrays, self.tokens, self.vocabulary, self.meta).to(self.device)
 
+    def with_gain(self, gain: Tensor) -> DecodingGraph:
+        """The graph with a gain (V,) added to the score of each arc that outputs a word, for each such word."""
+        values = {name: getattr(self, name).cpu().numpy() for name in TENSOR_DTYPES}
+        total = np.cumsum(np.append(0.0, gain.double().numpy()[values["word_id"]]))
+        values["score"] = values["score"] + np.diff(total[values["word_begin"]]).astype(np.float32)
+        arrays = GraphArrays(label=values.pop("token_id"), **values).best_first()
+        return graph_from_arrays(arrays, self.tokens, self.vocabulary, self.meta).to(self.device)
+
     def require_tokens(self, tokens: TokenTable) -> None:
         """Checks that the graph was built for the tokens of an acoustic model.
 

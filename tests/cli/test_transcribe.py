@@ -49,6 +49,40 @@ def test_any_format_rate_and_number_of_channels(tmp_path, transcribe):
     assert lines == [f"{path}: PAT TO KIT" for path in files]
 
 
+@pytest.mark.parametrize("options", [["--mode", "ngram"], ["--mode", "rnn"], ["--mode", "rnn", "--stream"]])
+def test_hot_words_win_over_words_that_sound_alike(tmp_path, transcribe, options):
+    path, hot = write(tmp_path / "a.wav", tones(["PAT", "TO", "KIT", "TO", "SKIP"])), tmp_path / "hot.txt"
+    options += [path, "--hot-words", hot]
+    for content, expected in (
+        ("SKIP\n", "PAT TO KIT TO SKIP"),
+        ("TWO\n", "PAT TWO KIT TWO SKIP"),
+        ("two skip\nNOBODY\n", "PAT TO KIT TWO SKIP"),
+        ("TWO SKIP :0.1\n", "PAT TO KIT TO SKIP"),
+    ):
+        hot.write_text(content)
+        code, lines, _ = transcribe(*options)
+        assert code == 0 and [line.partition(": ")[2] for line in lines] == [expected]
+    assert transcribe(*options, "--hot-word-score", "6")[1][0].endswith(": PAT TO KIT TO SKIP")
+    hot.write_text("TWO\n")
+    assert "TWO" not in transcribe(*options, "--hot-word-score", "0")[1][0]
+
+
+def test_hot_words_are_part_of_what_made_an_output(tmp_path, transcribe):
+    path, hot, output = write(tmp_path / "a.wav", tones(WORDS)), tmp_path / "hot.txt", tmp_path / "out.jsonl"
+    hot.write_text("TWO\n")
+    common = path, "--ngram-only", "--hot-words", hot
+    assert transcribe(*common, "--output", output)[0] == 0
+    assert json.loads(output.read_text())["text"] == "PAT TWO KIT"
+    hot.write_text("TO\n")
+    code, _, errors = transcribe(*common, "--output", output)
+    assert code == 2 and "was recognized by" in errors
+    code, _, errors = transcribe(*common, "--output", hot)
+    assert code == 2 and hot.read_text() == "TO\n", errors
+    assert transcribe(path, "--hot-words", tmp_path / "none.txt")[0] == 2
+    code, _, errors = transcribe(path, "--hot-word-score", "3")
+    assert code == 2 and "--hot-word-score has no effect without --hot-words" in errors
+
+
 @pytest.mark.slow
 def test_one_bad_file_among_many_is_reported_and_the_others_done(tmp_path, transcribe):
     folder = tmp_path / "recordings"

@@ -5,31 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from asr.lm.corpus import WordStream
-from asr.lm.ngram.estimate import estimate_kneser_ney
 from asr.lm.ngram.model import NgramLM
-from asr.text.symbols import BOS_ID, EOS_ID, Vocabulary
-
-
-@pytest.fixture
-def ngram_of() -> Callable[..., NgramLM]:
-    """Estimates a model of sentences."""
-
-    def build(sentences: list[str], words: list[str], order: int = 2) -> NgramLM:
-        vocabulary = Vocabulary(words)
-        stream = [
-            word_id
-            for sentence in sentences
-            for word_id in (BOS_ID, *vocabulary.ids_of(sentence.split()).tolist(), EOS_ID)
-        ]
-        counted = WordStream(np.array(stream, dtype=np.int32), vocabulary, len(vocabulary))
-        return NgramLM.from_trie(estimate_kneser_ney(counted, order, keep_unseen=True).trie)
-
-    return build
 
 
 @pytest.fixture

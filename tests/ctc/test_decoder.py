@@ -83,6 +83,33 @@ def test_letters_against_enumeration(seed: int, word_model: NgramLM) -> None:
     assert close(decoder(log_prob), wanted)
 
 
+@pytest.mark.parametrize("fusion", ["none", "lattice", "search"])
+def test_hot_words_against_enumeration(fusion: str, word_model: NgramLM) -> None:
+    plain = sentence_score(word_model)
+    models: dict[str, Any] = {"words": WORDS, "lm": word_model, "lm_fusion": fusion}
+    hot: dict[str, Any] = {"hot_words": {"ab": 3.0, "B a": None}, "hot_word_score": 2.5}
+    models = {"ngram": word_model} if fusion == "none" else models
+    decoder = CTCDecoder(SYMBOLS, warm_up=False, lm_scale=0.8, **models, **hot, **OPEN)
+    assert decoder.word_graph is not None
+    gain = min(3.0, -float(decoder.word_graph.ngram.score_sentence(["ab", "ab", "ab"])[2]))
+
+    def score(words: Sequence[str]) -> float:
+        pairs = list(itertools.pairwise(words))
+        return plain(words) + gain * list(words).count("ab") + 2 * 2.5 * pairs.count(("b", "a"))
+
+    num_changed = 0
+    for seed in range(6):
+        log_prob = random_frames(5, seed)
+        of_paths = log_prob.double().numpy(), SPELLED
+        wanted = best_word_sequences(*of_paths, score, 0.8, 0.0, boundary=3, max_words=3)
+        num_changed += wanted[0][1] != best_word_sequences(*of_paths, plain, 0.8, 0.0, boundary=3, max_words=3)[0][1]
+        assert close(decoder(log_prob, nbest=3), wanted)
+        stream = decoder.stream()
+        stream.accept(log_prob)
+        assert close([stream.finish()], wanted)
+    assert num_changed
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_pieces_against_enumeration(seed: int, word_model: NgramLM) -> None:
     symbols = ["▁a", "▁b", "a", "b", "<blk>"]
@@ -491,6 +518,8 @@ def test_bad_arguments_are_told(arguments: dict[str, object], message: str) -> N
         {"words": WORDS, "lm_options": {}},
         {"words": WORDS, "spelling_penalty": 0.0},
         {"words": WORDS, "graph_ngrams": 10},
+        {"words": WORDS, "hot_word_score": 3.0},
+        {"hot_words": ["a"]},
         {"words": WORDS, "context_beam": 6.0},
         {"words": WORDS, "lm": uniform_ngram(WORDS), "lm_fusion": "search", "context_beam": 5.0},
         {"words": WORDS, "num_spellings": 2},
