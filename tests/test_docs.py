@@ -106,6 +106,11 @@ def names(pages: list[Path]) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_no_page_has_both_sides_of_a_merge(page: Path) -> None:
+    assert not re.search(r"(?m)^(<{7}|={7}|>{7})( |$)", page.read_text("utf-8"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
         if re.match(r"[a-z]+:", target):

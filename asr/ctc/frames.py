@@ -52,7 +52,8 @@ def as_frames(
         checks_blank: whether to warn if another column looks like the blank.
 
     Raises:
-        AsrError: the shape or width is wrong, or values are NaN, not numbers, or not of the given kind.
+        AsrError: the shape or width is wrong, values are NaN, not numbers, or not of the given kind, or a frame rules
+            out every token.
     """
     if isinstance(log_probs, (list, tuple)) and log_probs and not _is_nested_numbers(log_probs):
         log_probs, lengths = _padded([as_tensor(each) for each in log_probs], lengths)
@@ -72,15 +73,15 @@ def as_frames(
             f"{_width_advice(log_prob.shape[2], len(tokens))}"
         )
     log_prob = log_prob.to(torch.float32)
-    if kind == "logits":
-        check_numbers(log_prob, num_frames)
-        log_prob = torch.log_softmax(log_prob, dim=2)
-    elif kind == "probabilities":
+    if kind == "probabilities":
         _require_probabilities(log_prob, num_frames)
         log_prob = log_prob.log()
     else:
         check_numbers(log_prob, num_frames)
-        if kind == "log_probs":
+        _require_possible_tokens(log_prob, num_frames)
+        if kind == "logits":
+            log_prob = torch.log_softmax(log_prob, dim=2)
+        elif kind == "log_probs":
             _require_log_probs(log_prob, num_frames)
     if checks_blank:
         _warn_of_other_blank(log_prob, num_frames, tokens)
@@ -162,6 +163,18 @@ def _sampled(log_prob: Tensor, num_frames: Tensor) -> Tensor:
         chosen = torch.linspace(0, len(frame) - 1, _FRAMES_LOOKED_AT).long()
         utt_idx, frame = utt_idx[chosen], frame[chosen]
     return log_prob[utt_idx.to(log_prob.device), frame.to(log_prob.device)]
+
+
+def _require_possible_tokens(log_prob: Tensor, num_frames: Tensor) -> None:
+    """Checks every frame, as one frame without a possible token takes all words from its utterance."""
+    is_used = torch.arange(log_prob.shape[1]) < num_frames.unsqueeze(1)
+    where = ((log_prob.amax(dim=2) == -torch.inf).cpu() & is_used).nonzero()
+    if len(where):
+        utt_idx, frame = where[0].tolist()
+        raise AsrError(
+            f"utterance {utt_idx}, frame {frame}: all values are -inf, so no token is possible; give the lengths "
+            "if it is padding, or check the network's output."
+        )
 
 
 def _require_log_probs(log_prob: Tensor, num_frames: Tensor) -> None:

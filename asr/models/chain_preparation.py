@@ -219,7 +219,15 @@ def prepare_chain(
         max_columns: the maximum number of outputs of the network.
         num_long_histories: number of histories of three phones in the phone model.
         output: folder for the files.
+
+    Raises:
+        AsrError: there are no utterances, or fewer columns than the phones need.
     """
+    if not utterances:
+        raise AsrError(
+            f"{corpus.folder}: no utterance is left to train on: each one is too short for its words, of a held-out "
+            "speaker, or below the lowest score of its corpus."
+        )
     statistics = context_statistics(corpus, alignment, utterances)
     states = grow_trees(alignment.phones, statistics, max_columns)
     histories = phone_histories([alignment.of(index)[0].tolist() for index in utterances], num_long_histories)

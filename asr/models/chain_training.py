@@ -224,7 +224,8 @@ class LitChainModel(pl.LightningModule):
         teacher_weight: share of the teacher's posteriors in the numerator, between 0 and 1.
 
     Raises:
-        AsrError: a weight is not between 0 and 1, or the network has no auxiliary branch.
+        AsrError: a weight is not between 0 and 1, a learning rate is not above 0, or the network lacks the auxiliary
+            branch.
     """
 
     def __init__(
@@ -253,6 +254,9 @@ class LitChainModel(pl.LightningModule):
         for name, weight in fractions.items():
             if not 0.0 <= weight <= 1.0:
                 raise AsrError(f"LitChainModel: {name} is {weight}; give a number between 0 and 1.")
+        for name, rate in {"peak_lr": peak_lr, "final_lr": final_lr}.items():
+            if not rate > 0.0:  # an exponential decay never reaches 0
+                raise AsrError(f"LitChainModel: {name} is {rate}; give a number above 0, such as 1e-4.")
         if network.auxiliary is None:
             raise AsrError("LitChainModel: the network needs has_auxiliary: true.")
         self.network = network

@@ -134,9 +134,12 @@ def refine_alignment(
         alignment: the previous alignment.
         seed: of the classifier's training.
         report: called with a line of text after each epoch.
+
+    Raises:
+        AsrError: there is too little speech to train on.
     """
     aligned = [index for index in range(len(corpus)) if np.isfinite(alignment.score[index])]
-    threshold = np.quantile(alignment.score[aligned], _LEFT_OUT)
+    threshold = np.quantile(alignment.score[aligned], _LEFT_OUT) if aligned else 0.0
     best = [index for index in aligned if alignment.score[index] >= threshold]
     network, log_prior = train_phone_classifier(corpus, alignment, best, seed, report)
     likelihoods = (_log_prob(corpus, index, network) - log_prior for index in range(len(corpus)))
@@ -161,6 +164,9 @@ def train_phone_classifier(
 
     Returns:
         the network in evaluation mode, and the log prior of each phone (C,).
+
+    Raises:
+        AsrError: the utterances fill no batch.
     """
     torch.manual_seed(seed)
     network = Tdnnf(
@@ -168,8 +174,14 @@ def train_phone_classifier(
         small_dim=128,
     )  # fmt: skip
     loader = ChunkLoader(corpus, utterances, left_context=network.left_context, right_context=network.right_context)
+    num_batches = len(loader.plan(0))
+    if not num_batches:
+        raise AsrError(
+            f"{corpus.folder}: {len(utterances)} aligned utterances are too few to train a classifier of phones, which "
+            "needs some minutes of speech; give more speech, or --passes 0 to keep the first alignment."
+        )
     optimizer = torch.optim.AdamW(network.parameters(), lr=_PEAK_LR, weight_decay=0.02)
-    total = _NUM_EPOCHS * len(loader.plan(0))
+    total = _NUM_EPOCHS * num_batches
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, _PEAK_LR, total_steps=total + _NUM_EPOCHS * 4, pct_start=0.1
     )

@@ -5,6 +5,10 @@ the phones of a piece over its frames, each phone near its position in an alignm
 of a graph of HMM states. Both are exact forward-backward passes in compiled loops; without numba the same loops run in
 the interpreter.
 
+Unlike in the paper, the numerator's paths do not have the probabilities of the phone model and of the self-loops. These
+are the same for all paths with the same phones, so gradients hardly change (only the first and last phones of a piece
+vary), but the loss of a piece is off by a constant, and may be negative.
+
 State-level minimum Bayes risk (sMBR; Gibson and Hain 2006, Kingsbury 2009, Veselý et al. 2013) maximizes the expected
 number of correct frames instead. The expectation is over all paths of the denominator. A frame of a path is correct to
 the degree of the numerator's posterior of the column that the path reads.

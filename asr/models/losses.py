@@ -74,12 +74,17 @@ class CtcCrf(nn.Module):
         num_tokens: C, blank included.
         discount: subtracted from each bigram count and given to the unigram (absolute discounting).
         ctc_weight: weight of an added CTC loss, which keeps early training stable.
+
+    Raises:
+        AsrError: the discount is not above 0, so that a bigram that does not occur would be impossible.
     """
 
     bigram: Tensor  # (C, C): rows are previous tokens (0 at the beginning), columns next tokens (0 for the end)
 
     def __init__(self, num_tokens: int, discount: float = 0.5, ctc_weight: float = 0.1) -> None:
         super().__init__()
+        if not discount > 0.0:
+            raise AsrError(f"CtcCrf: discount is {discount}; give a number above 0, such as 0.5.")
         self.num_tokens = num_tokens
         self.discount = discount
         self.ctc_weight = ctc_weight

@@ -276,8 +276,6 @@ class ConvFrontEnd(nn.Module):
     """
 
     factor = 3
-    left_context = 3
-    right_context = 3
 
     def __init__(self, num_features: int, dim: int, first_channels: int = 16, second_channels: int = 48) -> None:
         super().__init__()

@@ -114,6 +114,17 @@ def test_bad_values_are_told(given: object, lengths: object, kind: str, message:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("kind", ["log_probs", "logits", "scores"])
+def test_a_frame_without_a_possible_token_is_named(kind: str) -> None:
+    """Of 300 frames, the check of sums looks at 64 only."""
+    given = log_probs(2, 150)
+    given[1, 77] = -np.inf
+    with pytest.raises(AsrError, match="utterance 1, frame 77: all values are -inf"):
+        as_frames(given, None, TOKENS, kind, CPU)  # type: ignore[arg-type]
+    given[1, 77:] = -np.inf
+    assert as_frames(given, [150, 77], TOKENS, kind, CPU).num_frames.tolist() == [150, 77]  # type: ignore[arg-type]
+
+
 def test_frames_that_are_not_used_may_be_anything() -> None:
     frames = as_frames(with_nan((1, 4)), [5, 4], TOKENS, "log_probs", CPU)
     assert frames.num_frames.tolist() == [5, 4]

@@ -13,6 +13,8 @@ pytest.importorskip("lhotse")
 from lhotse import CutSet, MonoCut, MultiCut, Recording, SupervisionSegment
 
 from asr.cli.main import main
+from asr.datasets.corpora.lists import Table
+from asr.errors import AsrError
 from tests.datasets.toy_corpora import write_audio
 
 
@@ -248,3 +250,10 @@ def test_wrong_lists_are_one_sentence(
     assert main(["prepare", kind, "--corpus", str(tmp_path / name), "--output", str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+def test_a_part_that_a_list_does_not_have_is_named_with_the_one_that_it_has(tmp_path: Path) -> None:
+    """`asr prepare --parts` and `asr chain --corpus csv:PART=FILE` both name parts."""
+    (tmp_path / "test.csv").write_text("path,text\n0.wav,A\n")
+    with pytest.raises(AsrError, match=r"test\.csv: there is no part 'train'; its only part is 'test'\."):
+        Table().list_part(tmp_path / "test.csv", "train")

@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -341,6 +342,17 @@ def test_weights_of_objectives_must_be_shares(option: str) -> None:
         LitChainModel(network, **{option: 1.5})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("option", ["peak_lr", "final_lr"])
+def test_a_decay_by_a_factor_needs_learning_rates_above_0(option: str) -> None:
+    """With `final_lr: 0`, the rate would be 0 right after the warm-up."""
+    from asr.models.chain_training import LitChainModel
+    from asr.models.tdnnf import Tdnnf
+
+    network = Tdnnf(**NETWORK, num_tokens=9, has_auxiliary=True)  # type: ignore[arg-type]
+    with pytest.raises(AsrError, match=rf"{option} is 0\.0; give a number above 0"):
+        LitChainModel(network, **{option: 0.0})  # type: ignore[arg-type]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tdnnf", "feed-forward"])
 def test_training_lowers_the_loss_of_speakers_set_aside(folder: Path, states: TiedStates, kind: str) -> None:
@@ -539,20 +551,43 @@ def test_asr_chain_reads_transcripts_in_lower_case_and_says_again_what_it_left_o
 
 
 @pytest.mark.slow
-def test_a_refined_alignment_has_pronunciations_of_the_words(folder: Path) -> None:
-    corpus, first, lines = (
-        PreparedCorpus(folder / "prepared"),
-        Alignment.load(folder / "prepared" / "alignment.npz"),
-        [],
-    )
+def test_a_refined_alignment_has_pronunciations_of_the_words(folder: Path, tmp_path: Path) -> None:
+    aligned, lines = Alignment.load(folder / "prepared" / "alignment.npz"), []
+    # Each utterance five times, because the classifier needs a batch.
+    utterances = [
+        ("toy", Utterance(f"{time}-{index}", folder / f"{index}.wav", "A", "one"))
+        for time in range(5)
+        for index in range(6)
+    ]
+    write_corpus(tmp_path, utterances, Lexicon({"A": [("a",)]}), Fbank(num_mel_bins=20), conditions=("1",))
+    corpus = PreparedCorpus(tmp_path)
+    first = Alignment.from_lists(aligned.phones, 5 * [(*aligned.of(index), 0.0) for index in range(6)])
     spoken = {tuple(first.phones[phone] for phone in first.of(index)[0] if phone) for index in range(len(corpus))}
     refined = refine_alignment(corpus, Lexicon({"A": sorted(spoken)}), first, 1, lines.append)
     assert [line.partition(":")[0] for line in lines] == ["epoch 0", "epoch 1", "epoch 2"]
+    assert float(lines[-1].split()[2]) > 0.3
     assert refined.phones == first.phones and np.isfinite(refined.score).all()
     for index in range(len(corpus)):
         phones, seconds = refined.of(index)
         assert tuple(first.phones[phone] for phone in phones if phone) in spoken
         assert seconds[0] == 0.0 and (np.diff(seconds) > 0).all()
+
+
+def test_no_classifier_is_trained_on_too_little_speech(folder: Path) -> None:
+    corpus, aligned = PreparedCorpus(folder / "prepared"), Alignment.load(folder / "prepared" / "alignment.npz")
+    with pytest.raises(AsrError, match=r"6 aligned utterances are too few to train a classifier .* or --passes 0"):
+        refine_alignment(corpus, Lexicon({"A": [("a",)]}), replace(aligned, score=np.zeros(6)), 1, print)
+    nothing = Alignment.from_lists(aligned.phones, [([], [], -np.inf)] * len(corpus))
+    with pytest.raises(AsrError, match="0 aligned utterances are too few"):
+        refine_alignment(corpus, Lexicon({"A": [("a",)]}), nothing, 1, print)
+
+
+def test_without_an_utterance_to_train_on_there_is_no_denominator(folder: Path, tmp_path: Path) -> None:
+    corpus, aligned = PreparedCorpus(folder / "prepared"), Alignment.load(folder / "prepared" / "alignment.npz")
+    train, _ = usable_utterances(corpus, aligned, {"toy": 10.0})
+    with pytest.raises(AsrError, match="no utterance is left to train on"):
+        prepare_chain(corpus, aligned, train, 9, 5, tmp_path / "states")
+    assert not (tmp_path / "states").exists()
 
 
 @pytest.mark.slow

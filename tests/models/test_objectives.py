@@ -124,3 +124,9 @@ def test_ctc_crf_is_never_negative_and_its_bigram_sums_to_one() -> None:
     loss = objective(*case)
     assert (loss[:2] > 0).all()
     assert loss[2] == 0.0  # three equal tokens need two blanks between them
+
+
+def test_ctc_crf_needs_a_discount_lest_a_new_bigram_be_impossible() -> None:
+    """With none, the loss of a transcript with a bigram that was not among those prepared would be infinite."""
+    with pytest.raises(AsrError, match=r"discount is 0\.0; give a number above 0"):
+        CtcCrf(num_tokens=4, discount=0.0)

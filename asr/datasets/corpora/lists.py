@@ -40,8 +40,9 @@ class _List(ABC):
         return [name if corpus_dir.is_dir() else name.partition(".")[0] or name]
 
     def list_part(self, corpus_dir: Path, part: str) -> CorpusPart:
-        if part not in self.parts_in(corpus_dir):
-            raise AsrError(f"{corpus_dir}: there is no part {part!r}; leave out --parts.")
+        (only,) = self.parts_in(corpus_dir)
+        if part != only:
+            raise AsrError(f"{corpus_dir}: there is no part {part!r}; its only part is {only!r}.")
         utterances: dict[str, Utterance] = {}
         skipped = []
         for item in self._read(corpus_dir):
