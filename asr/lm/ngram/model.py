@@ -322,10 +322,15 @@ class NgramLM(LanguageModel):
         return torch.device(self.arrays.label.device)
 
     @property
+    def is_listed(self) -> Tensor:
+        """Which words of the vocabulary are not scored as `<unk>`, or are `<unk>` itself, (V,) bool."""
+        word_map = self.arrays.word_map
+        return word_map == torch.arange(len(word_map), device=word_map.device)
+
+    @property
     def num_oov_words(self) -> int:
         """How many words of the vocabulary the model does not list, the four special ones excluded."""
-        word_map = self.arrays.word_map[UNK_ID + 1 :]
-        return int(torch.sum(word_map == UNK_ID))
+        return int(torch.sum(~self.is_listed[UNK_ID + 1 :]))
 
     @property
     def num_states(self) -> int:
