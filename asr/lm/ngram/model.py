@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from asr.kernels.jit import gpu_module, jit
-from asr.lm.contexts import check_contexts
+from asr.lm.contexts import check_contexts, check_words
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.arpa import read_arpa
 from asr.lm.ngram.lookup import ArcIndex, NgramTables, look_up_ngrams
@@ -350,7 +350,7 @@ class NgramLM(LanguageModel):
         """log P(word | state) and the next state: log_prob (Q,), next_idx (Q,).
 
         Raises:
-            AsrError: there is no such state; on a CPU only.
+            AsrError: there is no such state or no such word; on a CPU only, with numba.
         """
         if len(word_id) <= _QUERIES_AT_ONCE or self.device.type != "cpu":
             return self._score(context_idx, word_id)
@@ -376,6 +376,10 @@ class NgramLM(LanguageModel):
         return backoff + self.arrays.arc_score(arc_idx), next_idx
 
     def _score_in_loop(self, loop: Callable[..., bool], context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
+        if len(word_id):
+            # The loop would read beyond the arrays.
+            low, high = torch.aminmax(word_id)
+            check_words(int(low), int(high), len(self._vocabulary), f"a language model ({self.name})")
         log_prob, next_idx = torch.empty(len(word_id)), torch.empty(len(word_id), dtype=torch.int64)
         queries = context_idx.contiguous().numpy(), word_id.contiguous().numpy()
         if not loop(*queries, self._tables, log_prob.numpy(), next_idx.numpy()):
