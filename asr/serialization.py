@@ -159,6 +159,9 @@ def save_weights(network: nn.Module, path: Path, half_precision: bool, byte_matr
         half_precision: store float32 as float16.
         byte_matrices: store the matrices of linear layers and embeddings (O, I) as int8, with the step of each row (O,)
             float32.
+
+    Raises:
+        AsrError: a weight is beyond the range of float16.
     """
     matrices = {
         f"{name}.weight".lstrip(".")
@@ -176,8 +179,14 @@ def save_weights(network: nn.Module, path: Path, half_precision: bool, byte_matr
             state[name + _STEP], rounded = rounded_rows(tensor.detach().cpu().float())
             state[name] = rounded.char().contiguous()
             continue
+        plain = tensor.detach().cpu()
         halved = half_precision and tensor.dtype == torch.float32
-        state[name] = tensor.detach().cpu().to(torch.float16 if halved else tensor.dtype).contiguous()
+        state[name] = plain.to(torch.float16 if halved else tensor.dtype).contiguous()
+        if halved and bool((state[name].isinf() & plain.isfinite()).any()):
+            raise AsrError(
+                f"{path.name}: some of the weights {name!r} are beyond the range of float16 (65504); store float32 "
+                "(--float32 of 'asr lm rnn export', --full-precision of 'asr bundle')."
+            )
     path.write_bytes(save(state))  # not `save_file`, whose files only their owner can read
 
 

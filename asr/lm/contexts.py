@@ -27,6 +27,15 @@ def check_contexts(low: int, high: int, num_contexts: int, model: str) -> None:
         )
 
 
+def check_words(low: int, high: int, num_words: int, model: str) -> None:
+    """Raises AsrError if word ids from `low` to `high` are not all among the `num_words` of a model."""
+    if low < 0 or high >= num_words:
+        raise AsrError(
+            f"The word id {low if low < 0 else high} is not one of the {num_words} of {model}; map words to its "
+            "vocabulary with RemappedLM."
+        )
+
+
 class ContextTable:
     """Numbers keys 0, 1, 2, ... in the order of their first occurrence; equal keys get equal numbers.
 

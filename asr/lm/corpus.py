@@ -5,7 +5,6 @@ Shapes: L words of a block or stream, with the `<s>` and `</s>` of each sentence
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,6 +78,23 @@ def _refuse_marks(path: Path, first_line: int, lines: list[str], ids: npt.NDArra
             raise AsrError(f"{path}, line {line}: the text contains the mark {word} as a word; remove it.")
 
 
+class _WordNumbers(dict[str, int]):
+    """The id of every word; new words are numbered after the others.
+
+    `<UNK>` is `<unk>`, as in ARPA files: a model with both could not be read again.
+    """
+
+    def __init__(self, words: Iterable[str]) -> None:
+        super().__init__((word, word_id) for word_id, word in enumerate(words))
+        if "<UNK>" in self:
+            self["<UNK>"] = UNK_ID
+
+    def __missing__(self, word: str) -> int:
+        if word == "<UNK>":
+            return UNK_ID
+        return self.setdefault(word, len(self))
+
+
 @dataclass(frozen=True)
 class WordStream:
     """Sentences one after the other, each `<s> ... </s>`.
@@ -118,7 +134,7 @@ class WordStream:
 def read_word_stream(
     paths: Iterable[str | Path], vocabulary: Vocabulary | None = None, transcripts: Iterable[str | Path] = ()
 ) -> WordStream:
-    """Reads texts and transcripts as `read_word_ids` does.
+    """Reads texts and transcripts as `read_word_ids` does; `<UNK>` is read as `<unk>`.
 
     Args:
         paths: the texts.
@@ -129,10 +145,7 @@ def read_word_stream(
     Raises:
         AsrError: a file cannot be read, or there is no sentence.
     """
-    id_of: defaultdict[str, int] = defaultdict()
-    id_of.default_factory = id_of.__len__
-    for word in vocabulary.words if vocabulary is not None else SPECIAL_WORDS:
-        id_of[word]
+    id_of = _WordNumbers(vocabulary.words if vocabulary is not None else SPECIAL_WORDS)
     num_listed = len(id_of)
     parts = list(read_word_ids(paths, transcripts, id_of))
     if not parts:

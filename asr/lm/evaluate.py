@@ -20,6 +20,7 @@ from torch import Tensor
 from asr.kernels.jit import each_in_threads, torch_on_one_thread
 from asr.lm.corpus import WordStream
 from asr.lm.interface import LanguageModel, StatefulNetwork
+from asr.lm.ngram.model import NgramLM
 from asr.lm.rnn.data import PackedSentences, TokenStreams, pack_sentences
 from asr.lm.rnn.model import RNNLanguageModel
 from asr.lm.rnn.outputs.nce import NceOutput
@@ -157,7 +158,7 @@ class Perplexity:
     Attributes:
         num_sentences: sentences, each with its `</s>`.
         num_words: words without `</s>`, out-of-vocabulary words included.
-        num_unlisted: out-of-vocabulary words.
+        num_unlisted: out-of-vocabulary words: those without a unigram.
         log_prob: natural log probability of the text.
         log_prob_listed: the same without the out-of-vocabulary words.
     """
@@ -180,20 +181,24 @@ class Perplexity:
 
 
 @torch.no_grad()
-def measure_perplexity(lm: LanguageModel, stream: WordStream) -> Perplexity:
+def measure_perplexity(lm: NgramLM, stream: WordStream) -> Perplexity:
     """Scores a text that was read with `lm.vocabulary`, many sentences at a time."""
-    total, listed = 0.0, 0.0
+    total, listed, num_unlisted = 0.0, 0.0, 0
+    # A model's vocabulary may have words that the model does not list.
+    lists = torch.nn.functional.pad(lm.is_listed, (0, len(stream.vocabulary) - stream.num_listed)).cpu()
     for words in _batches(stream):
         context_idx = lm.start(words.shape[1])
         for word_id in torch.from_numpy(words):
             present = torch.nonzero(word_id >= 0)[:, 0].to(context_idx.device)
-            asked = word_id[word_id >= 0].to(context_idx.device)
-            is_listed = asked < stream.num_listed
+            asked = word_id[word_id >= 0]
+            is_listed = lists[asked].to(context_idx.device)
+            asked = asked.to(context_idx.device)
             asked = torch.where(is_listed, asked, torch.full_like(asked, UNK_ID))
             log_prob, context_idx[present] = lm.score(context_idx[present], asked)
             total += float(log_prob.sum(dtype=torch.float64))
             listed += float(log_prob[is_listed].sum(dtype=torch.float64))
-    return Perplexity(stream.num_sentences, stream.num_words, stream.num_unlisted, total, listed)
+            num_unlisted += int((~is_listed).sum())
+    return Perplexity(stream.num_sentences, stream.num_words, num_unlisted, total, listed)
 
 
 def _batches(stream: WordStream) -> Iterator[np.ndarray[tuple[int, ...], np.dtype[np.int64]]]:

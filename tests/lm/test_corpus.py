@@ -10,6 +10,8 @@ import pytest
 from asr.errors import AsrError
 from asr.lm import corpus
 from asr.lm.corpus import read_word_ids, read_word_stream
+from asr.lm.ngram.arpa import read_arpa, write_arpa
+from asr.lm.ngram.estimate import estimate_kneser_ney
 from asr.text.symbols import BOS_ID, EOS_ID, UNK_ID, Vocabulary
 
 BLOCK_BYTES = (0, 1, 6, 7, 1 << 20)
@@ -54,6 +56,20 @@ def test_words_beyond_the_vocabulary_are_numbered_after_it(tmp_path: Path) -> No
     known = stream.with_unknown()
     assert known.word_id.tolist() == [BOS_ID, UNK_ID, 4, EOS_ID, BOS_ID, UNK_ID, UNK_ID, EOS_ID]
     assert known.word_id.dtype == np.int32 and known.vocabulary == Vocabulary(["A", "B"])
+
+
+@pytest.mark.parametrize("words", [None, ["A", "B"], ["A", "<UNK>", "B"]])
+def test_unknown_words_are_marked_in_either_case(words: list[str] | None, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("A <UNK> B C\n<unk> <UNK> A\n")
+    stream = read_word_stream([tmp_path / "text"], None if words is None else Vocabulary(words))
+    listed = stream.vocabulary.words
+    read = [listed[word] for word in stream.word_id.tolist() if word not in (BOS_ID, EOS_ID)]
+    assert read == ["A", "<unk>", "B", "C", "<unk>", "<unk>", "A"]
+    model = estimate_kneser_ney(stream, 2).trie
+    write_arpa(model, tmp_path / "model.arpa")
+    again = read_arpa(tmp_path / "model.arpa", model.vocabulary)
+    np.testing.assert_allclose(again.score, model.score, rtol=1e-6)
+    assert again.counts == model.counts
 
 
 @pytest.mark.parametrize("text", ["", "\n  \n"])

@@ -1,4 +1,4 @@
-"""A context index that a model never gave is refused in one sentence, by calls and by loops, which would not end."""
+"""Unknown contexts are refused in one sentence, by calls and by loops, which would not end; unknown words by calls."""
 
 from __future__ import annotations
 
@@ -93,3 +93,13 @@ def test_unknown_contexts_are_refused(ngram: NgramLM, name: str) -> None:
                     lm.score(context_idx, word_id)
             # The model can go on.
             torch.testing.assert_close(lm.score(lm.start(2), word_id)[0], known)
+
+
+@pytest.mark.parametrize("name", ["n-gram", "indexed n-gram", "recurrent"])
+def test_unknown_words_are_refused(ngram: NgramLM, name: str) -> None:
+    lm = MODELS[name](ngram)
+    for unknown in (-1, len(lm.vocabulary)):
+        with pytest.raises(AsrError, match=f"word id {unknown} is not one of the {len(lm.vocabulary)} of a .*Remapped"):
+            lm.score(lm.start(2), torch.tensor([4, unknown]))
+    nothing = torch.zeros(0, dtype=torch.int64)
+    assert len(lm.score(nothing, nothing)[0]) == 0

@@ -182,14 +182,15 @@ def test_distributions_hold_the_normalised_scores() -> None:
     torch.testing.assert_close(found, network_word_scores(NETWORK, token_id, normalized=True)[0])
 
 
+@pytest.mark.parametrize("words", [None, ["y", "b", "z", "a"]])
 @pytest.mark.parametrize("sentences_at_once", [1, 2, 9])
 def test_perplexity_with_and_without_words_that_are_not_listed(
-    sentences_at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sentences_at_once: int, words: list[str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the hand-worked trigram: "a b" is known, and "a z b" has a word that is not."""
+    """By the hand-worked trigram: "a b" is known, and "a z b" has a word that is not, even if it has a number."""
     (tmp_path / "lm.arpa").write_text(TINY)
     (tmp_path / "text.txt").write_text("a z b\n\na b\n")
-    lm = NgramLM.from_arpa(tmp_path / "lm.arpa")
+    lm = NgramLM.from_arpa(tmp_path / "lm.arpa", None if words is None else Vocabulary(words))
     monkeypatch.setattr(evaluate, "_SENTENCES_AT_ONCE", sentences_at_once)
     found = measure_perplexity(lm, read_word_stream([tmp_path / "text.txt"], lm.vocabulary))
     assert (found.num_sentences, found.num_words, found.num_unlisted) == (2, 5, 1)

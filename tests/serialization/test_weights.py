@@ -39,6 +39,18 @@ def test_matrices_are_stored_as_bytes(tmp_path: Path) -> None:
             assert torch.equal(found, tensor)
 
 
+@pytest.mark.parametrize("byte_matrices", [False, True])
+def test_weights_beyond_float16_are_not_written(tmp_path: Path, byte_matrices: bool) -> None:
+    """They would be infinite in the file, which is refused when it is loaded."""
+    saved = network(0)
+    saved.state_dict()["1.running_var"][3] = 7e4
+    with pytest.raises(AsrError, match=r"w: some of the weights '1.running_var' are beyond the range of float16"):
+        save_weights(saved, tmp_path / "w", half_precision=True, byte_matrices=byte_matrices)
+    assert not (tmp_path / "w").exists()
+    save_weights(saved, tmp_path / "w", half_precision=False, byte_matrices=byte_matrices)
+    load_weights(network(1), tmp_path / "w")
+
+
 def test_no_random_numbers_are_drawn_where_weights_are_loaded(tmp_path: Path) -> None:
     arguments = {"embedding_size": 8, "hidden_size": 8, "output": "full"}
     vocabulary = Vocabulary(["A", "B"])

@@ -151,7 +151,7 @@ def key_of_ending(context: int, word: int, parent: Any, last_word: Any, factors:
 class Recombination:
     """Gives new edges the node that represents their last k words.
 
-    Word sequences are compared by a 64-bit hash, so one in 2**64 pairs of different sequences is taken for equal. They
+    Word sequences are compared by a 63-bit hash, so one in 2**63 pairs of different sequences is taken for equal. They
     do not reach back beyond `<s>`, so up to there, sentences with different carried states share nothing.
 
     Args:
@@ -225,7 +225,7 @@ class Recombination:
 class QuantizedHistory:
     """Finds the hidden row that was already computed for a similar history and the same word.
 
-    Quantized states are compared by a 64-bit hash, so one in 2**64 pairs of different states is taken for equal.
+    Quantized states are compared by a 63-bit hash, so one in 2**63 pairs of different states is taken for equal.
 
     Args:
         precision: "round-2" or "round-1" (decimals kept), or "sign".

@@ -12,9 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from asr.errors import AsrError
 from asr.kernels.hash_table import HashTable
-from asr.lm.contexts import check_contexts
+from asr.lm.contexts import check_contexts, check_words
 from asr.text.symbols import BOS_ID, EPSILON_ID
 
 
@@ -222,11 +221,7 @@ class HistoryTrie:
         """Raises AsrError if a context (Q,) cannot be a node, or a word (Q,) is not in the vocabulary."""
         # All bounds at once, so that the host waits for a GPU only once.
         bounds = torch.stack((*torch.aminmax(word_id), *torch.aminmax(context_idx))).tolist()
-        if bounds[0] < 0 or bounds[1] >= num_words:
-            raise AsrError(
-                f"The word id {bounds[0] if bounds[0] < 0 else bounds[1]} is not one of the {num_words} of a recurrent "
-                "language model; map words to its vocabulary with RemappedLM."
-            )
+        check_words(bounds[0], bounds[1], num_words, "a recurrent language model")
         check_contexts(bounds[2], bounds[3], self.nodes.num_started, "a recurrent language model")
 
     def check_contexts(self, context_idx: Tensor) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asr.errors import AsrError
-from asr.lm.ngram.trie import ROOT, FloatArray, IntArray, NgramTrie, find_sorted, pack
+from asr.lm.ngram.trie import MOST_NGRAMS, ROOT, FloatArray, IntArray, NgramTrie, find_sorted, pack
 from asr.serialization import open_atomic
 from asr.text.documents import READING_ERRORS, open_text, unreadable
 from asr.text.symbols import BOS_ID, SPECIAL_WORDS, UNK_ID, Vocabulary
@@ -222,7 +222,7 @@ def read_arpa(path: str | Path, vocabulary: Vocabulary | None = None) -> NgramTr
         vocabulary: word ids to use; n-grams with other words are left out. By default the file's words, in its order.
 
     Raises:
-        AsrError: the file is not a well-formed ARPA file; the message names the line.
+        AsrError: the file is not a well-formed ARPA file, and the message names the line; or it has too many n-grams.
     """
     reader = ArpaReader(path)
     builder = _TrieBuilder(reader, vocabulary)
@@ -262,6 +262,8 @@ class _TrieBuilder:
         self._blocks: list[tuple[IntArray, FloatArray, FloatArray]] = []
         self._sorted: list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], FloatArray, FloatArray]] = []
         self._order = 1
+        if vocabulary is None:
+            self._require_room_for(sum(reader.counts))
 
     def add(self, block: ArpaBlock) -> None:
         if block.order > self._order:
@@ -291,6 +293,7 @@ class _TrieBuilder:
         else:
             self._close_longer()
         self._begin.append(self._begin[-1] + len(self._sorted[-1][0]))
+        self._require_room_for(self._begin[-1])
         self._order += 1
 
     def _close_unigrams(self) -> None:
@@ -368,6 +371,13 @@ class _TrieBuilder:
         parent, word_id = np.divmod(keys, self._num_words)
         self._sorted.append((parent.astype(np.int32), word_id.astype(np.int32), score[by_key], backoff[by_key]))
         self._keys.append(keys)
+
+    def _require_room_for(self, num_ngrams: int) -> None:
+        if num_ngrams > MOST_NGRAMS:
+            raise AsrError(
+                f"{self._reader.path}: {num_ngrams} n-grams are more than the {MOST_NGRAMS} that a model may have; "
+                "prune it, or give fewer words."
+            )
 
     @property
     def _num_words(self) -> int:

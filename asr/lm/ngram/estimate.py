@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from asr.errors import AsrError
 from asr.lm.corpus import WordStream
-from asr.lm.ngram.trie import ROOT, FloatArray, IntArray, NgramTrie, pack
+from asr.lm.ngram.trie import MOST_NGRAMS, ROOT, FloatArray, IntArray, NgramTrie, pack
 from asr.text.symbols import BOS_ID, EOS_ID, EPSILON_ID, SPECIAL_WORDS, UNK_ID, Vocabulary
 
 Int32Array = npt.NDArray[np.int32]
@@ -50,7 +50,12 @@ def count_ngrams(word_id: Int32Array, num_words: int, order: int) -> Iterator[Ng
     """Counts the n-grams of orders 1 to `order` in a stream of sentences `<s> ... </s>`; unigram w is at position w.
 
     Takes about 40 bytes per word of the stream besides the results, of which it keeps no reference.
+
+    Raises:
+        AsrError: the stream has 2^31 words or more.
     """
+    if len(word_id) > MOST_NGRAMS:
+        raise AsrError(f"The text has {len(word_id)} words with sentence marks, the limit is {MOST_NGRAMS}; give less.")
     words = np.arange(num_words, dtype=np.int32)
     no_ngram = np.zeros(num_words, dtype=np.int32)
     frequency = np.bincount(word_id, minlength=num_words).astype(np.int32)

@@ -48,6 +48,9 @@ _WINDOW = 8  # slots examined together if the first one holds another key
 _MIN_HOMES = 1 << 6  # with fewer, 31 bits would not distinguish all keys of one home
 
 
+_MAX_HOMES = 1 << 31  # multiplied by the upper 32 bits of a key, more would not fit an int64
+
+
 _BUILD_BLOCK = 1 << 22
 
 
@@ -92,6 +95,10 @@ class ArcIndex:
         state_bits = int(state[-1]).bit_length() if len(state) else 1
         key_bits = max(_PLACE_BITS, state_bits + word_bits)
         num_homes = max(_MIN_HOMES, int(len(state) / load))
+        if num_homes > _MAX_HOMES:
+            raise AsrError(
+                f"The n-gram model's {len(state)} arcs are too many for a hash index; use none (--no-index)."
+            )
         index = cls(torch.zeros(0, dtype=torch.int64), num_homes, word_bits, key_bits)
         home = np.empty(len(state), dtype=np.uint32)
         entry = np.empty(len(state), dtype=np.int64)

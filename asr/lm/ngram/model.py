@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from asr.kernels.jit import gpu_module, jit
-from asr.lm.contexts import check_contexts
+from asr.lm.contexts import check_contexts, check_words
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.arpa import read_arpa
 from asr.lm.ngram.lookup import ArcIndex, NgramTables, look_up_ngrams
@@ -322,10 +322,15 @@ class NgramLM(LanguageModel):
         return torch.device(self.arrays.label.device)
 
     @property
+    def is_listed(self) -> Tensor:
+        """Which words of the vocabulary are not scored as `<unk>`, or are `<unk>` itself, (V,) bool."""
+        word_map = self.arrays.word_map
+        return word_map == torch.arange(len(word_map), device=word_map.device)
+
+    @property
     def num_oov_words(self) -> int:
         """How many words of the vocabulary the model does not list, the four special ones excluded."""
-        word_map = self.arrays.word_map[UNK_ID + 1 :]
-        return int(torch.sum(word_map == UNK_ID))
+        return int(torch.sum(~self.is_listed[UNK_ID + 1 :]))
 
     @property
     def num_states(self) -> int:
@@ -345,7 +350,7 @@ class NgramLM(LanguageModel):
         """log P(word | state) and the next state: log_prob (Q,), next_idx (Q,).
 
         Raises:
-            AsrError: there is no such state; on a CPU only.
+            AsrError: there is no such state or no such word; on a CPU only, with numba.
         """
         if len(word_id) <= _QUERIES_AT_ONCE or self.device.type != "cpu":
             return self._score(context_idx, word_id)
@@ -371,6 +376,10 @@ class NgramLM(LanguageModel):
         return backoff + self.arrays.arc_score(arc_idx), next_idx
 
     def _score_in_loop(self, loop: Callable[..., bool], context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
+        if len(word_id):
+            # The loop would read beyond the arrays.
+            low, high = torch.aminmax(word_id)
+            check_words(int(low), int(high), len(self._vocabulary), f"a language model ({self.name})")
         log_prob, next_idx = torch.empty(len(word_id)), torch.empty(len(word_id), dtype=torch.int64)
         queries = context_idx.contiguous().numpy(), word_id.contiguous().numpy()
         if not loop(*queries, self._tables, log_prob.numpy(), next_idx.numpy()):

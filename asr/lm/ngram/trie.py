@@ -16,6 +16,7 @@ from asr.text.symbols import BOS_ID, Vocabulary
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
 ROOT = -1
+MOST_NGRAMS = 2**31 - 1  # positions are int32
 
 
 @dataclass(frozen=True)

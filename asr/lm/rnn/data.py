@@ -160,8 +160,9 @@ class TokenBatch(NamedTuple):
 class TokenStreams(Dataset[TokenBatch]):
     """Item i is the i-th window of `num_steps` words in each of `num_streams` equal, contiguous parts of the text.
 
-    Words that do not fill a last window of every stream are left out (fewer than num_streams * num_steps). A text too
-    short for the streams gets fewer streams. If several processes train, each always reads the same streams of its own.
+    The last window may be shorter; only words that do not divide evenly among the streams are left out (fewer than
+    num_streams). A text too short for the streams gets fewer streams. If several processes train, each always reads the
+    same streams of its own.
 
     Raises:
         AsrError: there are fewer streams than processes.
@@ -188,14 +189,15 @@ class TokenStreams(Dataset[TokenBatch]):
         self.own_streams = share.block(self.num_streams)
 
     def __len__(self) -> int:
-        return self.stream_length // self.num_steps
+        return (self.stream_length + self.num_steps - 1) // self.num_steps
 
     def __getitem__(self, batch_idx: int) -> TokenBatch:
         if not 0 <= batch_idx < len(self):
             raise IndexError(batch_idx)
         num_before = max(1, self.num_history_words)
         stream_begin = np.arange(self.num_streams)[self.own_streams, None] * self.stream_length
-        position = np.arange(-num_before, self.num_steps)[None, :] + batch_idx * self.num_steps
+        begin = batch_idx * self.num_steps
+        position = np.arange(begin - num_before, min(begin + self.num_steps, self.stream_length))[None, :]
         # Before a stream's first word a sentence is taken to end.
         window = np.where(position < 0, EOS_ID, self.token_id[stream_begin + np.maximum(position, 0)])
         tokens = torch.from_numpy(window.astype(np.int64))

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 from asr.distributed import batches_done, current_share
+from asr.errors import AsrError
 from asr.lm.rnn.data import TokenBatch, TokenFile, TokenStreams
 from asr.text.symbols import Vocabulary
 
@@ -31,6 +32,9 @@ class TextDataModule(pl.LightningDataModule):
         transcript_repeats: how often the training transcripts are read in an epoch; texts are read once.
         num_streams: parallel streams, of all processes together.
         num_steps: T, words of each stream in a batch; backpropagation through time is truncated to these.
+
+    Raises:
+        AsrError: a number is below 1, or the vocabulary cannot be read.
     """
 
     def __init__(
@@ -46,6 +50,10 @@ class TextDataModule(pl.LightningDataModule):
         num_steps: int = 32,
     ) -> None:
         super().__init__()
+        numbers = {"transcript_repeats": transcript_repeats, "num_streams": num_streams, "num_steps": num_steps}
+        for name, number in numbers.items():
+            if number < 1:
+                raise AsrError(f"data.{name} is {number}; it must be 1 or more.")
         self.vocabulary = Vocabulary.from_file(vocabulary)
         self.cache_dir = Path(cache_dir)
         self.train_paths = _paths(train_texts), _paths(train_transcripts) * transcript_repeats

@@ -127,6 +127,18 @@ def test_malformed_file_is_one_clear_sentence(
     assert str(caught.value).endswith(".")
 
 
+def test_more_ngrams_than_numbers_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, or when those with words outside the vocabulary have been left out."""
+    large = _file(tmp_path, TINY.replace("ngram 3=1", "ngram 3=2147483639"))
+    with pytest.raises(AsrError, match="2147483648 n-grams are more than the 2147483647 that a model may have; prune"):
+        read_arpa(large)
+    monkeypatch.setattr(arpa, "MOST_NGRAMS", 8)
+    path = _file(tmp_path, TINY)
+    assert sum(read_arpa(path, Vocabulary(["a"])).counts) == 5
+    with pytest.raises(AsrError, match=r"lm.arpa: 10 n-grams are more than the 8"):
+        read_arpa(path, Vocabulary(["a", "b"]))
+
+
 def test_extreme_scores_are_read(tmp_path: Path) -> None:
     """Certain and impossible n-grams, and a backoff weight above 1; <UNK> is <unk>."""
     text = TINY.replace("-0.4\ta b\t0.0", "0\ta b\t0.7").replace("-0.9\tb a", "-inf\tb a").replace("<unk>", "<UNK>")

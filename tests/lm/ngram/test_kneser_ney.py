@@ -16,7 +16,7 @@ from asr.errors import AsrError
 from asr.lm.corpus import read_word_stream
 from asr.lm.evaluate import measure_perplexity
 from asr.lm.ngram.arpa import read_arpa
-from asr.lm.ngram.estimate import estimate_kneser_ney
+from asr.lm.ngram.estimate import count_ngrams, estimate_kneser_ney
 from asr.lm.ngram.model import NgramLM
 from asr.lm.ngram.transform import prune_to_size, prune_to_threshold, set_backoffs
 from asr.text.symbols import Vocabulary
@@ -261,6 +261,12 @@ def test_a_wrong_request_for_a_word_list(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(AsrError, match=message):
         run(["lm", "vocabulary", *options, "--text", "nowhere.txt"])
+
+
+def test_a_text_with_more_words_than_numbers_is_refused() -> None:
+    word_id = np.broadcast_to(np.int32(4), 2**31)  # takes no memory
+    with pytest.raises(AsrError, match="2147483648 words with sentence marks, the limit is 2147483647"):
+        next(count_ngrams(word_id, 5, 2))
 
 
 def test_texts_without_words_have_no_word_list(tmp_path: Path) -> None:

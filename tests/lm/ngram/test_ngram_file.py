@@ -78,6 +78,8 @@ def test_more_arcs_than_an_index_can_tell_apart(lm: NgramLM) -> None:
     """With two keys for each place, some are so far from their own that the 31 bits stored could be another key's."""
     with pytest.raises(AsrError, match=r"arcs cannot be distinguished by hashing; use no index"):
         lm.with_index(2.0)
+    with pytest.raises(AsrError, match=r"arcs are too many for a hash index; use none"):
+        lm.with_index(1e-12)
 
 
 @pytest.mark.slow

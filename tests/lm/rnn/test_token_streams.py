@@ -139,16 +139,27 @@ def test_a_line_of_100000_words(tmp_path: Path) -> None:
     assert len(tokens.token_id) == 100_001
 
 
-def test_words_that_fill_no_window_are_left_out() -> None:
-    token_id = np.arange(4, 27, dtype=np.int32)  # 23 words: 2 streams of 11, with 3 windows of 3
-    streams = TokenStreams(token_id, 2, 3, 0)
-    assert (len(streams), streams.num_streams, streams.stream_length) == (3, 2, 11)
+def test_the_last_window_may_be_shorter() -> None:
+    token_id = np.arange(4, 27, dtype=np.int32)  # 23 words: 2 streams of 11, with windows of 3, 3, 3 and 2
+    streams = TokenStreams(token_id, 2, 3, 2)
+    assert (len(streams), streams.num_streams, streams.stream_length) == (4, 2, 11)
     assert [batch.is_first for batch in (streams[0], streams[1])] == [True, False]
     assert streams[2].target_id.tolist() == [[10, 11, 12], [21, 22, 23]]
+    assert streams[3].target_id.tolist() == [[13, 14], [24, 25]]
+    assert streams[3].history.tolist() == [[[12, 11], [13, 12]], [[23, 22], [24, 23]]]
     assert (streams[0].num_all_words, streams[0]._replace(num_all_streams=0).num_all_words) == (6, 6)
-    for beyond in (-1, 3):
+    assert streams[3].num_all_words == 4
+    for beyond in (-1, 4):
         with pytest.raises(IndexError):
             streams[beyond]
+
+
+@pytest.mark.parametrize("num_words", [1, 31, 33, 8000, 9999])
+def test_hardly_a_word_is_left_out(num_words: int) -> None:
+    """With the data module's default numbers of streams and steps."""
+    streams = TokenStreams(np.full(num_words, 4, dtype=np.int32), 128, 32, 0)
+    read = sum(streams[window].num_all_words for window in range(len(streams)))
+    assert num_words - streams.num_streams < read <= num_words
 
 
 def test_a_short_text_makes_fewer_streams() -> None:

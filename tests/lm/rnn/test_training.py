@@ -116,6 +116,12 @@ def test_without_a_trainer_no_batch_is_done(corpus: Path) -> None:
     assert data.num_train_batches() > 1 and data.state_dict() == {"batches_done": 0}
 
 
+@pytest.mark.parametrize("name", ["transcript_repeats", "num_streams", "num_steps"])
+def test_numbers_below_1_are_rejected(corpus: Path, name: str) -> None:
+    with pytest.raises(AsrError, match=f"data.{name} is 0; it must be 1 or more"):
+        TextDataModule(str(corpus / "words.txt"), str(corpus / "cache"), [str(corpus / "text.txt")], **{name: 0})
+
+
 def test_validation_text_is_read_where_there_is_one(corpus: Path) -> None:
     words, text = str(corpus / "words.txt"), [str(corpus / "text.txt")]
     for paths, num_words in ((text, 1020), ([], None)):

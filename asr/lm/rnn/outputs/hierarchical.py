@@ -343,12 +343,10 @@ def huffman_paths(
     leaves = words[np.argsort(counts[words], kind="stable")]
     num_leaves = len(leaves)
     # Two queues: leaves by count, and inner nodes, which are created in order of count.
-    weight = np.concatenate((counts[leaves], np.zeros(max(0, num_leaves - 1), dtype=np.int64))).tolist()
-    parent = [-1] * len(weight)
-    side = [0.0] * len(weight)
-    odds = np.zeros(max(0, num_leaves - 1), dtype=np.float32)
+    weight = counts[leaves].tolist()
+    pairs: list[tuple[int, int]] = []  # the two nodes below each inner node, the lighter one first
     next_leaf, next_inner = 0, num_leaves
-    for made in range(num_leaves, len(weight)):
+    for made in range(num_leaves, 2 * num_leaves - 1):
         chosen = []
         for _ in range(2):
             if next_leaf < num_leaves and (next_inner >= made or weight[next_leaf] <= weight[next_inner]):
@@ -358,22 +356,27 @@ def huffman_paths(
                 chosen.append(next_inner)
                 next_inner += 1
         less, more = chosen
-        parent[less] = parent[more] = made
-        side[less], side[more] = -1.0, 1.0
-        weight[made] = weight[less] + weight[more]
-        odds[made - num_leaves] = np.log(weight[more] / weight[less])
-    paths: list[list[int]] = [[] for _ in counts]
-    signs: list[list[float]] = [[] for _ in counts]
-    for leaf, word in enumerate(leaves.tolist()):
-        node = leaf
-        while parent[node] >= 0:
-            paths[word].append(parent[node] - num_leaves)
-            signs[word].append(side[node])
-            node = parent[node]
-        paths[word].reverse()
-        signs[word].reverse()
+        pairs.append((less, more))
+        weight.append(weight[less] + weight[more])
+    below = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    by_side = np.array(weight, dtype=np.float64)[below]
+    odds = np.log(by_side[:, 1] / by_side[:, 0]).astype(np.float32)
+    parent, side = np.full(len(weight), -1), np.zeros(len(weight), dtype=np.float32)
+    parent[below], side[below] = np.arange(len(below))[:, None], (-1.0, 1.0)
+    # All words climb to the root together, one decision at a time.
+    climbs = []
+    length = np.zeros(len(counts), dtype=np.int64)
+    leaf = node = np.flatnonzero(parent[:num_leaves] >= 0)
+    while len(leaf):
+        climbs.append((leaf, parent[node], side[node]))
+        length[leaves[leaf]] += 1
+        node = parent[node] + num_leaves
+        is_below_root = parent[node] >= 0
+        leaf, node = leaf[is_below_root], node[is_below_root]
     begin = np.zeros(len(counts) + 1, dtype=np.int64)
-    np.cumsum([len(path) for path in paths], out=begin[1:])
-    path_node = np.array([node for path in paths for node in path], dtype=np.int64)
-    path_sign = np.array([sign for path in signs for sign in path], dtype=np.float32)
+    np.cumsum(length, out=begin[1:])
+    path_node, path_sign = np.empty(begin[-1], dtype=np.int64), np.empty(begin[-1], dtype=np.float32)
+    for height, (leaf, inner, sign) in enumerate(climbs, start=1):
+        place = begin[leaves[leaf] + 1] - height
+        path_node[place], path_sign[place] = inner, sign
     return begin, path_node, path_sign, odds
