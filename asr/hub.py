@@ -62,11 +62,31 @@ class Source:
     token: str = ""
 
 
+def user_cache() -> Path:
+    """The user's cache folder.
+
+    Raises:
+        AsrError: the user has no home folder, as in some containers.
+    """
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base)
+    try:
+        return Path.home() / ".cache"
+    except RuntimeError as error:
+        raise AsrError(
+            "this user has no home folder; set the environment variable XDG_CACHE_HOME to a folder for caches, or "
+            "ASR_CACHE to one for fetched bundles and compiled graphs."
+        ) from error
+
+
 def cache_folder() -> Path:
-    """The folder of fetched bundles: ASR_CACHE, or else `asr` in the user's cache folder."""
+    """The folder of fetched bundles and compiled graphs: ASR_CACHE, or else `asr` in the user's cache folder.
+
+    Raises:
+        AsrError: as for `user_cache`.
+    """
     own = os.environ.get("ASR_CACHE")
-    base = os.environ.get("XDG_CACHE_HOME")
-    return Path(own) if own else (Path(base) if base else Path.home() / ".cache") / "asr"
+    return Path(own) if own else user_cache() / "asr"
 
 
 def source_of(name: str) -> Source | None:
@@ -113,8 +133,12 @@ def cached_folder(source: Source) -> Path | None:
 
 def cached_bundles() -> list[tuple[str, Path]]:
     """Name and folder of each completely fetched bundle, sorted by name."""
-    found = []
-    for path in (cache_folder() / "bundles").glob(f"*/{_SOURCE}"):
+    found = list[tuple[str, Path]]()
+    try:
+        folder = cache_folder()
+    except AsrError:  # nothing can have been fetched
+        return found
+    for path in (folder / "bundles").glob(f"*/{_SOURCE}"):
         found.append((str(read_description(path, "cache")["name"]), path.parent))
     return sorted(found)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
 from numbers import Real
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -322,6 +322,12 @@ class StreamingRecognizer:
         self._warm_up()
         self._streams: dict[int, _Stream] = {}
         self._num_opened = 0
+
+    def __getstate__(self) -> NoReturn:
+        raise AsrError(
+            "a StreamingRecognizer has open streams and cannot be copied, pickled or sent to another process; send "
+            "its Recognizer, and create a StreamingRecognizer there."
+        )
 
     def _check_settings(self) -> None:
         """Refuses settings that streams do not support."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import http.server
 import json
 import os
+import pickle
 import runpy
 import shutil
 import threading
 from collections.abc import Iterator
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -60,6 +63,9 @@ def test_torch_hub_lists_what_can_be_loaded_and_explains_it(tiny_bundle_folder):
     assert {"PAT", "TWO"} <= set(language_model.vocabulary.words)
     streaming = torch.hub.load(str(CHECKOUT), "streaming_recognizer", **arguments, mode="ngram")
     assert isinstance(streaming, asr.StreamingRecognizer)
+    for copy_of in (copy.copy, copy.deepcopy, pickle.dumps, ForkingPickler.dumps):
+        with pytest.raises(AsrError, match="cannot be copied, pickled or sent to another process; send its Recogniz"):
+            copy_of(streaming)
 
 
 class Server(http.server.ThreadingHTTPServer):
@@ -125,6 +131,20 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {
         path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in (".safetensors", ".bin", ".json")
     }
+
+
+def test_a_user_without_a_home_folder(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def unknown(user: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {user}")
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    for name in ("HOME", "XDG_CACHE_HOME", "ASR_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    assert main(["bundle", "list"]) == 0
+    assert main(["doctor", "--json"]) == 0
+    capsys.readouterr()
+    assert main(["bundle", "fetch", "hf:owner/name"]) == 2
+    assert "error: this user has no home folder; set" in capsys.readouterr().err
 
 
 def test_a_transfer_that_breaks_off_goes_on_where_it_stopped(server: Server, tiny_bundle_folder: Path) -> None:

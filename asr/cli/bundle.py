@@ -135,6 +135,11 @@ def _external(args: argparse.Namespace, name: str) -> Bundle:
                 f"{flag_of(option)} cannot be used with {args.acoustic_model[0]}, whose graph is compiled "
                 "here or given with --graph; give its n-gram model with --ngram."
             )
+    if args.denominator is not None:
+        raise AsrError(
+            f"--denominator cannot be used with {args.acoustic_model[0]}: only networks of this program adapt to "
+            "speakers; leave it out."
+        )
     if len(args.acoustic_model) > 1:
         raise AsrError("--acoustic-model: only checkpoints of 'asr fit' can be averaged; give one KIND:NAME.")
     if args.lexicon is not None and len(args.lexicon) > 1:
@@ -388,7 +393,16 @@ def describe(folder: Path) -> dict[str, Any]:
     """
     manifest = read_manifest(folder)
     parts = {}
-    for part in ("features", "acoustic_model", "graph", "small_ngram", "large_ngram", "rnn_lm", "lexicon"):
+    for part in (
+        "features",
+        "acoustic_model",
+        "graph",
+        "small_ngram",
+        "large_ngram",
+        "rnn_lm",
+        "lexicon",
+        "denominator",
+    ):
         if part not in manifest:
             continue
         entry = manifest[part]

@@ -14,13 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asr.bundle import Bundle, bundle_folder, read_manifest, write_manifest
-from asr.decoding.build import available_modes
+from asr.bundle import FILE_NAME, Bundle, bundle_folder, read_manifest, write_manifest
+from asr.decoding.build import available_modes, chosen_mode
 from asr.decoding.settings import ResourceOptions
 from asr.decoding.words import FEATURES, Calibration, fit_calibration
 from asr.errors import AsrError
 from asr.metrics import GAP, align, normalized_cross_entropy
 from asr.recognizer import Recognizer
+from asr.serialization import require_writable
 
 HELP = """Fits the confidences of a bundle's words and writes them into its bundle.json.
 
@@ -71,15 +72,18 @@ def run(args: argparse.Namespace) -> int:
 
     folder = bundle_folder(args.bundle)
     into = bundle_folder(args.into) if args.into else folder
-    bundle, manifest = Bundle.load(folder), read_manifest(into)
-    modes = args.modes or available_modes(bundle)
+    bundle = Bundle.load(folder)
+    # What would fail after the recognition, which may take hours, fails now.
+    modes = [chosen_mode(bundle, mode) for mode in args.modes] if args.modes else available_modes(bundle)
+    read_manifest(into)
+    require_writable(into / FILE_NAME)
     cuts = [cut for cut in read_cuts([args.cuts]) if not args.speakers or _speaker(cut) in args.speakers]
     if not cuts:
         whose = f" of the speakers {', '.join(args.speakers)}" if args.speakers else ""
         raise AsrError(f"{args.cuts}: there are no utterances{whose}.")
     speech = [(_speaker(cut), tuple(cut_text(cut).split()), cut_waveform(cut, bundle.sampling_rate)) for cut in cuts]
     report: dict[str, Any] = {}
-    calibrations = manifest.setdefault("confidence", {})
+    calibrations: dict[str, Any] = {}
     for mode in modes:
         # No word may be dropped, so that each has its features.
         resources = ResourceOptions(max_segment_seconds=1e6)
@@ -89,6 +93,8 @@ def run(args: argparse.Namespace) -> int:
         fitted = _fit(marked)
         calibrations[mode] = fitted.as_dict()
         report[mode] = _report(marked, fitted)
+    manifest = read_manifest(into)  # another process may have written other modes meanwhile
+    manifest.setdefault("confidence", {}).update(calibrations)
     write_manifest(into, manifest)
     print(json.dumps(report))
     return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from asr.audio.fbank import Fbank
 from asr.datasets.corpora import CORPORA
-from asr.datasets.corpora.base import Utterance
+from asr.datasets.corpora.base import Utterance, checksum_of
 from asr.errors import AsrError
 from asr.serialization import output_path, require_writable, write_whole_text
 from asr.text.lexicon import Lexicon
@@ -30,8 +30,9 @@ Prepares the training of an acoustic model by lattice-free MMI (TDNN-F, recipes/
                classifiers trained on it (--passes)
   states/      tied states of left biphones and the denominator graph, and pronunciation-scores.json for 'asr graph'
 
-Existing features and alignments are kept; those of other corpora, or by another bundle or lexicon, are refused. Put the
-more reliable lexicon first: all pronunciations of a word come from the first file that has the word.
+Existing features and alignments are kept, also if the corpora are gone; those of other corpora, of transcripts or audio
+files that have changed since, or by another bundle or lexicon, are refused. Put the more reliable lexicon first: all
+pronunciations of a word come from the first file that has the word.
 
 example:
   asr chain --corpus librispeech:train-clean-5=LibriSpeech an4:train=an4 --lexicon cmudict.dict lexicon.txt \\
@@ -134,12 +135,14 @@ def run(args: argparse.Namespace) -> int:
     else:
         args.output.mkdir(parents=True, exist_ok=True)
         require_writable(args.output / "utterances.json")
-        listed = list(_utterances(args.corpus))
-        lexicon = _lexicon(args.lexicon, _words(utterance for _, utterance in listed), bundle)
-        write_corpus(prepared, listed, lexicon, fbank, parts=_parts(args.corpus))
+        listed = _listed(_corpora(args.corpus))
+        sources = {source: _checksum(part) for source, part in listed.items()}
+        utterances = [(source.partition(":")[0], each) for source, part in listed.items() for each in part]
+        lexicon = _lexicon(args.lexicon, _words(utterance for _, utterance in utterances), bundle)
+        write_corpus(prepared, utterances, lexicon, fbank, sources=sources)
         corpus = PreparedCorpus(prepared)
         require_names(corpus, min_score, args.held_out)
-    made_from = checksum_of_sources(bundle, lexicon, _words(corpus.utterances))
+    made_from = checksum_of_sources(bundle, lexicon, _words(corpus.utterances), corpus.sources)
     alignment = _kept_or_made(
         prepared / "alignment-bundle.npz", made_from, lambda: align_with_bundle(corpus, lexicon, bundle)
     )
@@ -195,8 +198,8 @@ def _kept_or_made(path: Path, made_from: str, make: Callable[[], Alignment]) -> 
     alignment = Alignment.load(path)
     if alignment.made_from not in ("", made_from):
         raise AsrError(
-            f"{path}: the alignment kept there is by another --bundle or --lexicon; delete the alignments in this "
-            "folder, or choose another --output."
+            f"{path}: the alignment kept there is by another --bundle or --lexicon, or of other features; delete "
+            "the alignments in this folder, or choose another --output."
         )
     return alignment
 
@@ -211,28 +214,44 @@ def _check_kept(corpus: PreparedCorpus, wanted: list[str], fbank: Fbank) -> None
     Raises:
         AsrError: they are of other corpora, or computed in another way.
     """
-    parts = _parts(wanted)
+    given = list(_corpora(wanted))
+    names = {_source(*part) for part in given}
+    kept = corpus.sources
     reason = ""
-    if corpus.parts != parts if corpus.parts else corpus.corpora != {part.partition(":")[0] for part in parts}:
-        reason = f"of {', '.join(sorted(corpus.parts or corpus.corpora))} (--corpus)"
+    if kept.keys() != names if kept else corpus.corpora != {name.partition(":")[0] for name in names}:
+        reason = f"of {', '.join(sorted(kept or corpus.corpora))} (--corpus)"
     elif corpus.fbank_arguments != fbank.arguments:
         reason = f"up to {corpus.fbank_arguments['high_freq']} Hz (--high-freq)"
+    elif changed := _changed(given, kept):
+        reason = f"of {', '.join(changed)} before transcripts or audio files changed"
     if reason:
         raise AsrError(
             f"{corpus.folder}: the features kept there are {reason}; delete them, or choose another --output."
         )
 
 
-def _utterances(wanted: list[str]) -> Iterator[tuple[str, Utterance]]:
-    """The corpus's name and each utterance."""
-    for name, part, folder in _corpora(wanted):
-        for utterance in CORPORA[name].list_part(folder, part).utterances:
-            yield CORPORA[name].name, utterance
+def _changed(given: list[tuple[str, str, Path]], kept: Mapping[str, str]) -> list[str]:
+    """Which NAME:PART have other utterances or files than those of the features; a corpus that is gone has not."""
+    there = _listed(part for part in given if part[2].exists())
+    return [source for source, utterances in there.items() if kept.get(source, "") not in ("", _checksum(utterances))]
 
 
-def _parts(wanted: list[str]) -> set[str]:
-    """NAME:PART of each --corpus, with the name that its manifests have."""
-    return {f"{CORPORA[name].name}:{part}" for name, part, _ in _corpora(wanted)}
+def _listed(parts: Iterable[tuple[str, str, Path]]) -> dict[str, list[Utterance]]:
+    """NAME:PART -> its utterances."""
+    listed: dict[str, list[Utterance]] = {}
+    for name, part, folder in parts:
+        listed.setdefault(_source(name, part, folder), []).extend(CORPORA[name].list_part(folder, part).utterances)
+    return listed
+
+
+def _checksum(utterances: list[Utterance]) -> str:
+    """A checksum of what the features depend on; not of folders, which may be moved."""
+    return checksum_of(utterances, lambda each: repr(replace(each, audio=Path(each.audio.name))))
+
+
+def _source(name: str, part: str, _: Path) -> str:
+    """NAME:PART with the name that the corpus has in manifests."""
+    return f"{CORPORA[name].name}:{part}"
 
 
 def _corpora(wanted: list[str]) -> Iterator[tuple[str, str, Path]]:

@@ -21,6 +21,8 @@ from rich.progress import track
 from asr.bundle import Bundle, all_bundle_folders
 from asr.cli.options import notice
 from asr.decoding.build import available_modes
+from asr.errors import AsrError
+from asr.hub import user_cache
 from asr.kernels.jit import built_for, cached_code, has_package, watch_compiler
 from asr.recognizer import Recognizer
 from asr.streaming import StreamingRecognizer
@@ -34,8 +36,10 @@ def record_folders() -> list[Path]:
     """Where the record may be, in order of preference."""
     if os.environ.get("NUMBA_CACHE_DIR"):
         return [Path(os.environ["NUMBA_CACHE_DIR"])]
-    user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return [Path(__file__).resolve().parents[1] / "__pycache__", user_cache / "asr"]
+    folders = [Path(__file__).resolve().parents[1] / "__pycache__"]
+    with contextlib.suppress(AsrError):  # no home folder
+        folders.append(user_cache() / "asr")
+    return folders
 
 
 def compile_loops(folders: Sequence[Path]) -> int:

@@ -297,6 +297,14 @@ def print_record(record: Mapping[str, Any], stream: TextIO) -> None:
     print_line(line, stream)
 
 
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+def shown(text: str) -> str:
+    """A text with the name of a recording, which may have line ends and what a terminal obeys: these become escapes."""
+    return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
 def print_line(line: str, stream: TextIO) -> None:
     """Prints a line and flushes it. Characters that the stream cannot encode are shown as escape codes.
 

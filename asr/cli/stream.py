@@ -14,7 +14,7 @@ from torch import Tensor
 from asr.audio.io import RAW_FORMATS, PcmFormat, byte_pieces, file_pieces
 from asr.cli.compile import compiling_notice
 from asr.cli.options import given_options, refuse_without, renamed
-from asr.cli.output import ResultsFile, print_line, print_record
+from asr.cli.output import ResultsFile, print_line, print_record, shown
 from asr.decoding.settings import WHOLE_RECORDINGS, ResourceOptions
 from asr.errors import AsrError
 from asr.options import flag_of, options_of
@@ -151,7 +151,7 @@ def run_streams(
     def report(name: str, error: AsrError) -> None:
         failed.add(name)
         message = f"{name}: {str(error).removeprefix(f'{name}: ')}"
-        print(f"asr: {message}", file=sys.stderr)
+        print(shown(f"asr: {message}"), file=sys.stderr)
         _write_record({"audio": name, "error": message}, output, args.jsonl)
 
     while waiting or pieces_of or streaming.is_ready:
@@ -194,7 +194,7 @@ def run_streams(
 def _write(result: StreamResult, name: str, output: ResultsFile | None, as_json: bool) -> None:
     if output is None and not as_json:
         if result.is_final and result.words:
-            print_line(f"{name} {result.begin:.2f}-{result.end:.2f}: {result.text}", sys.stdout)
+            print_line(shown(f"{name} {result.begin:.2f}-{result.end:.2f}: {result.text}"), sys.stdout)
         return
     _write_record({"audio": name, **result.as_dict()}, output, as_json)
 

@@ -41,6 +41,7 @@ from asr.cli.output import (
     maker_of,
     print_line,
     print_record,
+    shown,
 )
 from asr.cli.recordings import LIST_SUFFIXES, Recordings, Shard, audio_files, recordings
 from asr.cli.stream import STANDARD_INPUT, add_stream_arguments, run_streams, streaming_options
@@ -414,7 +415,7 @@ def _transcribe(args: argparse.Namespace, found: Recordings, output: ResultsFile
         write(outcome)
         if outcome.result is None:
             failures.append(outcome)
-            print(f"asr: {outcome.error}", file=sys.stderr)
+            print(shown(f"asr: {outcome.error}"), file=sys.stderr)
         else:
             times.add(outcome.result.times)
             cache = later_cache(cache, outcome.result.cache)
@@ -468,7 +469,7 @@ def _writer(
         elif outcome.result is None:
             return
         elif not formats:
-            print_line(f"{outcome.name}: {outcome.result.text}", sys.stdout)
+            print_line(shown(f"{outcome.name}: {outcome.result.text}"), sys.stdout)
         else:
             result = outcome.result
             transcript = Transcript(names[outcome.name], result.words, result.duration, record)

@@ -167,10 +167,11 @@ def compile_graph(
         spelling: how out-of-vocabulary words are spelled; None if they are not.
         progress: called with the name of each step.
         folder: cache folder for other processes, created if it is missing; files are named by a checksum of the
-            graph's sources. None caches in memory only.
+            graph's sources. None caches in memory only. If the folder cannot be written to, or has a damaged file, a
+            warning says so, and the graph is compiled here.
 
     Raises:
-        AsrError: the arguments do not match each other, or the folder cannot be written to.
+        AsrError: the arguments do not match each other.
     """
     spells_with = () if spelling is None else spelling.ngram.vocabulary.ordinary
     foreign = [symbol for symbol in spells_with if symbol not in tokens.table]
@@ -260,25 +261,36 @@ def _checksum(
 
 
 def _kept(path: Path, tokens: CTCTokens, lexicon: Lexicon, spells: bool, writes_letters: bool) -> WordGraph | None:
-    """Loads a graph from the cache folder; None if it is not there."""
+    """Loads a graph from the cache folder; None if it is not there, or is damaged."""
     graph, ngram = path.with_suffix(_GRAPH_SUFFIX), path.with_suffix(_NGRAM_SUFFIX)
     letters = path.with_suffix(_LETTERS_SUFFIX) if writes_letters else None
     if not (graph.is_file() and ngram.is_file() and (letters is None or letters.is_file())):
         return None
-    return WordGraph(
-        DecodingGraph.load(graph, tokens.table),
-        load_ngram_lm(ngram),
-        lexicon,
-        spells,
-        None if letters is None else PhonesToLetters(load_ngram_lm(letters)),
-    )
+    try:
+        return WordGraph(
+            DecodingGraph.load(graph, tokens.table),
+            load_ngram_lm(ngram),
+            lexicon,
+            spells,
+            None if letters is None else PhonesToLetters(load_ngram_lm(letters)),
+        )
+    except AsrError as error:
+        _LOGGER.warning("%s The graph is compiled again.", error)
+        return None
 
 
 def _keep(compiled: WordGraph, path: Path) -> None:
+    """Writes a graph to the cache folder, if that is possible."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _save(compiled, path)
     except OSError as error:
-        raise AsrError(f"{path.parent}: the folder for graphs cannot be created ({error.strerror}).") from error
+        _LOGGER.warning("%s: the graph is not kept there (%s); the next process compiles it again.", path.parent, error)
+    except AsrError as error:
+        _LOGGER.warning("%s The graph is not kept; the next process compiles it again.", error)
+
+
+def _save(compiled: WordGraph, path: Path) -> None:
     save_ngram_lm(compiled.ngram, path.with_suffix(_NGRAM_SUFFIX))
     if compiled.letters is not None:
         save_ngram_lm(compiled.letters.ngram, path.with_suffix(_LETTERS_SUFFIX))

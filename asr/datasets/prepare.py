@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -10,13 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
 
 from lhotse import CutSet, MonoCut, MultiCut, Recording, SupervisionSegment
 from lhotse.audio import AudioSource
 
 from asr.audio.io import inspect_audio
-from asr.datasets.corpora.base import Corpus, CorpusPart, SkippedItem, Utterance
+from asr.datasets.corpora.base import Corpus, SkippedItem, Utterance, checksum_of
 from asr.errors import AsrError
 from asr.serialization import atomic_path, require_writable, write_whole_text
 from asr.text.documents import parse_json
@@ -94,7 +92,7 @@ def prepare_part(
             "--redo."
         )
     listing = corpus.list_part(corpus_dir, part)
-    source = _fingerprint(listing)
+    source = checksum_of(listing.utterances, head=repr(listing.skipped))
     if not redo and earlier and earlier.source == source and cuts_path.is_file() and text_path.is_file():
         return earlier
     try:
@@ -138,20 +136,6 @@ def prepare_part(
     write_whole_text(text_path, "".join(f"{cut.supervisions[0].text}\n" for cut in cuts))
     write_whole_text(report_path, report.to_json() + "\n")
     return report
-
-
-def _fingerprint(listing: CorpusPart) -> str:
-    digest = hashlib.sha256(repr(listing.skipped).encode("utf-8", "surrogatepass"))
-    stamps: dict[Path, Any] = {}
-    for utterance in listing.utterances:
-        if utterance.audio not in stamps:
-            try:
-                status = utterance.audio.stat()
-                stamps[utterance.audio] = status.st_size, status.st_mtime_ns
-            except OSError as error:
-                stamps[utterance.audio] = error.errno
-        digest.update(f"{utterance} {stamps[utterance.audio]}\n".encode("utf-8", "surrogatepass"))
-    return digest.hexdigest()
 
 
 def copy_lexicon(corpus: Corpus, corpus_dir: Path, output_dir: Path) -> Path | None:

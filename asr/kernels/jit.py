@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import glob
 import importlib
 import itertools
+import logging
 import operator
 import os
 import sys
@@ -27,6 +29,8 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
+
+_LOGGER = logging.getLogger(__name__)
 
 
 def triton_available(device: torch.device) -> bool:
@@ -194,7 +198,34 @@ def _lock_cache(cache_file: Any) -> None:
     """
     lock = f"{cache_file._index_path}.lock"
     cache_file.load = _one_process_at_a_time(cache_file.load, lock)
-    cache_file.save = _one_process_at_a_time(cache_file.save, lock)
+    cache_file.save = _one_process_at_a_time(_saved_if_possible(cache_file), lock)
+
+
+def _saved_if_possible(cache_file: Any) -> Callable[..., None]:
+    """numba's method that saves compiled code; a full disk does no more harm than that the code is not kept."""
+    save, index = cache_file.save, Path(cache_file._index_path)
+
+    def call(*args: Any) -> None:
+        try:
+            if not cache_file._load_index():
+                # Left from earlier sources. numba writes the index first: if it stopped there, the index would name
+                # their code.
+                for earlier in index.parent.glob(f"{glob.escape(index.stem)}.*.nbc"):
+                    earlier.unlink()
+            save(*args)
+        except OSError as error:
+            _tell_that_code_is_not_kept(str(index.parent), str(error.strerror or error))
+
+    return call
+
+
+@functools.cache
+def _tell_that_code_is_not_kept(folder: str, reason: str) -> None:
+    _LOGGER.warning(
+        "%s: compiled loops cannot be kept there (%s), so that each process compiles them again; make room, or name "
+        "another folder in the environment variable NUMBA_CACHE_DIR.",
+        *(folder, reason),
+    )
 
 
 def _one_process_at_a_time(method: Callable[..., Any], lock: str) -> Callable[..., Any]:

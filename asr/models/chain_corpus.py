@@ -9,7 +9,7 @@ Shapes: U utterances, T frames of all of them together, F features, P phones of 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -126,7 +126,8 @@ class PreparedCorpus:
 
     Attributes:
         corpora: names of the corpora that it was made from, also of those without a usable utterance.
-        parts: what the command that made it calls their parts; empty if unknown.
+        sources: what the command that made it calls their parts, each with a checksum of its utterances and audio
+            files; empty if unknown, the checksums also one by one.
         left_out: one sentence for each utterance that could not be used.
 
     Raises:
@@ -153,7 +154,8 @@ class PreparedCorpus:
             PreparedUtterance(**{**row, "num_frames": tuple(row["num_frames"])}) for row in listing["utterances"]
         ]
         self.corpora = frozenset(listing.get("corpora", (each.corpus for each in self.utterances)))
-        self.parts = frozenset[str](listing.get("parts", ()))
+        # Earlier versions have only names.
+        self.sources: dict[str, str] = {**dict.fromkeys(listing.get("parts", ()), ""), **listing.get("sources", {})}
         self.left_out: tuple[str, ...] = tuple(listing.get("left_out", ()))
         counts = np.array([each.num_frames for each in self.utterances]).reshape(-1, len(self.conditions))
         self._offset = np.concatenate([np.zeros((1, len(self.conditions)), dtype=np.int64), counts.cumsum(0)])
@@ -180,7 +182,7 @@ def write_corpus(
     lexicon: Lexicon,
     fbank: Fbank,
     conditions: Sequence[str] = tuple(CONDITIONS),
-    parts: Iterable[str] = (),
+    sources: Mapping[str, str] | None = None,
 ) -> list[str]:
     """Decodes all audio and writes a prepared folder.
 
@@ -190,7 +192,7 @@ def write_corpus(
         lexicon: utterances with a word that is not in it are left out.
         fbank: the features.
         conditions: names of `CONDITIONS`; "1" comes first, because alignments are made on it.
-        parts: kept as `PreparedCorpus.parts`.
+        sources: kept as `PreparedCorpus.sources`.
 
     Returns:
         one sentence for each utterance that was left out.
@@ -238,7 +240,7 @@ def write_corpus(
         "conditions": list(conditions),
         "fbank": fbank.arguments,
         "corpora": sorted(corpora),
-        "parts": sorted(parts),
+        "sources": dict(sorted((sources or {}).items())),
         "left_out": left_out,
         "utterances": [asdict(row) for row in rows],
     }

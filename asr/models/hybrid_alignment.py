@@ -71,10 +71,12 @@ def require_phones(bundle: Bundle, lexicon: Lexicon, words: Iterable[str]) -> No
             )
 
 
-def checksum_of_sources(bundle: Bundle, lexicon: Lexicon, words: Iterable[str]) -> str:
-    """A checksum of the network and of the pronunciations that alignments by a bundle depend on."""
+def checksum_of_sources(bundle: Bundle, lexicon: Lexicon, words: Iterable[str], sources: Mapping[str, str]) -> str:
+    """A checksum of what alignments by a bundle depend on: network, pronunciations, and `PreparedCorpus.sources`."""
     pronunciations = {word: lexicon[word] for word in sorted(set(words)) if word in lexicon}
-    return checksum_of_tensors(json.dumps(pronunciations), bundle.acoustic_model.network.state_dict())
+    known = {source: checksum for source, checksum in sorted(sources.items()) if checksum}
+    header = json.dumps(pronunciations) + (json.dumps(known) if known else "")
+    return checksum_of_tensors(header, bundle.acoustic_model.network.state_dict())
 
 
 def align_with_bundle(corpus: PreparedCorpus, lexicon: Lexicon, bundle: Bundle) -> Alignment:

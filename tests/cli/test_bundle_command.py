@@ -177,3 +177,16 @@ def test_wrong_parts_are_one_sentence(parts, capsys):
     ]
     assert main(without_recipe) == 2
     assert "a checkpoint needs --recipe" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["recipe", "small-ngram", "denominator"])
+def test_parts_that_an_external_network_cannot_use_are_refused(tmp_path, capsys, option):
+    command = ["bundle", str(tmp_path / "out"), "--acoustic-model", "onnx:model.onnx", f"--{option}", "file"]
+    assert main(command) == 2
+    assert f"--{option} cannot be used with onnx:model.onnx" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_info_lists_the_part_for_adaptation(capsys):
+    assert main(["bundle", "info", "librispeech", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["parts"]["denominator"].endswith(" MB")

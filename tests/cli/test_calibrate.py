@@ -6,11 +6,13 @@ import json
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import soundfile
 
-from asr.bundle import Bundle
+from asr.bundle import Bundle, read_manifest, write_manifest
+from asr.cli import calibrate
 from asr.cli.main import main, run
 from asr.errors import AsrError
 from asr.recognizer import Recognizer
@@ -71,3 +73,34 @@ def test_speakers_who_are_not_there_are_refused(manifest: Path, tiny_bundle_fold
     (tmp_path / "empty.jsonl").touch()
     with pytest.raises(AsrError, match=r"empty\.jsonl: there are no utterances\."):
         run([*command, str(tmp_path / "empty.jsonl")])
+
+
+@pytest.mark.slow
+def test_a_mode_that_the_bundle_lacks_is_refused_before_anything_is_recognized(
+    manifest: Path, tiny_bundle_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["calibrate", str(tiny_bundle_folder), "--cuts", str(manifest), "--modes", "ngram"]
+    for other in ("none", "rnnn"):
+        assert main([*command, other]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith("asr: error: ") and len(said.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_what_another_process_calibrates_meanwhile_stays(
+    manifest: Path, tiny_bundle_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "tiny"
+    shutil.copytree(tiny_bundle_folder, folder)
+    fit = calibrate.fit_calibration
+
+    def fit_while_another_writes(*arguments: Any) -> Any:
+        fitted = fit(*arguments)
+        content = read_manifest(folder)
+        content.setdefault("confidence", {})["rnn"] = fitted.as_dict()
+        write_manifest(folder, content)
+        return fitted
+
+    monkeypatch.setattr(calibrate, "fit_calibration", fit_while_another_writes)
+    assert main(["calibrate", str(folder), "--cuts", str(manifest), "--modes", "ngram"]) == 0
+    assert set(read_manifest(folder)["confidence"]) == {"ngram", "rnn"}

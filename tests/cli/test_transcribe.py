@@ -259,6 +259,18 @@ def test_strange_names(tmp_path, transcribe, name):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["--stream"]], ids=["whole", "stream"])
+def test_a_name_cannot_begin_a_line_or_move_the_cursor(tmp_path, transcribe, options):
+    write(tmp_path / "a: one\nb.wav", tones(WORDS))
+    (tmp_path / "c\x1b[2J\r.wav").write_bytes(b"")
+    code, lines, errors = transcribe("--ngram-only", tmp_path, *options)
+    assert code == 1
+    assert len(lines) == 1 and lines[0].startswith(f"{tmp_path}/a: one\\nb.wav")
+    assert f"asr: {tmp_path}/c\\x1b[2J\\r.wav: the audio file is empty" in errors
+    assert "\x1b" not in errors and "\r" not in errors
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [["--nbest", "2"], ["--lattices", "slf"]])
 def test_results_that_lack_what_is_asked_for_are_told(tmp_path, transcribe, monkeypatch, more):
     monkeypatch.chdir(tmp_path)

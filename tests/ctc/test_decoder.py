@@ -660,6 +660,29 @@ def test_graphs_are_kept_in_a_folder(tmp_path: Path, word_model: NgramLM, monkey
     assert len(list((tmp_path / "graphs").glob("*.safetensors"))) == 2
 
 
+def test_a_folder_for_graphs_that_fails_is_told_and_does_no_harm(
+    tmp_path: Path, word_model: NgramLM, caplog: pytest.LogCaptureFixture
+) -> None:
+    log_prob = random_frames(12, 5)
+    wanted = CTCDecoder(SYMBOLS, ngram=word_model, warm_up=False)(log_prob)
+
+    def decoded(folder: Path) -> Any:
+        caplog.clear()
+        for words in (["a"], ["b"], ["ab"], ["a", "b"]):  # the process forgets its graphs in favor of these
+            CTCDecoder(SYMBOLS, words=words, warm_up=False)
+        return CTCDecoder(SYMBOLS, ngram=word_model, warm_up=False, graph_folder=folder)(log_prob)
+
+    (tmp_path / "file").touch()
+    assert decoded(tmp_path / "file" / "graphs") == wanted
+    assert "the graph is not kept there (" in caplog.text
+    assert decoded(tmp_path) == wanted and not caplog.text
+    (graph,) = tmp_path.glob("*.safetensors")
+    graph.write_bytes(graph.read_bytes()[:1000])
+    assert decoded(tmp_path) == wanted
+    assert "The graph is compiled again." in caplog.text
+    assert decoded(tmp_path) == wanted and not caplog.text
+
+
 def test_a_word_may_be_found_in_a_spelling_of_more_pieces() -> None:
     symbols = ["<blk>", "▁ab", "▁a", "b", "▁c"]
     log_probs = torch.full((4, 5), -8.0).scatter(1, torch.tensor([[2], [3], [0], [0]]), 0.0).log_softmax(1)

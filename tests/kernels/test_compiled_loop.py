@@ -73,6 +73,7 @@ def test_processes_write_a_cache_one_after_the_other(tmp_path: Path) -> None:
 
     class Cache:
         _index_path = str(index)
+        _load_index = dict  # no entries
 
         def save(self) -> None:
             before = int(index.read_text())
@@ -217,3 +218,18 @@ def test_a_loop_without_counted_memory_calls_one_with_it(allocates: bool, tmp_pa
     _write(tmp_path / "caller.py", _MAKES_ARRAYS.format(allocates=allocates), 1_000)
     run = "from asr.kernels.jit import jit; import caller; print(int(jit(caller.total)(5)))"
     assert _value(tmp_path, run) == 5
+
+
+_RUN_ON_A_FULL_DISK = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))  # enough for numba's index, but not for the code
+"""
+
+
+@pytest.mark.slow
+def test_on_a_full_disk_loops_are_compiled_and_never_those_of_earlier_sources_run(tmp_path: Path) -> None:
+    _write(tmp_path / "caller.py", _CALLER, 1_000)
+    for weight in (3, 5):
+        _write(tmp_path / "callee.py", f"def weight():\n    return {weight}\n", weight)
+        assert _value(tmp_path, _RUN_ON_A_FULL_DISK + _RUN) == 2 * weight
+        assert _value(tmp_path) == 2 * weight

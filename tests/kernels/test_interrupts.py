@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -59,6 +60,56 @@ def test_a_loop_returns_before_it_is_interrupted() -> None:
         [sys.executable, "-c", LOOP, "safe"], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.stdout == "interrupted\n"
+    assert done.returncode == 0
+
+
+SLOW_IMPORT = """
+import time
+try:
+    time.sleep(0.5)
+except KeyboardInterrupt:
+    print("cut short")
+"""
+
+PROGRAM = """
+import os, signal, threading, time
+from asr.kernels.interrupts import interrupts_between_loops
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+def press():
+    for _ in range(3):
+        time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+def run():
+    presses = threading.Thread(target=press)
+    try:
+        with interrupts_between_loops():
+            presses.start()
+            import slow
+            print("imported", flush=True)
+            time.sleep(5)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+    presses.join()
+    time.sleep(0.1)
+    print("not interrupted again")
+
+run()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [["program.py"], ["-c", "import program"]], ids=["script", "module"])
+def test_an_import_ends_before_it_is_interrupted_and_later_code_is_not(tmp_path: Path, arguments: list[str]) -> None:
+    (tmp_path / "slow.py").write_text(SLOW_IMPORT)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    done = subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path
+    )
+    assert done.stdout.removeprefix("imported\n") == "interrupted\nnot interrupted again\n"
+    assert done.stderr == ""
     assert done.returncode == 0
 
 

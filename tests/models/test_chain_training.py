@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -625,6 +626,43 @@ def test_asr_chain_refuses_alignments_of_another_bundle_or_lexicon(
     other = ["--bundle", str(AN4.parent / "librispeech")]
     assert main([*chain_command, *other]) == 2
     assert "alignment-bundle.npz: the alignment kept there is by another --bundle" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_asr_chain_refuses_features_of_a_corpus_that_has_changed(
+    chain_command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(chain_command) == 1
+    audio, table = tmp_path / "one.wav", (tmp_path / "toy.csv").read_text()
+    written = audio.stat().st_mtime_ns
+    os.utime(audio, (1, 1))
+    sentence = "prepared: the features kept there are of csv:toy before transcripts or audio files changed; delete them"
+    assert main(chain_command) == 2
+    assert sentence in capsys.readouterr().err
+    os.utime(audio, ns=(written, written))
+    for changed in (table.replace("a bay", "bay a"), table.replace("one,one.wav", "1,one.wav")):
+        (tmp_path / "toy.csv").write_text(changed)
+        assert main(chain_command) == 2
+        assert sentence in capsys.readouterr().err
+    # Without the features, their alignments are refused.
+    (tmp_path / "chain" / "prepared" / "utterances.json").unlink()
+    (tmp_path / "toy.csv").write_text(table)
+    os.utime(audio, (1, 1))
+    assert main(chain_command) == 2
+    assert "alignment-bundle.npz: the alignment kept there is by another --bundle" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_asr_chain_keeps_features_of_a_corpus_that_was_moved_or_is_gone(
+    chain_command: list[str], tmp_path: Path
+) -> None:
+    assert main(chain_command) == 1
+    (tmp_path / "moved").mkdir()
+    for name in ("one.wav", "toy.csv"):
+        (tmp_path / name).rename(tmp_path / "moved" / name)
+    assert main(chain_command) == 1
+    moved = [part.replace("toy.csv", "moved/toy.csv") for part in chain_command]
+    assert main(moved) == 1
 
 
 def test_passes_of_asr_chain_are_not_negative(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from asr.audio.io import AUDIO_SUFFIXES, find_audio_files
 from asr.errors import AsrError
@@ -135,3 +137,26 @@ def join(
     if not utterances:
         raise AsrError(f"{where}: no transcript has an audio file; check that the folder is complete.")
     return CorpusPart(utterances, left_out)
+
+
+def checksum_of(utterances: Iterable[Utterance], describe: Callable[[Utterance], str] = str, head: str = "") -> str:
+    """SHA-256 of a text and of utterances, with the size and time of each audio file.
+
+    Args:
+        utterances: in order.
+        describe: what of an utterance counts.
+        head: the text.
+    """
+    digest = hashlib.sha256(head.encode("utf-8", "surrogatepass"))
+
+    @cache
+    def stamp(audio: Path) -> Any:
+        try:
+            status = audio.stat()
+        except OSError as error:
+            return error.errno
+        return status.st_size, status.st_mtime_ns
+
+    for utterance in utterances:
+        digest.update(f"{describe(utterance)} {stamp(utterance.audio)}\n".encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
