@@ -32,6 +32,8 @@ NO_ARC = -1
 WIDEST_BEAM = 1e10
 """A beam so wide that k2 prunes nothing."""
 
+_NO_LIMIT = 1 << 20
+
 
 def lattice_from_k2(fsas: Any, order: list[int], graph: DecodingGraph, log_prob: Tensor) -> tuple[Lattice, list[int]]:
     """Converts k2's lattices to one `Lattice`, without k2's final arcs; acoustic and graph scores are looked up again.
@@ -144,6 +146,15 @@ def to_k2(graph: DecodingGraph) -> Any:
     fsa.arc_idx = both(torch.arange(num_arcs, device=device), constant(NO_ARC))
     fsa.dst_state = both(graph.dst_state, constant(NO_ARC))
     return fsa
+
+
+def state_limits(graph: DecodingGraph, options: DecodingOptions) -> dict[str, int]:
+    """The limits on active states as k2's arguments: the minimum is below the maximum, as k2 requires.
+
+    k2's tables grow with the maximum, but a frame cannot have more active states than the graph has.
+    """
+    most = min(options.max_active_states, max(_NO_LIMIT, graph.num_states))
+    return {"min_active_states": min(options.min_active_states, most - 1), "max_active_states": most}
 
 
 def k2_works(device: torch.device) -> bool:
@@ -295,8 +306,7 @@ class K2Decoder:
             self._k2.DenseFsaVec((log_prob * options.am_scale).contiguous(), segments),
             search_beam=min(options.search_beam, WIDEST_BEAM),
             output_beam=min(options.output_beam, WIDEST_BEAM),
-            min_active_states=options.min_active_states,
-            max_active_states=options.max_active_states,
+            **state_limits(self.graph, options),
             frame_idx_name="frame",
         )
         return fsas, order.tolist()

@@ -32,7 +32,7 @@ from torch import Tensor
 from asr.decoding.backend import ActiveTokens, ArcSet, ArcWords, Chunk, SearchGraph, SearchSink
 from asr.decoding.backtrace import Backtrace, SpelledPath, hypothesis_of_path
 from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis, LogProbCheck, check_chunks, skip_blanks
-from asr.decoding.k2 import FINAL_LABEL, WIDEST_BEAM, lattice_from_k2, require_k2, to_k2
+from asr.decoding.k2 import FINAL_LABEL, WIDEST_BEAM, lattice_from_k2, require_k2, state_limits, to_k2
 from asr.decoding.lattice import Lattice, best_path, prune
 from asr.decoding.online import EndpointRules
 from asr.decoding.rescoring import LatticePath, rescore_lattice, rescoring_options
@@ -268,8 +268,7 @@ class K2StreamingDecoder:
             1,
             min(self.options.search_beam, WIDEST_BEAM),
             WIDEST_BEAM,
-            self.options.min_active_states,
-            self.options.max_active_states,
+            **state_limits(graph, self.options),
         )
         self._streams: dict[int, _Stream] = {}
 

@@ -20,6 +20,7 @@ from tests.reference.table_lm import TableLM
 
 pytest.importorskip("k2")
 from asr.decoding.k2 import K2Decoder
+from asr.decoding.k2_online import K2StreamingDecoder
 
 WIDE: dict[str, Any] = {
     "search_beam": math.inf,
@@ -70,6 +71,17 @@ def test_lattices_of_both_passes_hold_the_same_sentences(seed: int, with_lm: boo
             sentences, others_sentences = (all_sentences(part, options) for part in (result.lattice, other.lattice))
             assert sentences.keys() == others_sentences.keys()
             assert sentences == pytest.approx(others_sentences, abs=1e-4)
+
+
+@pytest.mark.parametrize(("least", "most"), [(30, 30), (1, 1), (0, 2**31), (2**63 - 1, 2**63 - 1)])
+def test_all_limits_on_states_that_options_allow(least: int, most: int) -> None:
+    graph, log_prob = random_graph(0), random_log_prob(0, 1, 4)
+    options = DecodingOptions(min_active_states=least, max_active_states=most)
+    whole = K2Decoder(graph, options).decode(log_prob)[0]
+    assert whole.best is not None
+    decoder = K2StreamingDecoder(graph, options)
+    decoder.advance(decoder.start(), log_prob, torch.tensor([4]))
+    assert decoder.finalize(0).best == whole.best
 
 
 def test_no_final_state_is_an_outcome() -> None:
