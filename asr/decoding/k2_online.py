@@ -33,7 +33,7 @@ from asr.decoding.backend import ActiveTokens, ArcSet, ArcWords, Chunk, SearchGr
 from asr.decoding.backtrace import Backtrace, SpelledPath, hypothesis_of_path
 from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis, LogProbCheck, check_chunks, skip_blanks
 from asr.decoding.k2 import FINAL_LABEL, WIDEST_BEAM, lattice_from_k2, require_k2, state_limits, to_k2
-from asr.decoding.lattice import Lattice, best_path, prune
+from asr.decoding.lattice import Lattice, best_path
 from asr.decoding.online import EndpointRules
 from asr.decoding.rescoring import LatticePath, rescore_lattice, rescoring_options
 from asr.decoding.selection import select_backend
@@ -378,8 +378,8 @@ class K2StreamingDecoder:
         if not fsa.num_arcs:
             return None
         fsa.frame = state_frames(fsa)[fsa.arcs.values()[:, 0].long()]
-        lattice, used = lattice_from_k2(fsa, [0], self.graph, torch.cat(one.log_prob)[None])
-        return prune(lattice, self.options, self.options.output_beam) if used else None
+        lattice, used = lattice_from_k2(fsa, [0], self.graph, torch.cat(one.log_prob)[None], self.options)
+        return lattice if used else None
 
     def _held(self) -> Tensor | None:
         """The contexts in use by open streams."""
