@@ -86,6 +86,9 @@ def options_of(*classes: type) -> dict[str, Option]:
 def check_options(owner: Any, what: str) -> None:
     """Checks the type of each option of a dataclass instance, and that its value is one of the choices.
 
+    Numbers become Python's own, of the option's type (20 becomes 20.0, and so does `numpy.float32(20)`), since kernels
+    are compiled for the types of their arguments.
+
     Args:
         owner: the instance.
         what: its name in error messages.
@@ -110,6 +113,8 @@ def check_options(owner: Any, what: str) -> None:
             raise AsrError(f"{what}: {name} is {value!r}; it must be a whole number.")
         elif isinstance(value, int) and abs(value) >= 2**63:  # what tensors and compiled loops count with
             raise AsrError(f"{what}: {name} is {value!r}; it must be below 2^63.")
+        else:
+            object.__setattr__(owner, name, one.kind(value))  # options are frozen
 
 
 def require_type(value: Any, kind: type | UnionType, name: str, wanted: str) -> None:

@@ -280,7 +280,7 @@ def _mapped(model: LanguageModel, small: NgramLM, warn: bool = False) -> Languag
 
 
 DECODERS = {
-    "auto": "token-passing on CPUs; on GPUs k2 where it works, else token-passing",
+    "auto": "token-passing on CPUs with numba; elsewhere k2 where it works, else token-passing",
     "token-passing": "the frame-synchronous search of this program",
     "k2": "k2's pruned intersection; needs a k2 that fits torch",
 }

@@ -152,8 +152,9 @@ class DecodingOptions:
         search_beam: partial paths whose score is this far below the best one of their frame are pruned.
         output_beam: lattice arcs are pruned if the best path through them is this far below the best path.
         min_active_states: minimum number of partial paths of an utterance that survive a frame, even outside the beam.
-        max_active_states: maximum number of partial paths that survive, except for ties. k2 counts graph states; token
-            passing counts (graph state, word history) pairs.
+        max_active_states: maximum number of partial paths that survive, except for ties. Token passing counts (graph
+            state, word history) pairs. k2 counts graph states, and keeps within both limits only roughly: where a frame
+            is outside of them, it makes the beam of the next ones narrower or wider.
         am_scale: weight of the frame log-probabilities.
         graph_scale: weight of the graph's scores.
         lm_scale: weight of the language model's scores.

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from asr.decoding.backend import SearchGraph
 from asr.decoding.interface import DecodeResult, DecodingOptions, LogProbCheck, skip_blanks, with_num_frames
-from asr.decoding.lattice import Lattice, LatticeParts, lattice_from_graph
+from asr.decoding.lattice import Lattice, LatticeParts, pruned_lattice
 from asr.decoding.rescoring import LatticePath, rescore_lattice
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
@@ -32,18 +32,27 @@ NO_ARC = -1
 WIDEST_BEAM = 1e10
 """A beam so wide that k2 prunes nothing."""
 
+_NO_LIMIT = 1 << 20
 
-def lattice_from_k2(fsas: Any, order: list[int], graph: DecodingGraph, log_prob: Tensor) -> tuple[Lattice, list[int]]:
+
+def lattice_from_k2(
+    fsas: Any, order: list[int], graph: DecodingGraph, log_prob: Tensor, options: DecodingOptions
+) -> tuple[Lattice, list[int]]:
     """Converts k2's lattices to one `Lattice`, without k2's final arcs; acoustic and graph scores are looked up again.
+
+    k2 prunes a part of a lattice before it knows which of its paths go on to the best end, and keeps several times as
+    many arcs as are within the output beam. So they are pruned again here.
 
     Args:
         fsas: FsaVec of `intersect_dense_pruned`, with the attributes `arc_idx` and `frame`.
         order: the utterance of each FSA.
         graph: the graph that was searched.
         log_prob: (N, T, C) of all utterances, unscaled.
+        options: scales and output beam.
 
     Returns:
-        The lattice of all utterances with a complete path, and the indices of these utterances.
+        The lattice of all utterances with a complete path, in the order of the FSAs, and the indices of these
+        utterances.
     """
     device = log_prob.device
     values = fsas.arcs.values().to(torch.int64)
@@ -66,7 +75,6 @@ def lattice_from_k2(fsas: Any, order: list[int], graph: DecodingGraph, log_prob:
     # With the online intersecter, every state is final. Only those that are final in the graph count.
     ends = ends[graph.final_score[graph_state[ends]] > -torch.inf]
     final_score[ends] = graph.final_score[graph_state[ends]]
-    num_of_fsa = state_begin[1:] - state_begin[:-1]
     has_path = torch.zeros(len(order), dtype=torch.bool, device=device)
     fsa_of = fsas.arcs.row_ids(1).to(torch.int64)
     has_path[fsa_of[ends]] = True
@@ -78,11 +86,11 @@ def lattice_from_k2(fsas: Any, order: list[int], graph: DecodingGraph, log_prob:
         graph_arc = fsas.arc_idx[inner].to(torch.int64)
     number = torch.full((num_states,), -1, dtype=torch.int64, device=device)
     number[by_frame] = torch.arange(len(by_frame), device=device)
-    utt_of_fsa = torch.tensor(order, dtype=torch.int64, device=device)
-    used = (has_path & (num_of_fsa > 0)).nonzero().squeeze(1)
+    used = has_path.nonzero().squeeze(1)
+    utt_of_fsa = torch.tensor(order, dtype=torch.int64, device=device)[used]
     parts = LatticeParts(
         frame=frame[by_frame],
-        utt_idx=utt_of_fsa[fsa_of[by_frame]],
+        utt_idx=(has_path.cumsum(0) - 1)[fsa_of[by_frame]],
         start_state=number[state_begin[:-1][used]],
         src_state=number[src_state[inner]],
         dst_state=number[dst_state[inner]],
@@ -91,7 +99,7 @@ def lattice_from_k2(fsas: Any, order: list[int], graph: DecodingGraph, log_prob:
         final_graph_score=final_score[by_frame],
         final_lm_score=torch.zeros(len(by_frame), dtype=torch.float32, device=device),
     )
-    return lattice_from_graph(parts, graph, log_prob), utt_of_fsa[used].tolist()
+    return pruned_lattice(parts, graph, log_prob.index_select(0, utt_of_fsa), options), utt_of_fsa.tolist()
 
 
 def import_k2() -> Any:
@@ -144,6 +152,15 @@ def to_k2(graph: DecodingGraph) -> Any:
     fsa.arc_idx = both(torch.arange(num_arcs, device=device), constant(NO_ARC))
     fsa.dst_state = both(graph.dst_state, constant(NO_ARC))
     return fsa
+
+
+def state_limits(graph: DecodingGraph, options: DecodingOptions) -> dict[str, int]:
+    """The limits on active states as k2's arguments: the minimum is below the maximum, as k2 requires.
+
+    k2's tables grow with the maximum, but a frame cannot have more active states than the graph has.
+    """
+    most = min(options.max_active_states, max(_NO_LIMIT, graph.num_states))
+    return {"min_active_states": min(options.min_active_states, most - 1), "max_active_states": most}
 
 
 def k2_works(device: torch.device) -> bool:
@@ -268,7 +285,7 @@ class K2Decoder:
         fsas, order = self._intersect(log_prob, num_frames)
         found: list[LatticePath | None] = [None] * len(num_frames)
         if lm is not None:
-            joint, used = lattice_from_k2(fsas, order, self.graph, log_prob)
+            joint, used = lattice_from_k2(fsas, order, self.graph, log_prob, self.options)
             lm_state = _rows(lm_state, torch.tensor(used, dtype=torch.int64))
             paths = rescore_lattice(joint, self.options, lm, self._keep_lattice, lm_state=lm_state)
             for utt_idx, path in zip(used, paths, strict=True):
@@ -276,7 +293,7 @@ class K2Decoder:
             return found
         lattices: dict[int, Lattice] = {}
         if self._keep_lattice:
-            joint, used = lattice_from_k2(fsas, order, self.graph, log_prob)
+            joint, used = lattice_from_k2(fsas, order, self.graph, log_prob, self.options)
             lattices = dict(zip(used, joint.split(), strict=True))
         for utt_idx, (graph_arc, total) in enumerate(self._best_paths(fsas, order)):
             if graph_arc is not None:
@@ -295,8 +312,7 @@ class K2Decoder:
             self._k2.DenseFsaVec((log_prob * options.am_scale).contiguous(), segments),
             search_beam=min(options.search_beam, WIDEST_BEAM),
             output_beam=min(options.output_beam, WIDEST_BEAM),
-            min_active_states=options.min_active_states,
-            max_active_states=options.max_active_states,
+            **state_limits(self.graph, options),
             frame_idx_name="frame",
         )
         return fsas, order.tolist()

@@ -32,8 +32,8 @@ from torch import Tensor
 from asr.decoding.backend import ActiveTokens, ArcSet, ArcWords, Chunk, SearchGraph, SearchSink
 from asr.decoding.backtrace import Backtrace, SpelledPath, hypothesis_of_path
 from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis, LogProbCheck, check_chunks, skip_blanks
-from asr.decoding.k2 import FINAL_LABEL, WIDEST_BEAM, lattice_from_k2, require_k2, to_k2
-from asr.decoding.lattice import Lattice, best_path, prune
+from asr.decoding.k2 import FINAL_LABEL, WIDEST_BEAM, lattice_from_k2, require_k2, state_limits, to_k2
+from asr.decoding.lattice import Lattice, best_path
 from asr.decoding.online import EndpointRules
 from asr.decoding.rescoring import LatticePath, rescore_lattice, rescoring_options
 from asr.decoding.selection import select_backend
@@ -102,9 +102,8 @@ class OnlineLatticeRescorer:
         self._ahead_state = one
         self._ahead = torch.zeros(1, dtype=torch.float64, device=graph.device)
 
-    def extend(self, fsa: Any) -> None:
-        """Searches the new frames of k2's lattice (one FSA, with the attribute `arc_idx`)."""
-        frame = state_frames(fsa)
+    def extend(self, fsa: Any, frame: Tensor) -> None:
+        """Searches the new frames of k2's lattice (one FSA, with the attribute `arc_idx`); frame (S,) of its states."""
         values = fsa.arcs.values().to(torch.int64)
         arc = ((values[:, 2] != FINAL_LABEL) & (frame[values[:, 0]] >= self._num_frames)).nonzero().squeeze(1)
         if not len(arc):
@@ -125,6 +124,10 @@ class OnlineLatticeRescorer:
         self._tokens.state = graph_state[self._tokens.state]
         self._ahead_state, self._ahead = graph_state[last], ahead[last]
         self._num_frames += int(frame[-1])
+
+    def lose(self) -> None:
+        """Ends the search, because no path survived in k2's lattice."""
+        self._tokens = ActiveTokens.empty(self._graph.device)
 
     @property
     def held(self) -> Tensor:
@@ -208,6 +211,7 @@ class _Stream:
         state: k2's state; None before the first chunk.
         log_prob: kept frames, (T, C) each. k2 gets the last one only at the end, because it must know that it is last.
         num_given: number of these frames that k2 has processed.
+        is_lost: whether no path survived, so that k2 gets no further frames.
         frames: their numbers before skipping.
         num_frames: total number of frames read.
         after_blank: as for `skip_blanks`.
@@ -217,6 +221,7 @@ class _Stream:
     state: Any = None
     log_prob: list[Tensor] = field(default_factory=list)
     num_given: int = 0
+    is_lost: bool = False
     frames: list[Tensor] = field(default_factory=list)
     num_frames: int = 0
     after_blank: bool = False
@@ -268,8 +273,7 @@ class K2StreamingDecoder:
             1,
             min(self.options.search_beam, WIDEST_BEAM),
             WIDEST_BEAM,
-            self.options.min_active_states,
-            self.options.max_active_states,
+            **state_limits(graph, self.options),
         )
         self._streams: dict[int, _Stream] = {}
 
@@ -295,8 +299,8 @@ class K2StreamingDecoder:
         for row, one in enumerate(opened):
             self._take(one, log_prob[row, : int(num_frames[row])])
             num_ready = sum(map(len, one.log_prob)) - 1
-            if num_ready > one.num_given:
-                one.follower.extend(self._intersect(one, num_ready))
+            if num_ready > one.num_given and (found := self._intersect(one, num_ready)) is not None:
+                one.follower.extend(*found)
 
     def partial(self, stream: int) -> Hypothesis | None:
         """The best path so far, without the last frame; None without active tokens."""
@@ -359,28 +363,39 @@ class K2StreamingDecoder:
     def _frame_of(self, one: _Stream) -> Tensor | None:
         return torch.cat(one.frames) if one.frames else None
 
-    def _intersect(self, one: _Stream, end: int) -> Any:
-        """Passes the frames up to `end` to k2 -> its lattice of all frames."""
+    def _intersect(self, one: _Stream, end: int) -> tuple[Any, Tensor] | None:
+        """Passes the frames up to `end` to k2 -> its lattice of all frames, and the frame of each state.
+
+        None if no path survived. k2 then continues from states of earlier frames, or from the start.
+        """
+        if one.is_lost:
+            return None
         log_prob = torch.cat(one.log_prob)
         chunk = log_prob[None, one.num_given : end] * self.options.am_scale
         segment = torch.tensor([[0, 0, end - one.num_given]], dtype=torch.int32)
         fsa, (one.state,) = self._intersecter.decode(self._k2.DenseFsaVec(chunk.contiguous(), segment), [one.state])
         one.num_given = end
-        return fsa
+        frame = state_frames(fsa)
+        if not len(frame) or int(frame.max()) < end:
+            one.is_lost = True
+            one.follower.lose()
+            return None
+        return fsa, frame
 
     def _final_lattice(self, one: _Stream) -> Lattice | None:
         """Passes the last frame to k2 -> the pruned lattice of the stream."""
         scores = self._arcs[self._partial, 3].clone()
         self._arcs[self._partial, 3] = torch.tensor([_NOT_AN_END]).view(torch.int32).to(scores.device)
         try:
-            fsa = self._intersect(one, sum(map(len, one.log_prob)))
+            found = self._intersect(one, sum(map(len, one.log_prob)))
         finally:
             self._arcs[self._partial, 3] = scores
-        if not fsa.num_arcs:
+        if found is None:
             return None
-        fsa.frame = state_frames(fsa)[fsa.arcs.values()[:, 0].long()]
-        lattice, used = lattice_from_k2(fsa, [0], self.graph, torch.cat(one.log_prob)[None])
-        return prune(lattice, self.options, self.options.output_beam) if used else None
+        fsa, frame = found
+        fsa.frame = frame[fsa.arcs.values()[:, 0].long()]
+        lattice, used = lattice_from_k2(fsa, [0], self.graph, torch.cat(one.log_prob)[None], self.options)
+        return lattice if used else None
 
     def _held(self) -> Tensor | None:
         """The contexts in use by open streams."""

@@ -143,7 +143,8 @@ def launched_kernels() -> set[str]:
 
 def launch_all(graph: DecodingGraph, ngram: NgramLM) -> None:
     """Launches every kernel with arguments of the same types as in the search; their values are arbitrary."""
-    options = DecodingOptions(search_beam=8.0, output_beam=4.0, min_active_states=2, max_active_states=30)
+    # Users also give beams as whole numbers.
+    options = DecodingOptions(search_beam=8, output_beam=4, min_active_states=2, max_active_states=30)
     searched = SearchGraph(graph, options)
     sizes = BufferSizes(1, 4, len(graph.tokens), 512, 512, 1024, 4096, 4096)
     for margin in (None, 4.1):

@@ -44,7 +44,12 @@ SORTED_GRAPH = sorted_by_score(WIDE_GRAPH)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("initial_capacity", "frames_per_call", "beam", "limits"),
-    [(4, 4, 6.0, (3, 12)), (1024, 32, float("inf"), (0, 10**6)), (16, 3, 0.3, (8, 9))],
+    [
+        (4, 4, 6.0, (3, 12)),
+        (1024, 32, float("inf"), (0, 10**6)),
+        (16, 3, 0.3, (8, 9)),
+        (1024, 32, 0.3, (2**63 - 1, 2**63 - 1)),
+    ],
 )
 def test_kernels_in_buffers_of_a_fixed_size(
     initial_capacity: int,

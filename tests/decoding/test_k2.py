@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from tests.reference.table_lm import TableLM
 
 pytest.importorskip("k2")
 from asr.decoding.k2 import K2Decoder
+from asr.decoding.k2_online import K2StreamingDecoder
 
 WIDE: dict[str, Any] = {
     "search_beam": math.inf,
@@ -70,6 +72,35 @@ def test_lattices_of_both_passes_hold_the_same_sentences(seed: int, with_lm: boo
             sentences, others_sentences = (all_sentences(part, options) for part in (result.lattice, other.lattice))
             assert sentences.keys() == others_sentences.keys()
             assert sentences == pytest.approx(others_sentences, abs=1e-4)
+
+
+def test_lattices_are_pruned_by_the_output_beam_over_the_whole_utterance() -> None:
+    # Two ways from the first frame to the last, which never meet.
+    graph = replace(
+        random_graph(0, num_states=3, num_arcs=4, num_tokens=2, max_words=0),
+        arc_begin=torch.tensor([0, 2, 3, 4]),
+        dst_state=torch.tensor([1, 2, 1, 2], dtype=torch.int32),
+        token_id=torch.zeros(4, dtype=torch.int32),
+        score=torch.tensor([0.0, -10.0, 0.0, 0.0]),
+        final_score=torch.tensor([-math.inf, 0.0, 0.0]),
+    )
+    log_prob, num_frames = torch.zeros(3, 100, 2), torch.tensor([60, 0, 100])
+    for output_beam, num_ways in ((3.0, 1), (12.0, 2)):
+        options = DecodingOptions(search_beam=20.0, output_beam=output_beam, min_active_states=0)
+        results = K2Decoder(graph, options, keep_lattice=True, inputs="scores").decode(log_prob, num_frames)
+        lattices = [result.lattice for result in results if result.lattice is not None]
+        assert [lattice.num_arcs for lattice in lattices] == [60 * num_ways, 100 * num_ways]
+
+
+@pytest.mark.parametrize(("least", "most"), [(30, 30), (1, 1), (0, 2**31), (2**63 - 1, 2**63 - 1)])
+def test_all_limits_on_states_that_options_allow(least: int, most: int) -> None:
+    graph, log_prob = random_graph(0), random_log_prob(0, 1, 4)
+    options = DecodingOptions(min_active_states=least, max_active_states=most)
+    whole = K2Decoder(graph, options).decode(log_prob)[0]
+    assert whole.best is not None
+    decoder = K2StreamingDecoder(graph, options)
+    decoder.advance(decoder.start(), log_prob, torch.tensor([4]))
+    assert decoder.finalize(0).best == whole.best
 
 
 def test_no_final_state_is_an_outcome() -> None:

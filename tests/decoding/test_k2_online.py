@@ -89,6 +89,19 @@ def test_words_of_an_unfinished_stream_stand_where_they_were_before_blanks_were_
     assert torch.equal(found.original_frame, whole.original_frame) and found.num_frames == 7
 
 
+@pytest.mark.parametrize("cuts", [[], [3], [3, 6]])
+@pytest.mark.parametrize("frame", [1, 5])
+def test_a_stream_in_which_no_path_survives_has_no_words(frame, cuts):
+    graph, log_prob = random_graph(3, num_states=8, num_arcs=30), random_log_prob(3, 1, 8)[0]
+    log_prob[frame] = -math.inf
+    options = DecodingOptions(search_beam=50.0, min_active_states=0)
+    decoder = K2StreamingDecoder(graph, options, keep_lattice=True, inputs="scores")
+    stream = fed(decoder, log_prob, cuts)
+    assert decoder.partial(stream) is None
+    found = decoder.finalize(stream)
+    assert found.hypotheses == () and not found.reached_final and found.lattice is None
+
+
 @pytest.mark.slow
 def test_a_model_that_forgets_keeps_what_other_streams_hold():
     graph, log_prob = random_graph(2, num_states=8, num_arcs=30), random_log_prob(2, 2, 20)

@@ -6,6 +6,7 @@ import math
 from dataclasses import asdict, replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from asr.decoding.interface import DecodingOptions
@@ -112,6 +113,19 @@ def test_what_is_wider_than_any_score_is_without_a_limit() -> None:
     assert DecodingOptions(search_beam=1e30).search_beam == 1e30
     assert DecodingOptions(mbr_scale=math.inf).mbr_scale is None and DecodingOptions(mbr_scale=2.0).mbr_scale == 2.0
     assert DecodingOptions(mbr_scale=1e308).mbr_scale is None  # times a score of -10 it would be -inf
+
+
+def test_numbers_of_other_types_become_those_of_the_option() -> None:
+    # Kernels are compiled for the types of their arguments, and not all compile for whole numbers.
+    options = DecodingOptions(
+        search_beam=20, output_beam=np.float32(8.0), skip_beam=7, min_active_states=np.int64(2), max_active_states=30
+    )
+    expected = DecodingOptions(
+        search_beam=20.0, output_beam=8.0, skip_beam=7.0, min_active_states=2, max_active_states=30
+    )
+    assert options == expected
+    types = ({name: type(value) for name, value in asdict(each).items()} for each in (options, expected))
+    assert next(types) == next(types)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from asr.decoding.interface import DecodingOptions
 from asr.kernels.hash_table import marked_positions
 
 NO_LIMIT = 0x7FFFFFFF
+"""Kernels count in int32; more than this cannot be active, so larger limits mean the same."""
 
 # Without a language model, several candidates may recombine into one. Therefore, candidates are left out only if at
 # least this many times `min_active_states` are inside the beam.
@@ -42,9 +43,9 @@ class FrameLimits:
     def __init__(self, options: DecodingOptions, has_lm: bool, device: torch.device, block: int = 256) -> None:
         self.beam = options.search_beam
         self.skip_beam = options.skip_beam if has_lm and options.skip_beam is not None else float("inf")
-        self.min_active = options.min_active_states
-        self.max_active = options.max_active_states
-        self.enough_inside = _CANDIDATES_PER_WINNER * options.min_active_states
+        self.min_active = min(options.min_active_states, NO_LIMIT)
+        self.max_active = min(options.max_active_states, NO_LIMIT)
+        self.enough_inside = min(_CANDIDATES_PER_WINNER * options.min_active_states, NO_LIMIT)
         self.has_lm = has_lm
         self.block = block
         self.selection_block = 2 * block

@@ -96,6 +96,15 @@ class TorchEngine:
     @no_autograd()
     def _put_edges(self, key: Tensor) -> Tensor:
         """Finds or adds the edges of key (Q,) -> their slots (Q,); the host waits for a GPU once, new edges or not."""
+        try:
+            return self._put_and_score(key)
+        except BaseException:
+            # As in `_add_edges`; also if a user interrupts the wait.
+            self._reset()
+            raise
+
+    def _put_and_score(self, key: Tensor) -> Tensor:
+        """See `_put_edges`; an exception may leave edges without a score."""
         trie, counts = self._trie, self._counts
         context_idx, word_id = key >> 32, key & 0xFFFFFFFF
         num_words, num_nodes = len(self._output.network.vocabulary), trie.nodes.num_started
@@ -114,22 +123,17 @@ class TorchEngine:
         counts.num_edge_hits += len(key) - num_absent
         if not num_new and not num_outside:
             return slot
-        try:
-            if num_outside:
-                trie.check(context_idx, word_id, num_words)
-            trie.call += 1
-            one = marked_positions(is_first, num_new)
-            new = slot.index_select(0, one)
-            trie.edges.added(new)
-            counts.num_edges += num_new
-            context_idx, word_id = context_idx.index_select(0, one), word_id.index_select(0, one)
-            log_prob = self._log_prob(context_idx, word_id, marked_positions(lacks_row, num_lacking))
-            trie.edge_node.index_copy_(0, new, trie.new_nodes(context_idx, word_id).int())
-            trie.edge_score.index_copy_(0, new, log_prob)
-        except BaseException:
-            # As in `_add_edges`.
-            self._reset()
-            raise
+        if num_outside:
+            trie.check(context_idx, word_id, num_words)
+        trie.call += 1
+        one = marked_positions(is_first, num_new)
+        new = slot.index_select(0, one)
+        trie.edges.added(new)
+        counts.num_edges += num_new
+        context_idx, word_id = context_idx.index_select(0, one), word_id.index_select(0, one)
+        log_prob = self._log_prob(context_idx, word_id, marked_positions(lacks_row, num_lacking))
+        trie.edge_node.index_copy_(0, new, trie.new_nodes(context_idx, word_id).int())
+        trie.edge_score.index_copy_(0, new, log_prob)
         return slot
 
     @no_autograd()

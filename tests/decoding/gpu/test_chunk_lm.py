@@ -23,7 +23,10 @@ from tests.reference.table_lm import TableLM
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize(("seed", "beam", "limits", "collects"), [(1, 3.0, (0, 10**6), False), (2, 4.0, (2, 12), True)])
+@pytest.mark.parametrize(
+    ("seed", "beam", "limits", "collects"),
+    [(1, 3.0, (0, 10**6), False), (2, 4.0, (2, 12), True), (3, 0.3, (2**63 - 1, 2**63 - 1), False)],
+)
 def test_chunks_find_the_same(
     seed: int, beam: float, limits: tuple[int, int], collects: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
