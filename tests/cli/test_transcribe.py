@@ -49,6 +49,7 @@ def test_any_format_rate_and_number_of_channels(tmp_path, transcribe):
     assert lines == [f"{path}: PAT TO KIT" for path in files]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [["--mode", "ngram"], ["--mode", "rnn"], ["--mode", "rnn", "--stream"]])
 def test_hot_words_win_over_words_that_sound_alike(tmp_path, transcribe, options):
     path, hot = write(tmp_path / "a.wav", tones(["PAT", "TO", "KIT", "TO", "SKIP"])), tmp_path / "hot.txt"
