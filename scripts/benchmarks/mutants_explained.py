@@ -13,7 +13,7 @@ _SHORTCUT = "takes the long way where the short one would do, with the same resu
 _TIE = "what lies exactly at a beam may stay or go"
 
 WITH_A_GPU = {
-    "asr/lm/cached/engine.py": ("_put_edges",),
+    "asr/lm/cached/engine.py": ("_put_and_score",),
     "asr/lm/cached/trie.py": ("put_edges",),
 }
 """Module -> functions that only GPUs use: fast tests call none; slow ones do, on a simulated device."""
