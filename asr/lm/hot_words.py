@@ -1,7 +1,7 @@
 """Hot words: words and phrases that are expected, and that the search therefore prefers.
 
 The scores of their words are raised in the decoding graph (`HotWords.gain`), so that they survive every pass. Of a
-phrase of several words only whole occurrences shall gain. A language model, `HotWords.model`, takes back what its words
+phrase of several words only whole occurrences should gain. A language model, `HotWords.model`, takes back what its words
 have gained elsewhere: an automaton that matches all phrases at once (Aho and Corasick, 1975), in the form of a backoff
 n-gram model, which all searches can query. Its words keep what they have gained as long as the phrase may still follow.
 
@@ -86,12 +86,14 @@ class HotWords:
         score: float = DEFAULT_SCORE,
         ngram: LanguageModel | None = None,
     ) -> None:
+        wanted = "words or phrases, such as ['KENSHO', 'NEW YORK']"
+        require_type(phrases, Iterable, "hot_words", wanted)
         listed = [phrases] if isinstance(phrases, str) else phrases
         given = dict(listed) if isinstance(listed, Mapping) else dict.fromkeys(listed)
         self.scores: dict[tuple[str, ...], float] = {}
         unknown = []
         for phrase, own in given.items():
-            require_type(phrase, str, "hot_words", "words or phrases, such as ['KENSHO', 'NEW YORK']")
+            require_type(phrase, str, "hot_words", wanted)
             words = [_as_listed(word, vocabulary) for word in phrase.split()]
             if words and all(words):
                 self.scores[tuple(words)] = _checked(score if own is None else own)

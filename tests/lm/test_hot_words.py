@@ -171,6 +171,7 @@ def test_wrong_hot_words_are_one_sentence() -> None:
         (["d", "a d"], "it does not have 'd', 'a d'. docs"),
         (list("defghij"), "'d', 'e', 'f', 'g', 'h' and 2 more. docs"),
         ([3], "hot_words is of type int; give words or phrases"),
+        (3, "hot_words is of type int; give words or phrases"),
         ({"a": -1.0}, "the score of hot words is -1.0; give a number from 0 to 1000"),
         ({"a": float("nan")}, "the score of hot words is nan"),
         ({"a": True}, "the score of hot words is True"),
