@@ -1,9 +1,9 @@
 """Hot words: words and phrases that are expected, and that the search therefore prefers.
 
 The scores of their words are raised in the decoding graph (`HotWords.gain`), so that they survive every pass. Of a
-phrase of several words only whole occurrences should gain. A language model, `HotWords.model`, takes back what its words
-have gained elsewhere: an automaton that matches all phrases at once (Aho and Corasick, 1975), in the form of a backoff
-n-gram model, which all searches can query. Its words keep what they have gained as long as the phrase may still follow.
+phrase of several words only whole occurrences should gain. A language model, `HotWords.model`, takes back what its
+words have gained elsewhere: an automaton that matches all phrases at once (Aho and Corasick, 1975), in the form of a
+backoff n-gram model, which all searches can query. Words keep what they have gained as long as the phrase may follow.
 
 A word whose probability after itself exceeded 1, as that of HA may with a high score, would be found over and over. So
 a word gains at most as much as that probability allows.
