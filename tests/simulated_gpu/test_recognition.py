@@ -126,7 +126,7 @@ def recognized(recognizer: Recognizer) -> list[RecognitionResult]:
 @pytest.mark.parametrize(
     ("mode", "options"),
     [
-        ("interpolated", {"resources": {"lm_device_bytes": 3000}}),
+        ("interpolated", {"resources": {"lm_device_bytes": 3000}, "hot_words": ["KIT TO"]}),
         ("rnn", {"resources": {"num_workers": 2}, "keep_lattices": True}),
         ("rnn", {"resources": {"lm_hidden_device": "cuda", "lm_output_device": "cpu"}}),
         ("interpolated", {"resources": {"lm_hidden_device": "cpu"}}),
@@ -135,7 +135,8 @@ def recognized(recognizer: Recognizer) -> list[RecognitionResult]:
 def test_a_recognizer_finds_the_same(tiny_bundle_folder: Path, mode: str, options: dict[str, Any]) -> None:
     pytest.importorskip("triton", reason="GPUs run Triton's kernels")
     bundle = Bundle.load(tiny_bundle_folder)
-    expected = recognized(Recognizer(bundle, mode, decoder="token-passing", resources=IN_FLOAT32))
+    hot = options.get("hot_words")
+    expected = recognized(Recognizer(bundle, mode, decoder="token-passing", resources=IN_FLOAT32, hot_words=hot))
     with simulated_gpu() as device:
         options = {**options, "resources": ResourceOptions(**options["resources"])}
         ours = Recognizer(Bundle.load(tiny_bundle_folder), mode, decoder="token-passing", **options)
@@ -144,6 +145,7 @@ def test_a_recognizer_finds_the_same(tiny_bundle_folder: Path, mode: str, option
         # No memory was freed or used while another stream might still be at it.
         assert not device.streams.hazards and not device.streams.races
     assert_equal(found, expected)
+    assert expected[0].text == ("KIT TO" if hot else "KIT TWO")
     assert len(lattices) == (len(SAMPLES) if options.get("keep_lattices") else 0)
 
 
