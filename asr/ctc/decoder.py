@@ -280,7 +280,9 @@ class CTCDecoder:
         progress: Callable[[str], None],
     ) -> tuple[WordGraph, LentModels]:
         """The compiled graph, and the language models that act beside it."""
-        lexicon, words, ngram, lm, lm_weight, lm_options, token_lm, spell_unknown, spelling_penalty = sources[:9]
+        lexicon, words, ngram, lm, lm_weight, lm_options, token_lm, spell_unknown, spelling_penalty, hot, score = (
+            sources
+        )
         tokens = self.tokens
         spellings = None if lexicon is None else read_lexicon(lexicon, tokens)
         listed = None if words is None else read_words(words)
@@ -320,19 +322,18 @@ class CTCDecoder:
         lm_device = self.device if self.config.lm_fusion == "search" else device_with_loops(self.device)
         if self.device.type != "cpu":
             graph = replace(graph, graph=graph.graph.to(self.device), ngram=graph.ngram.to(lm_device))
-        small, placed = graph.ngram, large.to(lm_device)
+        small = graph.ngram
         make: Callable[[], LanguageModel] | None = None
         is_shared = False
         if lm is not None:
             make_lm, is_shared = model_maker(lm, small.vocabulary.ordinary, lm_options)
             # An n-gram model that is in the graph as a whole needs no second look-up.
-            ngram_beside = small if large.num_arcs == small.num_arcs else placed
+            ngram_beside = small if large.num_arcs == small.num_arcs else large.to(lm_device)
             make = functools.partial(_combined, small, ngram_beside, make_lm, lm_weight, lm_device)
         elif small.vocabulary != large.vocabulary or small.num_arcs != large.num_arcs:
-            make = functools.partial(_instead_of, small, placed)
-        if sources.hot_words is not None:
-            hot_words = HotWords(sources.hot_words, graph.graph.vocabulary, sources.hot_word_score, small)
-            graph, phrases = _with_hot_words(graph, hot_words)
+            make = functools.partial(_instead_of, small, large.to(lm_device))
+        if hot is not None:
+            graph, phrases = _with_hot_words(graph, HotWords(hot, graph.graph.vocabulary, score, small))
             if phrases is not None:
                 make = functools.partial(_with_phrases, make, phrases.to(lm_device))
         return graph, LentModels(make, is_shared)
