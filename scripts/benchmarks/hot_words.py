@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
         waveforms[one.path] = resample(read_audio(one.path, rate), round(rate * speed), rate)
     said, others = rare_words(bundle, speech, args.rank, args.others)
     print(f"{len(speech)} utterances, {sum(len(one.words) for one in speech)} words; {len(said)} hot words are said.")
-    for hot_words in ([], [*said, *others], others):
+    for hot_words in [[], [*said, *others], others] if others else [[], said]:
         for score in args.scores if hot_words else (0.0,):
             recognizer = Recognizer(bundle, hot_words=hot_words or None, hot_word_score=score)
             counts, found, false, seconds = NO_ERRORS, 0, 0, time.process_time()
@@ -81,7 +81,8 @@ def rare_words(bundle: Bundle, speech: Sequence[Recording], rank: int, num_other
     words = model.vocabulary.words
     unigram = model.arrays.arc_score(torch.arange(len(words)))
     ranked = [words[word_id] for word_id in unigram.argsort(descending=True, stable=True).tolist()]
-    rare = [word for word in ranked[rank:] if word in bundle.graph.vocabulary]
+    ordinary = {*bundle.graph.vocabulary.ordinary}
+    rare = [word for word in ranked[rank:] if word in ordinary]
     references = {word for one in speech for word in one.words}
     others = [word for word in rare[: 10 * rank] if word not in references]
     return [word for word in rare if word in references], random.Random(1).sample(others, min(num_others, len(others)))
