@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from asr.errors import AsrError
-from asr.kernels.linear import rounded_rows
+from asr.kernels.byte_products import rounded_rows
 from asr.text.documents import parse_json
 from asr.text.symbols import Vocabulary
 from asr.torch_archive import load_tensors

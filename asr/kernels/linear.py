@@ -6,43 +6,32 @@ in each call, or passes them to MKL, which does not use most vector instructions
 The product of a few rows takes as long as reading the weights. `Float16Weights` keeps weights that are exact in
 float16, as those of a bundle are, in 16 bits, and widens them when they are loaded into registers. Sums are float32.
 
-Within `byte_products`, inputs and weights are quantized to 255 steps (`Int8Weights`): inputs between the lowest and the
-highest of their row, weights symmetrically around zero. With AVX-512 VNNI, four products of bytes take as long as one
-of float32; with AVX2, the same products of int16 are a third faster than float32, and the results are equal. Each row
-of the inputs has a step of its own, so that the result for a frame does not depend on other frames.
+Within `byte_products`, inputs and weights are quantized to 8 bits (`asr.kernels.byte_products`).
 
 `ChannelsLastConv2d` convolves in the layout for which oneDNN is fastest.
 
-Shapes: Q rows, I inputs, O outputs, P tiles of W outputs, P W at least O.
+Shapes: Q rows, I inputs, O outputs, P tiles of W outputs, P W at least O; of a convolution, N images of T times F
+numbers with C channels in, and T' times F' with C' channels out.
 """
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from asr.kernels.jit import Intrinsic, has_package, in_threads, jit
-from asr.kernels.simd import COLUMNS, ROWS, add_block, as_float32, tiled
+from asr.kernels.byte_products import Int8Convolution, Int8Weights, Rectified, has_byte_products, joined_taps
+from asr.kernels.jit import has_package, jit
+from asr.kernels.simd import COLUMNS, ROWS, add_block, tiled
 
 ACOUSTIC_PRECISIONS = {"auto": "8-bit integers where the processor multiplies them fast", "float32": "float32"}
 """`acoustic_precision` of a recognizer -> what it multiplies, see `byte_products`."""
-
-_LARGEST = 127
-_NUM_STEPS = 255
-_ROWS_AT_ONCE = 8 * ROWS  # their bytes stay in the nearest caches during the loop over all tiles
-
-_LARGEST_BITS = np.int32(0x7FFFFFFF)
-
-set_rows: Any = Intrinsic("asr.kernels.intrinsics", "set_rows")
 
 
 class Float16Weights:
@@ -104,35 +93,6 @@ def fill_products(outputs: Any, inputs: Any, tiles: Any, bias: Any) -> None:
             add_block(outputs[begin:, column:], left, tiles[tile], 0)
 
 
-def rounded_rows(numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """numbers (N, K) -> the step of each row (N,), and the numbers in steps, integers from -127 to 127, (N, K)."""
-    largest = numbers.abs().amax(dim=1) if numbers.numel() else numbers.new_zeros(len(numbers))
-    step = largest.clamp(min=torch.finfo(torch.float32).tiny * _LARGEST) / _LARGEST
-    return step, (numbers / step[:, None]).round_()
-
-
-def packed_integers(numbers: Tensor) -> Tensor:
-    """(N, K) of 8 bits -> (N, K / G) int32 of G adjacent ones each, see `integers_per_element`; padded with zeros."""
-    group = _integers_per_element()
-    if group == 2:
-        numbers = numbers.short()
-    return F.pad(numbers, (0, -numbers.shape[1] % group)).contiguous().view(torch.int32)
-
-
-def has_byte_products() -> bool:
-    """Whether numba is installed and the processor has instructions that multiply and add small integers."""
-    return _integers_per_element() > 0
-
-
-@functools.cache
-def _integers_per_element() -> int:
-    if not has_package("numba"):
-        return 0
-    from asr.kernels.intrinsics import integers_per_element
-
-    return integers_per_element()
-
-
 class _Choice(threading.local):
     is_on = False
 
@@ -157,127 +117,6 @@ def byte_products(is_on: bool = True) -> Iterator[None]:
 def are_bytes_multiplied() -> bool:
     """Whether this thread is within `byte_products`."""
     return _choice.is_on
-
-
-class Rectified(NamedTuple):
-    """What follows a product: ReLU, then a norm, then a bypass.
-
-    Attributes:
-        gain: (O,), the factor of each output after ReLU.
-        offset: (O,), added to it.
-        bypass: (..., O) of Q rows, added then, times `share`; None for no bypass.
-        share: see `bypass`.
-    """
-
-    gain: Tensor
-    offset: Tensor
-    bypass: Tensor | None = None
-    share: float = 0.0
-
-
-class Int8Weights:
-    """inputs (Q, I) -> inputs weight^T + bias (Q, O) with quantized rows of both; needs `has_byte_products`.
-
-    Args:
-        weight: (O, I) float32.
-        bias: (O,).
-    """
-
-    def __init__(self, weight: Tensor, bias: Tensor) -> None:
-        loop = jit(fill_byte_products)
-        assert loop is not None
-        self._loop: Callable[..., None] = loop
-        self._num_outputs, self._num_inputs = weight.shape
-        step, rounded = rounded_rows(weight)
-        padding = 0, -len(weight) % COLUMNS
-        columns = (step, step * rounded.sum(dim=1), bias)
-        self._tables = (
-            tiled(packed_integers(rounded.char()), COLUMNS).numpy(),
-            *(F.pad(column, padding).numpy() for column in columns),
-        )
-        self._as_it_is = Rectified(weight.new_zeros(0), weight.new_zeros(0))
-
-    def __call__(self, inputs: Tensor, rectifies: bool, then: Rectified | None = None) -> Tensor:
-        """inputs (Q, I) -> (Q, O), with 0 for negative ones if `rectifies`; a row with NaN or infinity becomes NaN."""
-        num_rows = len(inputs)
-        rows = inputs.detach().contiguous().numpy()
-        outputs = inputs.new_empty(num_rows, self._num_outputs)
-        filled = outputs.numpy()
-        then = then or self._as_it_is
-        columns = then.gain.numpy(), then.offset.numpy()
-        bypass, bypass_row = _rows_of(outputs[:0] if then.bypass is None else then.bypass.detach())
-        group = _integers_per_element()
-        kind = np.uint8 if group == 4 else np.int16
-
-        def work(begin: int, end: int) -> None:
-            left = np.empty((_ROWS_AT_ONCE, self._num_inputs + -self._num_inputs % group), dtype=kind)
-            products = np.empty((_ROWS_AT_ONCE, len(self._tables[1])), dtype=np.int32)
-            part = slice(begin * ROWS, min(end * ROWS, num_rows))
-            work_arrays = left, left.view(np.int32), products
-            added = bypass.numpy(), bypass_row[part], np.float32(then.share)
-            self._loop(filled[part], rows[part], *self._tables, rectifies, *columns, *added, *work_arrays)
-
-        in_threads(work, -(-num_rows // ROWS), rows_at_least=8)
-        return outputs
-
-
-def fill_byte_products(
-    outputs: Any, inputs: Any, tiles: Any, step: Any, total: Any, bias: Any, rectifies: Any, gain: Any, offset: Any,
-    bypass: Any, bypass_row: Any, share: Any, left: Any, packed: Any, products: Any,
-) -> None:  # fmt: skip
-    """Fills outputs (Q, O), for `jit`.
-
-    inputs (Q, I); tiles (P, I / G, W) int32, of G integers each (see `packed_integers`), and for each of their columns
-    (P W,) the step, the total and the bias. gain (O,), offset (O,), bypass (R, O) and share are those of
-    `Rectified`, bypass_row (Q,) the row of bypass for each output; without elements, they are left out. Work arrays:
-    left (_ROWS_AT_ONCE, I) unsigned bytes or int16, packed the same as int32, products (_ROWS_AT_ONCE, P W) int32.
-    """
-    num_rows, num_inputs = inputs.shape
-    num_outputs = outputs.shape[1]
-    floor = np.float32(0.0) if rectifies else np.float32(-np.inf)
-    lowest, row_step = np.empty(len(left), dtype=np.float32), np.empty(len(left), dtype=np.float32)
-    nothing = np.zeros((1, COLUMNS), dtype=np.int32)
-    for first in range(0, num_rows, len(left)):
-        count = min(len(left), num_rows - first)
-        for row in range(count):
-            lowest[row], row_step[row] = _round_row(left[row], inputs[first + row], num_inputs)
-        whole = count + -count % ROWS
-        for tile in range(len(tiles)):
-            set_rows(products[:, tile * COLUMNS :], packed[:whole], tiles[tile], nothing)
-        # Whole rows, still in the cache: loops over parts of rows would be too short.
-        for row in range(count):
-            product, output, low, scale = products[row], outputs[first + row], lowest[row], row_step[row]
-            for j in range(num_outputs):
-                value = np.float32(product[j]) * (scale * step[j]) + (low * total[j] + bias[j])
-                output[j] = floor if value < floor else value  # unlike max, this keeps NaN
-            if len(bypass_row) > 0:
-                passed = bypass[bypass_row[first + row]]
-                for j in range(len(gain)):
-                    output[j] = (output[j] * gain[j] + offset[j]) + share * passed[j]
-            else:
-                for j in range(len(gain)):
-                    output[j] = output[j] * gain[j] + offset[j]
-
-
-def _round_row(left: Any, row: Any, num_inputs: int) -> Any:
-    """Fills left with the row's numbers in steps above the lowest one -> that number and the step."""
-    # Compilers find the lowest of several numbers at a time only if these are integers, whose order has no NaN.
-    bits = row.view(np.int32)
-    low, high = _LARGEST_BITS, np.int32(-_LARGEST_BITS)
-    for j in range(num_inputs):
-        low, high = min(low, _in_order(bits[j])), max(high, _in_order(bits[j]))
-    lowest = as_float32(_in_order(low))
-    # With NaN or an infinity in the row, the width is NaN or infinite, and so is the step; the bytes are 0.
-    width = as_float32(_in_order(high)) - lowest
-    per_step = np.float32(_NUM_STEPS) / width if width > np.float32(1e-30) else np.float32(0.0)
-    for j in range(num_inputs):
-        left[j] = np.uint8(np.int32(np.rint((row[j] - lowest) * per_step)))
-    return lowest, width / np.float32(_NUM_STEPS)
-
-
-def _in_order(bits: Any) -> Any:
-    """The bits of a float32 to an integer, or back; integers are in the order of the numbers."""
-    return np.int32(bits ^ (np.int32(bits >> np.int32(31)) & _LARGEST_BITS))
 
 
 # inputs (Q, I), and whether negative outputs become 0 -> (Q, O)
@@ -317,6 +156,11 @@ class PackedWeights:
         """The product of bytes; None if this thread does not multiply them, or a change could not be noticed."""
         return None if weight.is_inference() or not are_bytes_multiplied() else self._weights(weight, bias).in_bytes()
 
+    def byte_convolution(self, weight: Tensor, bias: Tensor, stride: tuple[int, int]) -> Int8Convolution | None:
+        """Like `byte_product`, for the weight (C', C, K, 3) of a convolution with these strides."""
+        is_constant = not weight.is_inference() and are_bytes_multiplied()
+        return self._weights(weight, bias).convolution(stride) if is_constant else None
+
     def small_batch_weights(self, weight: Tensor, bias: Tensor) -> tuple[Any, Any] | None:
         """The tables with which a loop can multiply a few rows itself, see `fill_products`; None if it cannot."""
         if weight.is_inference():
@@ -346,6 +190,7 @@ class _Weights:
         self._plain = weight, bias
         self._may_widen = weight.device.type == "cpu" and weight.dtype == torch.float32
         self._in_bytes: Int8Weights | None = None
+        self._convolution: Int8Convolution | None = None
         self._for_few_rows: _Product | None = None
         self._for_many_rows: _Product | None = None
 
@@ -353,6 +198,11 @@ class _Weights:
         """The product of bytes, for any number of rows."""
         self._in_bytes = self._in_bytes or Int8Weights(*self._plain)
         return self._in_bytes
+
+    def convolution(self, stride: tuple[int, int]) -> Int8Convolution:
+        """The convolution of bytes; the stride is the same in all calls."""
+        self._convolution = self._convolution or Int8Convolution(*self._plain, stride)
+        return self._convolution
 
     def product_for(self, num_rows: int) -> _Product:
         """The product for this many rows. oneDNN divides them between threads, the loop for few does not."""
@@ -423,6 +273,12 @@ def _is_autocast() -> bool:
     return bool(torch.is_autocast_cpu_enabled())
 
 
+def _is_fixed(weight: Tensor, inputs: Tensor) -> bool:
+    """Whether the weights may be packed for a product with these inputs."""
+    is_plain = inputs.device.type == "cpu" and inputs.dtype == weight.dtype == torch.float32
+    return is_plain and not torch.is_grad_enabled() and not _is_autocast()
+
+
 class PackedLinear(nn.Linear):
     """`nn.Linear`; on a CPU, if no gradient is needed, weights are kept packed (`PackedWeights`)."""
 
@@ -443,7 +299,7 @@ class PackedLinear(nn.Linear):
         return self._product(inputs, rectifies=True)
 
     def normalized(
-        self, inputs: Tensor, norm: nn.BatchNorm1d, bypass: Tensor | None = None, share: float = 0.0
+        self, inputs: Tensor, norm: nn.BatchNorm1d, bypass: Tensor | None = None, share: float = 0.0, stride: int = 0
     ) -> Tensor:
         """norm(rectified(inputs)) + share bypass, in one pass if possible.
 
@@ -452,44 +308,25 @@ class PackedLinear(nn.Linear):
             norm: without scale and shift of its own.
             bypass: (..., out_features), or None.
             share: its weight.
+            stride: if above 0, the inputs are `joined_taps` of these, (N, T, in_features).
         """
-        is_constant = self._is_fixed(inputs) and not norm.training
+        is_constant = _is_fixed(self.weight, inputs) and not norm.training
         product = self._fixed.byte_product(self.weight, self.bias) if is_constant else None
         if product is None:
-            outputs: Tensor = norm(self.rectified(inputs))
+            outputs: Tensor = norm(self.rectified(joined_taps(inputs, stride) if stride else inputs))
             return outputs if bypass is None else torch.add(outputs, bypass, alpha=share)
         assert norm.running_mean is not None and norm.running_var is not None
         gain = (norm.running_var + norm.eps).rsqrt()
-        then = Rectified(gain, -norm.running_mean * gain, bypass, share)
-        outputs = product(inputs.reshape(-1, self.in_features), True, then)
-        return outputs.reshape(*inputs.shape[:-1], self.out_features)
-
-    def _is_fixed(self, inputs: Tensor) -> bool:
-        """Whether the weights may be packed for this product."""
-        is_plain = inputs.device.type == "cpu" and inputs.dtype == self.weight.dtype == torch.float32
-        return is_plain and not torch.is_grad_enabled() and not _is_autocast()
+        outputs = product(inputs, True, Rectified(gain, -norm.running_mean * gain, bypass, share), stride)
+        shape = (len(inputs), inputs.shape[1] - 2 * stride) if stride else inputs.shape[:-1]
+        return outputs.reshape(*shape, self.out_features)
 
     def _product(self, inputs: Tensor, rectifies: bool) -> Tensor:
-        if not self._is_fixed(inputs):
+        if not _is_fixed(self.weight, inputs):
             outputs = super().forward(inputs)
             return F.relu(outputs) if rectifies else outputs
         outputs = self._fixed(inputs.reshape(-1, self.in_features), self.weight, self.bias, rectifies)
         return outputs.reshape(*inputs.shape[:-1], self.out_features)
-
-
-def _rows_of(values: Tensor) -> tuple[Tensor, npt.NDArray[np.int64]]:
-    """values (..., O) -> a matrix (R, O) that has their rows, and the number there of each row, (Q,).
-
-    The matrix is in the values' own memory if possible: a part of longer sequences lies between other rows there.
-    """
-    size = values.shape[-1]
-    if values.stride(-1) != 1 or any(stride % size for stride in values.stride()[:-1]):
-        values = values.contiguous()
-    row = np.zeros((), dtype=np.int64)
-    for length, stride in zip(values.shape[:-1], values.stride()[:-1], strict=True):
-        row = row[..., None] + np.arange(length) * (stride // size)
-    num_rows = int(row.max()) + 1 if row.size else 0
-    return values.as_strided((num_rows, size), (size, 1)), row.ravel()
 
 
 class ChannelsLastConv2d(nn.Conv2d):
@@ -499,6 +336,12 @@ class ChannelsLastConv2d(nn.Conv2d):
     `state_dict` and files; torch chooses the layout by the strides of the weight that is passed to the convolution.
     """
 
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: Any, stride: Any = 1, padding: Any = 0
+    ) -> None:
+        super().__init__(in_channels, out_channels, kernel_size, stride, padding)
+        self._fixed = PackedWeights()
+
     def forward(self, inputs: Tensor) -> Tensor:
         """(N, C, T, F) -> (N, C', T', F')."""
         if torch.is_grad_enabled():
@@ -506,3 +349,17 @@ class ChannelsLastConv2d(nn.Conv2d):
             return super().forward(inputs)
         weight = self.weight.to(memory_format=torch.channels_last)
         return F.conv2d(inputs, weight, self.bias, self.stride, self.padding)
+
+    def rows_between_relus(self, inputs: Tensor) -> Tensor:
+        """ReLU, the convolution, and ReLU again, in one pass if possible; all numbers of a frame become a row.
+
+        (N, C, T, F), which may be overwritten -> (N, T', C' F'), the channels in the outer loop.
+        """
+        fits = self.kernel_size[1] == 3 and self.padding == (0, 1) and self.in_channels % 8 == 0
+        if fits and _is_fixed(self.weight, inputs):
+            assert self.bias is not None
+            product = self._fixed.byte_convolution(self.weight, self.bias, (self.stride[0], self.stride[1]))
+            if product is not None:
+                return product(inputs)
+        outputs = F.relu(self(F.relu(inputs, inplace=True)), inplace=True)
+        return outputs.transpose(1, 2).flatten(2)

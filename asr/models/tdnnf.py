@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asr.distributed import current_share, draw_rows, total
+from asr.kernels.byte_products import joined_taps
 from asr.kernels.linear import ChannelsLastConv2d, PackedLinear
 from asr.models.interface import BoundedNetwork
 from asr.serialization import ACOUSTIC_MODEL_CLASSES, ModelSpec, build_network
@@ -234,14 +235,11 @@ class FactorizedLayer(nn.Module):
         hidden = self.factor(x)
         stride = self.stride
         if stride:
-            before, after = hidden.chunk(2, dim=2)
-            hidden = before[:, :-stride] + after[:, stride:]
-            hidden = torch.cat((hidden[:, :-stride], hidden[:, stride:]), dim=2)
             x = x[:, stride:-stride]
         if not self.training:
-            return self.expand.normalized(hidden, self.norm, x, _BYPASS_SCALE)
-        hidden = self.dropout(self.norm(self.expand.rectified(hidden)))
-        return torch.add(hidden, x, alpha=_BYPASS_SCALE)
+            return self.expand.normalized(hidden, self.norm, x, _BYPASS_SCALE, stride)
+        hidden = self.expand.rectified(joined_taps(hidden, stride) if stride else hidden)
+        return torch.add(self.dropout(self.norm(hidden)), x, alpha=_BYPASS_SCALE)
 
     @torch.no_grad()
     def semi_orthogonal_step(self) -> None:
@@ -288,9 +286,8 @@ class ConvFrontEnd(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """(N, 3 T' + 4, F) -> (N, T', D); output t is centered on input frame 3 t + 3."""
-        hidden = F.relu(self.first(features.unsqueeze(1)), inplace=True)
-        hidden = F.relu(self.second(hidden), inplace=True)
-        return self.out.normalized(hidden.transpose(1, 2).flatten(2), self.norm)
+        rows = self.second.rows_between_relus(self.first(features.unsqueeze(1)))
+        return self.out.normalized(rows, self.norm)
 
 
 class Tdnnf(ChainNetwork):
@@ -418,11 +415,13 @@ class Ensemble(BoundedNetwork):
     def forward_in_context(self, features: Tensor) -> Tensor:
         """See `BoundedNetwork`."""
         left, right = self.receptive_field
-        total = torch.zeros((), device=features.device)
+        total: Tensor | None = None
         for member in self._bounded():
             # A member that reads less context would give outputs for the rest of it.
             begin, end = left - member.left_context, features.shape[1] - (right - member.right_context)
-            total = total + member.scores_in_context(features[:, begin:end])
+            scores = member.scores_in_context(features[:, begin:end])
+            total = scores if total is None else total + scores
+        assert total is not None
         return F.log_softmax(total / len(self.members), dim=-1)
 
     def _bounded(self) -> list[BoundedNetwork]:

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from asr.kernels.byte_products import has_byte_products, packed_integers, rounded_rows
 from asr.kernels.jit import Intrinsic, in_threads, jit_for
-from asr.kernels.linear import has_byte_products, packed_integers, rounded_rows
 from asr.kernels.simd import (
     COLUMNS,
     MAX_TERM,

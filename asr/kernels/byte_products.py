@@ -1,0 +1,344 @@
+"""Products of 8-bit integers for linear layers and a convolution, with what follows them in the same pass.
+
+Inputs and weights are quantized to 255 steps: inputs between the lowest and the highest of their row, weights
+symmetrically around zero. With AVX-512 VNNI, four products of bytes take as long as one of float32; with AVX2, the same
+products of int16 are a third faster than float32, and the results are equal. Each row of the inputs has a step of its
+own, so that the result for a frame does not depend on other frames.
+
+The second convolution of a front end takes as long in float32 as a third of a small network's layers in bytes.
+`Int8Convolution` quantizes all that an output frame reads with one step.
+
+Shapes: Q rows, I inputs, O outputs, P tiles of W outputs, P W at least O, G integers in an element (`packed_integers`);
+of a convolution, N images of T times F numbers with C channels in, T' times F' with C' channels out, kernels of K times
+3 numbers.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from asr.kernels.jit import Intrinsic, has_package, in_threads, jit
+from asr.kernels.simd import COLUMNS, ROWS, as_float32, tiled
+
+_LARGEST = 127
+_NUM_STEPS = 255
+_ROWS_AT_ONCE = 8 * ROWS  # their bytes stay in the nearest caches during the loop over all tiles
+
+_LARGEST_BITS = np.int32(0x7FFFFFFF)
+
+set_rows: Any = Intrinsic("asr.kernels.intrinsics", "set_rows")
+
+
+def rounded_rows(numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """numbers (N, K) -> the step of each row (N,), and the numbers in steps, integers from -127 to 127, (N, K)."""
+    largest = numbers.abs().amax(dim=1) if numbers.numel() else numbers.new_zeros(len(numbers))
+    step = largest.clamp(min=torch.finfo(torch.float32).tiny * _LARGEST) / _LARGEST
+    return step, (numbers / step[:, None]).round_()
+
+
+def packed_integers(numbers: Tensor) -> Tensor:
+    """(N, K) of 8 bits -> (N, K / G) int32 of G adjacent ones each, see `integers_per_element`; padded with zeros."""
+    group = _integers_per_element()
+    if group == 2:
+        numbers = numbers.short()
+    return F.pad(numbers, (0, -numbers.shape[1] % group)).contiguous().view(torch.int32)
+
+
+def has_byte_products() -> bool:
+    """Whether numba is installed and the processor has instructions that multiply and add small integers."""
+    return _integers_per_element() > 0
+
+
+@functools.cache
+def _integers_per_element() -> int:
+    if not has_package("numba"):
+        return 0
+    from asr.kernels.intrinsics import integers_per_element
+
+    return integers_per_element()
+
+
+class Rectified(NamedTuple):
+    """What follows a product: ReLU, then a norm, then a bypass.
+
+    Attributes:
+        gain: (O,), the factor of each output after ReLU.
+        offset: (O,), added to it.
+        bypass: (..., O) of Q rows, added then, times `share`; None for no bypass.
+        share: see `bypass`.
+    """
+
+    gain: Tensor
+    offset: Tensor
+    bypass: Tensor | None = None
+    share: float = 0.0
+
+
+class Int8Weights:
+    """inputs (Q, I) -> inputs weight^T + bias (Q, O) with quantized rows of both; needs `has_byte_products`.
+
+    Args:
+        weight: (O, I) float32.
+        bias: (O,).
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        loop = jit(fill_byte_products)
+        assert loop is not None
+        self._loop: Callable[..., None] = loop
+        self._num_outputs, self._num_inputs = weight.shape
+        step, rounded = rounded_rows(weight)
+        padding = 0, -len(weight) % COLUMNS
+        columns = (step, step * rounded.sum(dim=1), bias)
+        self._tables = (
+            tiled(packed_integers(rounded.char()), COLUMNS).numpy(),
+            *(F.pad(column, padding).numpy() for column in columns),
+        )
+        self._as_it_is = Rectified(weight.new_zeros(0), weight.new_zeros(0))
+
+    def __call__(self, inputs: Tensor, rectifies: bool, then: Rectified | None = None, stride: int = 0) -> Tensor:
+        """inputs (..., I) -> (Q, O), with 0 for negative ones if `rectifies`; a row with NaN or infinity becomes NaN.
+
+        With a stride, it is the product of `joined_taps(inputs, stride)`; these inputs are (N, T, I).
+        """
+        rows = inputs.detach().reshape(-1, self._num_inputs).contiguous().numpy()
+        length = max(inputs.shape[1] - 2 * stride, 0) if stride else len(rows)
+        num_rows = len(inputs) * length if stride else length
+        outputs = inputs.new_empty(num_rows, self._num_outputs)
+        filled = outputs.numpy()
+        then = then or self._as_it_is
+        columns = then.gain.numpy(), then.offset.numpy()
+        bypass, bypass_row = _rows_of(outputs[:0] if then.bypass is None else then.bypass.detach())
+        group = _integers_per_element()
+        kind = np.uint8 if group == 4 else np.int16
+
+        def work(begin: int, end: int) -> None:
+            left = np.empty((_ROWS_AT_ONCE, self._num_inputs + -self._num_inputs % group), dtype=kind)
+            products = np.empty((_ROWS_AT_ONCE, len(self._tables[1])), dtype=np.int32)
+            part = slice(begin * ROWS, min(end * ROWS, num_rows))
+            work_arrays = left, left.view(np.int32), products
+            added = bypass.numpy(), bypass_row[part], np.float32(then.share)
+            read = rows, part.start, length, stride
+            self._loop(filled[part], *read, *self._tables, rectifies, *columns, *added, *work_arrays)
+
+        in_threads(work, -(-num_rows // ROWS), rows_at_least=8)
+        return outputs
+
+
+def joined_taps(inputs: Tensor, stride: int) -> Tensor:
+    """What the second factor of a factorized layer reads: sums over two frames, at two frames, side by side.
+
+    (N, T, 2 B), the products of a frame with both taps of the first factor -> (N, T - 2 stride, 2 B).
+    """
+    before, after = inputs.chunk(2, dim=2)
+    sums = before[:, :-stride] + after[:, stride:]
+    return torch.cat((sums[:, :-stride], sums[:, stride:]), dim=2)
+
+
+def fill_byte_products(
+    outputs: Any, inputs: Any, begin: Any, length: Any, stride: Any, tiles: Any, step: Any, total: Any, bias: Any,
+    rectifies: Any, gain: Any, offset: Any, bypass: Any, bypass_row: Any, share: Any, left: Any, packed: Any,
+    products: Any,
+) -> None:  # fmt: skip
+    """Fills outputs (Q, O), for `jit`.
+
+    inputs (R, I), of which the rows from `begin` on are multiplied. With a stride, the inputs are those of
+    `joined_taps`, N times `length` + 2 strides of them, and `begin` counts joined rows. tiles (P, I / G, W) int32, of G
+    integers each (see `packed_integers`), and for each of their columns (P W,) the step, the total and the bias. gain
+    (O,), offset (O,), bypass (R', O) and share are those of `Rectified`, bypass_row (Q,) the row of bypass for each
+    output; without elements, they are left out. Work arrays: left (_ROWS_AT_ONCE, I) unsigned bytes or int16, packed
+    the same as int32, products (_ROWS_AT_ONCE, P W) int32.
+    """
+    num_rows, num_outputs = outputs.shape
+    num_inputs = inputs.shape[1]
+    joined = np.empty(num_inputs, dtype=np.float32)
+    floor = np.float32(0.0) if rectifies else np.float32(-np.inf)
+    lowest, row_step = np.empty(len(left), dtype=np.float32), np.empty(len(left), dtype=np.float32)
+    nothing = np.zeros((1, COLUMNS), dtype=np.int32)
+    for first in range(0, num_rows, len(left)):
+        count = min(len(left), num_rows - first)
+        for row in range(count):
+            at = begin + first + row
+            source = inputs[at] if stride == 0 else joined
+            if stride > 0:
+                _join_taps(joined, inputs, at + 2 * stride * (at // length), stride)
+            lowest[row], row_step[row] = _round_row(left[row], source, num_inputs)
+        whole = count + -count % ROWS
+        for tile in range(len(tiles)):
+            set_rows(products[:, tile * COLUMNS :], packed[:whole], tiles[tile], nothing)
+        # Whole rows, still in the cache: loops over parts of rows would be too short.
+        for row in range(count):
+            product, output, low, scale = products[row], outputs[first + row], lowest[row], row_step[row]
+            for j in range(num_outputs):
+                value = np.float32(product[j]) * (scale * step[j]) + (low * total[j] + bias[j])
+                output[j] = floor if value < floor else value  # unlike max, this keeps NaN
+            if len(bypass_row) > 0:
+                passed = bypass[bypass_row[first + row]]
+                for j in range(len(gain)):
+                    output[j] = (output[j] * gain[j] + offset[j]) + share * passed[j]
+            else:
+                for j in range(len(gain)):
+                    output[j] = output[j] * gain[j] + offset[j]
+
+
+def _join_taps(joined: Any, inputs: Any, row: Any, stride: Any) -> None:
+    """Fills a row of `joined_taps`, (2 B,), from the rows `row`, `row + stride` and `row + 2 stride` of inputs."""
+    size = len(joined) // 2
+    first, middle, last = inputs[row], inputs[row + stride], inputs[row + 2 * stride]
+    for j in range(size):
+        joined[j] = first[j] + middle[size + j]
+        joined[size + j] = middle[j] + last[size + j]
+
+
+def _round_row(left: Any, row: Any, num_inputs: int) -> Any:
+    """Fills left with the row's numbers in steps above the lowest one -> that number and the step."""
+    # Compilers find the lowest of several numbers at a time only if these are integers, whose order has no NaN.
+    bits = row.view(np.int32)
+    low, high = _LARGEST_BITS, np.int32(-_LARGEST_BITS)
+    for j in range(num_inputs):
+        low, high = min(low, _in_order(bits[j])), max(high, _in_order(bits[j]))
+    lowest = as_float32(_in_order(low))
+    # With NaN or an infinity in the row, the width is NaN or infinite, and so is the step; the bytes are 0.
+    width = as_float32(_in_order(high)) - lowest
+    per_step = np.float32(_NUM_STEPS) / width if width > np.float32(1e-30) else np.float32(0.0)
+    for j in range(num_inputs):
+        left[j] = np.uint8(np.int32(np.rint((row[j] - lowest) * per_step)))
+    return lowest, width / np.float32(_NUM_STEPS)
+
+
+def _in_order(bits: Any) -> Any:
+    """The bits of a float32 to an integer, or back; integers are in the order of the numbers."""
+    return np.int32(bits ^ (np.int32(bits >> np.int32(31)) & _LARGEST_BITS))
+
+
+def _rows_of(values: Tensor) -> tuple[Tensor, npt.NDArray[np.int64]]:
+    """values (..., O) -> a matrix (R, O) that has their rows, and the number there of each row, (Q,).
+
+    The matrix is in the values' own memory if possible: a part of longer sequences lies between other rows there.
+    """
+    size = values.shape[-1]
+    if values.stride(-1) != 1 or any(stride % size for stride in values.stride()[:-1]):
+        values = values.contiguous()
+    row = np.zeros((), dtype=np.int64)
+    for length, stride in zip(values.shape[:-1], values.stride()[:-1], strict=True):
+        row = row[..., None] + np.arange(length) * (stride // size)
+    num_rows = int(row.max()) + 1 if row.size else 0
+    return values.as_strided((num_rows, size), (size, 1)), row.ravel()
+
+
+class Int8Convolution:
+    """ReLU, a convolution with quantized numbers, and ReLU again; needs `has_byte_products`.
+
+    The second axis has a kernel of 3 numbers, with one zero as padding at each end.
+
+    Args:
+        weight: (C', C, K, 3) float32; C is a multiple of 8.
+        bias: (C',).
+        stride: of both axes.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor, stride: tuple[int, int]) -> None:
+        loop = jit(fill_byte_convolution)
+        assert loop is not None
+        self._loop: Callable[..., None] = loop
+        self._num_outputs, self._num_inputs, self._num_frames, _ = weight.shape
+        self._stride = stride
+        # In the order of what an output reads: channels in the inner loop, and frames in the outer one.
+        step, rounded = rounded_rows(weight.permute(0, 2, 3, 1).flatten(1))
+        padding = 0, -len(weight) % COLUMNS
+        self._tables = (
+            tiled(packed_integers(rounded.char()), COLUMNS).numpy(),
+            *(F.pad(column, padding).numpy() for column in (step, bias)),
+        )
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """(N, C, T, F) -> (N, T', C' F'); an output frame that reads NaN or infinity becomes NaN."""
+        images = inputs.detach().permute(0, 2, 3, 1).contiguous()
+        num_images, num_frames, num_places, num_channels = images.shape
+        num_rows = max(0, (num_frames - self._num_frames) // self._stride[0] + 1)
+        num_bins = (num_places - 1) // self._stride[1] + 1
+        outputs = inputs.new_empty(num_images * num_rows, self._num_outputs * num_bins)
+        filled, read = outputs.numpy(), images.view(num_images, num_frames, -1).numpy()
+        group = _integers_per_element()
+        kind = np.uint8 if group == 4 else np.int16
+
+        def work(begin: int, end: int) -> None:
+            # Zeros before each frame and after the last one are the padding.
+            held = np.zeros((1 + self._num_frames * (num_places + 1)) * num_channels, dtype=kind)
+            window = held[num_channels:].reshape(self._num_frames, -1)
+            left = np.empty((ROWS * num_bins, 3 * num_channels * self._num_frames), dtype=kind)
+            products = np.empty((ROWS * num_bins, len(self._tables[1])), dtype=np.int32)
+            part = begin * ROWS, min(end * ROWS, len(outputs))
+            work_arrays = window, held.view(np.int64), left.view(np.int64), left.view(np.int32), products
+            self._loop(filled, read, *part, num_rows, num_channels, *self._stride, *self._tables, *work_arrays)
+
+        in_threads(work, -(-len(outputs) // ROWS), rows_at_least=8)
+        return outputs.view(num_images, num_rows, outputs.shape[1])
+
+
+def fill_byte_convolution(
+    outputs: Any, images: Any, first_row: Any, end_row: Any, num_rows: Any, num_channels: Any, frame_stride: Any,
+    bin_stride: Any, tiles: Any, step: Any, bias: Any, window: Any, words: Any, left: Any, packed: Any, products: Any,
+) -> None:  # fmt: skip
+    """Fills the rows first_row .. end_row - 1 of outputs (N T', C' F'), for `jit`.
+
+    images (N, T, F C); `num_rows` is T'. tiles (P, I / G, W) int32, of G integers each, where I = 3 C K, and for each
+    of their columns (P W,) the step and the bias. Work arrays: window (K, (F + 1) C) unsigned bytes or int16, words the
+    same as int64, with C zeros before them; left (ROWS F', I) as int64, packed the same as int32, products
+    (ROWS F', P W) int32.
+    """
+    num_frames, num_words = len(window), num_channels * window.itemsize // 8
+    words_per_frame = window.shape[1] * window.itemsize // 8
+    num_bins, num_outputs = len(left) // ROWS, outputs.shape[1] // (len(left) // ROWS)
+    row_step = np.empty(ROWS, dtype=np.float32)
+    nothing = np.zeros((1, COLUMNS), dtype=np.int32)
+    for first in range(first_row, end_row, ROWS):
+        count = min(ROWS, end_row - first)
+        for row in range(count):
+            image, begin = images[(first + row) // num_rows], (first + row) % num_rows * frame_stride
+            row_step[row] = _round_rectified(window, image, begin)
+            for place in range(num_bins):
+                target = left[row * num_bins + place]
+                for frame in range(num_frames):
+                    # The zeros before a frame are those after the one before it.
+                    to, at = frame * 3 * num_words, frame * words_per_frame + place * bin_stride * num_words
+                    for j in range(3 * num_words):
+                        target[to + j] = words[at + j]
+        for tile in range(len(tiles)):
+            set_rows(products[:, tile * COLUMNS :], packed, tiles[tile], nothing)
+        for row in range(count):
+            output, scale = outputs[first + row], row_step[row]
+            for place in range(num_bins):
+                product = products[row * num_bins + place]
+                for j in range(num_outputs):
+                    value = np.float32(product[j]) * (scale * step[j]) + bias[j]
+                    # Unlike max, this keeps NaN.
+                    output[j * num_bins + place] = np.float32(0.0) if value < np.float32(0.0) else value
+
+
+def _round_rectified(window: Any, image: Any, begin: Any) -> Any:
+    """Fills window with the frames of an image from `begin` on in steps, negative numbers as 0 -> the step."""
+    num_frames, width = len(window), image.shape[1]
+    low, high = _LARGEST_BITS, np.int32(0)
+    for frame in range(num_frames):
+        bits = image[begin + frame].view(np.int32)
+        for j in range(width):
+            low, high = min(low, _in_order(bits[j])), max(high, _in_order(bits[j]))
+    highest = as_float32(high)
+    # Zero, unless a number is NaN or infinite.
+    highest += np.float32(0.0) * (as_float32(_in_order(low)) + highest)
+    per_step = np.float32(_NUM_STEPS) / highest if highest > np.float32(1e-30) else np.float32(0.0)
+    for frame in range(num_frames):
+        row, target = image[begin + frame], window[frame]
+        for j in range(width):
+            value = row[j] * per_step
+            target[j] = np.uint8(np.int32(np.rint(value if value > np.float32(0.0) else np.float32(0.0))))
+    return highest / np.float32(_NUM_STEPS)

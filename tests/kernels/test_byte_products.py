@@ -1,0 +1,190 @@
+"""Products of bytes against the same products of rounded numbers in float64: layers, joined taps, and a convolution."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+
+from asr.kernels.byte_products import Int8Convolution, Int8Weights, has_byte_products, joined_taps, rounded_rows
+from asr.kernels.linear import ChannelsLastConv2d, PackedLinear, byte_products
+from asr.models.tdnnf import FrameNorm
+
+needs_instruction = pytest.mark.skipif(not has_byte_products(), reason="needs numba and AVX2")
+
+
+def rounded_product(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """The oracle: whole numbers multiplied in float64, which is exact."""
+    weight_step, right = rounded_rows(weight)
+    inputs = inputs.double()
+    lowest, highest = inputs.amin(1, keepdim=True), inputs.amax(1, keepdim=True)
+    step = (highest - lowest).clamp(min=1e-30) / 255.0
+    rounded = ((inputs - lowest) / step).round() * step + lowest
+    return (rounded @ (right * weight_step[:, None]).double().t() + bias.double()).float()
+
+
+@pytest.mark.slow
+@needs_instruction
+@settings(max_examples=40, deadline=None)
+@given(
+    num_rows=st.integers(0, 150), num_inputs=st.integers(1, 130), num_outputs=st.integers(1, 120),
+    num_threads=st.sampled_from([1, 2]), rectifies=st.booleans(), seed=st.integers(0, 10**6),
+)  # fmt: skip
+def test_equal_to_the_product_of_rounded_numbers(
+    num_rows: int, num_inputs: int, num_outputs: int, num_threads: int, rectifies: bool, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    weight, bias = torch.randn(num_outputs, num_inputs), torch.randn(num_outputs)
+    # Whole numbers of steps, which nothing rounds; rows of very different sizes, and of zeros.
+    inputs = torch.randint(0, 256, (num_rows, num_inputs)).float()
+    inputs[:, 0], inputs[:, -1] = 255.0, 0.0
+    inputs = (inputs - torch.randint(0, 400, (num_rows, 1))) * 2.0 ** torch.randint(-20, 20, (num_rows, 1))
+    inputs[::7] = 0.0
+    expected = rounded_product(inputs, weight, bias)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(num_threads)
+        found = Int8Weights(weight, bias)(inputs, rectifies)
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(
+        found,
+        expected.relu() if rectifies else expected,
+        rtol=2e-5,
+        atol=1e-5 * float(expected.abs().max() if expected.numel() else 0.0) + 1e-5,
+    )
+
+
+@needs_instruction
+def test_a_row_does_not_depend_on_the_others() -> None:
+    torch.manual_seed(0)
+    product, inputs = Int8Weights(torch.randn(50, 70), torch.randn(50)), torch.randn(20, 70)
+    together = product(inputs, False)
+    inputs[1:] *= 1000.0
+    assert torch.equal(product(inputs, False)[0], together[0])
+    assert torch.equal(product(inputs[:1], False)[0], together[0])
+
+
+@needs_instruction
+@pytest.mark.parametrize("rectifies", [False, True])
+def test_what_is_no_number_stays_so(rectifies: bool) -> None:
+    inputs = torch.ones(6, 5)
+    inputs[1] = 1e-38
+    inputs[2, 2], inputs[3, 3], inputs[4, 0], inputs[5, 4] = torch.nan, -torch.inf, torch.inf, -torch.nan
+    outputs = Int8Weights(torch.ones(3, 5), torch.ones(3))(inputs, rectifies)
+    assert outputs[2:].isnan().all()
+    torch.testing.assert_close(outputs[:2], torch.tensor([[6.0] * 3, [1.0] * 3]))
+
+
+@needs_instruction
+def test_joined_taps_are_joined_in_the_same_pass() -> None:
+    torch.manual_seed(0)
+    layer, norm = PackedLinear(24, 101), FrameNorm(101).eval()
+    norm.running_mean, norm.running_var = torch.randn(101), torch.rand(101) + 0.1
+    inputs = torch.randn(3, 40, 24)
+    for stride in (1, 3, 19):
+        sums = torch.stack([inputs[:, t, :12] + inputs[:, t + stride, 12:] for t in range(40 - stride)], dim=1)
+        joined = torch.stack(
+            [torch.cat((sums[:, t], sums[:, t + stride]), dim=1) for t in range(40 - 2 * stride)], dim=1
+        )
+        torch.testing.assert_close(joined_taps(inputs, stride), joined, rtol=0.0, atol=0.0)
+        bypass = torch.randn(3, 40, 101)[:, stride:-stride]
+        for num_threads in (1, 2):
+            torch.set_num_threads(num_threads)
+            try:
+                for in_bytes in (True, False):
+                    with torch.no_grad(), byte_products(in_bytes):
+                        expected = norm(layer.rectified(joined)) + 0.66 * bypass
+                        found = layer.normalized(inputs, norm, bypass, 0.66, stride)
+                    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+            finally:
+                torch.set_num_threads(1)
+    with torch.no_grad(), byte_products():
+        assert layer.normalized(inputs[:, :2], norm, stride=1).shape == (3, 0, 101)
+
+
+def rounded_convolution(
+    inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, stride: tuple[int, int]
+) -> torch.Tensor:
+    """The oracle: whole numbers convolved in float64, a step for each output frame."""
+    weight_step, right = rounded_rows(weight.flatten(1))
+    right = (right * weight_step[:, None]).double().view(weight.shape)
+    inputs, length = inputs.double().relu(), weight.shape[2]
+    frames = []
+    for begin in range(0, inputs.shape[2] - length + 1, stride[0]):
+        window = inputs[:, :, begin : begin + length]
+        step = window.amax((1, 2, 3), keepdim=True).clamp(min=1e-30) / 255.0
+        outputs = F.conv2d((window / step).round() * step, right, bias.double(), (1, stride[1]), (0, 1))
+        frames.append(outputs.relu().flatten(1))
+    return torch.stack(frames, dim=1).float()
+
+
+@pytest.mark.slow
+@needs_instruction
+@settings(max_examples=40, deadline=None)
+@given(
+    num_images=st.integers(1, 3), num_places=st.integers(1, 9), eights=st.integers(1, 3),
+    num_outputs=st.integers(1, 60), length=st.integers(1, 5), more_frames=st.integers(0, 30),
+    stride=st.tuples(st.integers(1, 3), st.integers(1, 3)), num_threads=st.sampled_from([1, 2]),
+    seed=st.integers(0, 10**6),
+)  # fmt: skip
+def test_the_convolution_equals_that_of_rounded_numbers(
+    num_images: int, num_places: int, eights: int, num_outputs: int, length: int, more_frames: int,
+    stride: tuple[int, int], num_threads: int, seed: int,
+) -> None:  # fmt: skip
+    torch.manual_seed(seed)
+    weight, bias = torch.randn(num_outputs, 8 * eights, length, 3), torch.randn(num_outputs)
+    # Whole numbers of steps, which nothing rounds: the largest of each frame is 255. Frames of very different sizes.
+    inputs = torch.randint(-255, 256, (num_images, 8 * eights, length + more_frames, num_places)).float()
+    inputs[:, 0, :, 0] = 255.0
+    inputs *= 2.0 ** torch.randint(-20, 20, (num_images, 1, 1, 1))
+    expected = rounded_convolution(inputs, weight, bias, stride)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(num_threads)
+        found = Int8Convolution(weight, bias, stride)(inputs)
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(found, expected, rtol=2e-5, atol=1e-5 * float(expected.abs().max()) + 1e-5)
+
+
+@needs_instruction
+def test_an_output_frame_depends_only_on_what_it_reads() -> None:
+    torch.manual_seed(0)
+    product = Int8Convolution(torch.randn(50, 8, 5, 3), torch.randn(50), (3, 2))
+    inputs = torch.randn(2, 8, 41, 10)
+    before = product(inputs)
+    inputs[0, :, 8:] *= 1000.0
+    inputs[1, 3, 20, 4], inputs[1, 0, 40, 9] = torch.nan, torch.inf
+    after = product(inputs)
+    assert torch.equal(after[0, :2], before[0, :2])
+    assert not torch.equal(after[0, 2], before[0, 2])
+    reads_nan = torch.tensor([3 * t <= 20 < 3 * t + 5 or 3 * t + 4 == 40 for t in range(13)])
+    assert after[1, reads_nan].isnan().all()
+    assert torch.equal(after[1, ~reads_nan], before[1, ~reads_nan])
+    inputs[1, 3, 20, 4] = -torch.nan
+    assert product(inputs)[1, reads_nan].isnan().all()
+    assert torch.equal(product(torch.zeros(1, 8, 5, 10)), product(torch.full((1, 8, 5, 10), -3.0)))
+    assert product(inputs[:, :, :4]).shape == (2, 0, 250)
+
+
+@pytest.mark.parametrize("in_bytes", [False, pytest.param(True, marks=needs_instruction)])
+@pytest.mark.parametrize("channels", [3, 16])
+def test_rows_between_relus(in_bytes: bool, channels: int) -> None:
+    torch.manual_seed(0)
+    reference = nn.Conv2d(channels, 6, kernel_size=(5, 3), stride=(3, 2), padding=(0, 1))
+    network = ChannelsLastConv2d(channels, 6, kernel_size=(5, 3), stride=(3, 2), padding=(0, 1))
+    network.load_state_dict(reference.state_dict())
+    inputs = torch.randn(2, channels, 23, 7)
+    expected = reference(inputs.relu()).relu().transpose(1, 2).flatten(2).detach()
+    with torch.no_grad(), byte_products(in_bytes):
+        found = network.rows_between_relus(inputs.clone())
+    error = float((found - expected).abs().max())
+    assert error < 0.05
+    assert (error > 1e-5) == (in_bytes and channels == 16)
+    found = network.rows_between_relus(inputs.clone())  # a gradient is wanted
+    assert found.requires_grad
+    torch.testing.assert_close(found, expected)
