@@ -18,9 +18,11 @@ from asr.decoding.backend import ActiveTokens, Chunk, Searchable, SearchSink
 from asr.decoding.cpu.arrays import CandidateArrays, arc_arrays, ensure_capacity, pruning_of
 from asr.decoding.cpu.frame import count_arcs, expand_stream, prune_winners, wider
 from asr.decoding.interface import DecodingOptions
-from asr.kernels.jit import jit_required, kernel
+from asr.kernels.jit import Intrinsic, jit_required, kernel
 
 _NONE = -1
+
+prefetch: Any = Intrinsic("asr.kernels.intrinsics", "prefetch")
 
 
 class StreamTokens(NamedTuple):
@@ -126,6 +128,7 @@ def search_frames(
             end, new_state = begin + num, np.empty(num, dtype=np.int32)
             for i in range(num):
                 new_state[i] = arcs.dst[arc[begin + i]]
+                prefetch(table, new_state[i])
             winners = rank_by_state(new_state, value[:num], ranking[2 * begin : 2 * end], table)
             if len(winners) >= pruning.min_active or not left_out:
                 kept = prune_winners(winners, value, pruning)

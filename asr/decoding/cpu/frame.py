@@ -24,7 +24,7 @@ from asr.kernels.jit import Intrinsic, jit_required, kernel
 # After this margin, the next one is infinite.
 _WIDEST_MARGIN = 50.0
 # Number of arcs that are compared together, and of tokens by which prefetching is ahead.
-_BLOCK, _AHEAD = 16, 4
+_BLOCK, _AHEAD = 16, 8
 _LOWEST = np.finfo(np.float32).min
 # A frame whose highest log-probability is not known.
 _NO_PEAK = np.float32(np.inf)
@@ -109,6 +109,7 @@ def expand_stream(
                     reached = token_score + arcs.score[position]
                     reached = reached + log_prob[arcs.token[position]]
                     out.source[num], out.arc[num], out.score[num] = token, position, reached
+                    prefetch(arcs.dst, position)
                     num += 1
                     if reached > best:
                         best = reached
