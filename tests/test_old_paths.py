@@ -49,3 +49,13 @@ def test_the_old_class_of_backends_is_explained() -> None:
         from asr.decoding.backend import Backend  # type: ignore[attr-defined]  # noqa: F401
     with pytest.raises(ImportError, match="cannot import name 'Nothing'"):
         from asr.decoding.backend import Nothing  # type: ignore[attr-defined]  # noqa: F401
+
+
+def test_names_that_moved_out_of_the_module_of_lattices() -> None:
+    from asr.decoding import lattice, lattice_records
+
+    for name in ("LatticeRecords", "collects_on", "lattice_margin"):
+        with pytest.warns(FutureWarning, match=f"lattice.{name} is now in asr.decoding.lattice_records"):
+            assert getattr(lattice, name) is getattr(lattice_records, name)
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        lattice.Nothing  # type: ignore[attr-defined]  # noqa: B018
