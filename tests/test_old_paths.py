@@ -59,3 +59,14 @@ def test_names_that_moved_out_of_the_module_of_lattices() -> None:
             assert getattr(lattice, name) is getattr(lattice_records, name)
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         lattice.Nothing  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_the_modules_of_audio_and_lattice_files_offer_what_moved_out_of_them() -> None:
+    from asr.audio import io, pcm
+    from asr.decoding import lattice_io, lattice_links, slf
+
+    assert all(getattr(io, name) is getattr(pcm, name) for name in ("RAW_FORMATS", "PcmFormat", "byte_pieces"))
+    of_slf = ("NO_WORD", "log_of_base", "read_slf", "require_whole", "slf_fields", "write_slf")
+    assert all(getattr(lattice_io, name) is getattr(slf, name) for name in of_slf)
+    of_links = ("NO_ARC", "NO_TOKEN", "LatticeLinks", "Link", "lattice_from_links", "links_of")
+    assert all(getattr(lattice_io, name) is getattr(lattice_links, name) for name in of_links)

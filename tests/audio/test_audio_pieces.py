@@ -10,7 +10,8 @@ import pytest
 import soundfile
 import torch
 
-from asr.audio.io import PcmFormat, byte_pieces, file_pieces, read_audio
+from asr.audio.io import file_pieces, read_audio
+from asr.audio.pcm import PcmFormat, byte_pieces
 from asr.errors import AsrError
 
 SAMPLES = torch.linspace(-0.9, 0.9, 1000)
