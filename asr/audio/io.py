@@ -381,7 +381,7 @@ def _unannounced(path: Path, rate: int) -> Iterator[Tensor]:
         if stream.read(4) != b"RIFF":
             return
         stream.seek(0)
-        pcm, length = read_wav_header(stream)
+        pcm, length = read_wav_header(stream, str(path))
         begin, end = stream.tell(), stream.seek(0, os.SEEK_END)
         stream.seek(begin)
         name, size = struct.unpack("<4sI", stream.read(8).ljust(8, b"\0"))

@@ -122,32 +122,36 @@ def samples_of(stream: BinaryIO, pcm: PcmFormat, length: int | None, size: int) 
         _LOGGER.warning("The audio ends within a sample, which is left out.")
 
 
-def read_wav_header(stream: BinaryIO) -> tuple[PcmFormat, int | None]:
+def read_wav_header(stream: BinaryIO, source: str = "standard input") -> tuple[PcmFormat, int | None]:
     """Reads the header up to the samples: their format, and their number of bytes if it is known.
+
+    Args:
+        stream: the bytes.
+        source: where they come from, for error messages.
 
     Raises:
         AsrError: as for `byte_pieces`.
     """
-    head = _read_exactly(stream, 12)
+    head = _read_exactly(stream, 12, source)
     if head[:4] != b"RIFF" or head[8:12] != b"WAVE":
-        raise AsrError("standard input does not begin like a WAV file; for samples without a header give --raw-rate.")
+        raise AsrError(f"{source} does not begin like a WAV file; for samples without a header give --raw-rate.")
     pcm: PcmFormat | None = None
     while True:
-        name, size = struct.unpack("<4sI", _read_exactly(stream, 8))
+        name, size = struct.unpack("<4sI", _read_exactly(stream, 8, source))
         if name == b"data":
             if pcm is None:
-                raise AsrError("standard input: the WAV header has no format before its samples; it is damaged.")
+                raise AsrError(f"{source}: the WAV header has no format before its samples; it is damaged.")
             return pcm, None if is_unknown_length(size) else size
         if size > _MAX_CHUNK_BYTES:
-            raise AsrError(f"standard input: the WAV header has a part of {size} bytes; it is damaged.")
-        content = _read_exactly(stream, size + size % 2)
+            raise AsrError(f"{source}: the WAV header has a part of {size} bytes; it is damaged.")
+        content = _read_exactly(stream, size + size % 2, source)
         if name == b"fmt ":
-            pcm = _wav_format(content)
+            pcm = _wav_format(content, source)
 
 
-def _wav_format(content: bytes) -> PcmFormat:
+def _wav_format(content: bytes, source: str) -> PcmFormat:
     if len(content) < 16:
-        raise AsrError("standard input: the WAV header's format is too short; it is damaged.")
+        raise AsrError(f"{source}: the WAV header's format is too short; it is damaged.")
     kind, num_channels, rate, _, _, bits = struct.unpack("<HHIIHH", content[:16])
     if kind == _EXTENSIBLE and len(content) >= 26:
         (kind,) = struct.unpack("<H", content[24:26])
@@ -161,17 +165,17 @@ def _wav_format(content: bytes) -> PcmFormat:
     }
     if (kind, bits) not in encodings or not num_channels or not rate:
         raise AsrError(
-            f"standard input: WAV with {num_channels} channels at {rate} Hz, kind {kind} with {bits} bits per sample; "
+            f"{source}: WAV with {num_channels} channels at {rate} Hz, kind {kind} with {bits} bits per sample; "
             "give plain PCM or floating-point samples."
         )
     return PcmFormat(rate, encodings[kind, bits], num_channels)
 
 
-def _read_exactly(stream: BinaryIO, size: int) -> bytes:
+def _read_exactly(stream: BinaryIO, size: int, source: str) -> bytes:
     content = b""
     while len(content) < size:
         block = stream.read(size - len(content))
         if not block:
-            raise AsrError("standard input ends before any sample; give it a WAV file, or --raw-rate for raw samples.")
+            raise AsrError(f"{source} ends before any sample; give it a WAV file, or --raw-rate for raw samples.")
         content += block
     return content
