@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from asr.errors import AsrError
-from asr.results import Word
+from asr.results import RecognitionResult, Word
 
 # A subtitle ends at a pause this long, or before it exceeds the maximum duration.
 _PAUSE_SECONDS = 0.8
@@ -39,6 +39,11 @@ class Transcript:
     words: tuple[Word, ...]
     duration: float
     record: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, result: RecognitionResult, name: str) -> Transcript:
+        """The transcript of a recognizer's result; white space in the name is replaced."""
+        return cls(plain_name(name), result.words, result.duration, {"audio": name, **result.as_dict()})
 
     @property
     def text(self) -> str:

@@ -341,6 +341,18 @@ def test_shell_commands_of_a_page_run(page: Path, tmp_path: Path) -> None:
     _run(["bash", "-e", "-u", "-o", "pipefail", "-c", script], _scratch(tmp_path / "folder"))
 
 
+@pytest.mark.one_stack
+@pytest.mark.slow
+def test_the_readme_shows_what_the_demo_prints(tmp_path: Path) -> None:
+    shown = next(block.text for block in blocks(ROOT / "README.md") if block.text.startswith("$ scripts/demo "))
+    clips = [f"scripts/demo_clips{name}" for name in ("", "/reference.txt")]
+    command = [sys.executable, "-m", "scripts.benchmarks", "modes", clips[0], "--reference", clips[1]]
+    printed = iter(_run(command, _scratch(tmp_path / "folder")).splitlines())
+    for line in shown.splitlines():
+        if line.strip(". ") and not line.startswith("$"):
+            assert line in printed, f"the demo does not print {line!r}, or not in this order"
+
+
 def _scratch(folder: Path) -> Path:
     """A folder that looks like the checkout, into which commands may write."""
     folder.mkdir()

@@ -49,3 +49,24 @@ def test_the_old_class_of_backends_is_explained() -> None:
         from asr.decoding.backend import Backend  # type: ignore[attr-defined]  # noqa: F401
     with pytest.raises(ImportError, match="cannot import name 'Nothing'"):
         from asr.decoding.backend import Nothing  # type: ignore[attr-defined]  # noqa: F401
+
+
+def test_names_that_moved_out_of_the_module_of_lattices() -> None:
+    from asr.decoding import lattice, lattice_records
+
+    for name in ("LatticeRecords", "collects_on", "lattice_margin"):
+        with pytest.warns(FutureWarning, match=f"lattice.{name} is now in asr.decoding.lattice_records"):
+            assert getattr(lattice, name) is getattr(lattice_records, name)
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        lattice.Nothing  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_the_modules_of_audio_and_lattice_files_offer_what_moved_out_of_them() -> None:
+    from asr.audio import io, pcm
+    from asr.decoding import lattice_io, lattice_links, slf
+
+    assert all(getattr(io, name) is getattr(pcm, name) for name in ("RAW_FORMATS", "PcmFormat", "byte_pieces"))
+    of_slf = ("NO_WORD", "log_of_base", "read_slf", "require_whole", "slf_fields", "write_slf")
+    assert all(getattr(lattice_io, name) is getattr(slf, name) for name in of_slf)
+    of_links = ("NO_ARC", "NO_TOKEN", "LatticeLinks", "Link", "lattice_from_links", "links_of")
+    assert all(getattr(lattice_io, name) is getattr(lattice_links, name) for name in of_links)

@@ -11,7 +11,7 @@ import pytest
 
 from asr.errors import AsrError
 from asr.nist import read_stm
-from asr.results import Word
+from asr.results import RecognitionResult, StageTimes, Word
 from asr.transcripts import FORMATS, Transcript, cues, format_transcript, parse_formats, unique_names
 
 WORDS = (
@@ -46,6 +46,13 @@ def test_a_document_is_as_specified(name: str) -> None:
 
 def test_json_is_one_object() -> None:
     assert json.loads(format_transcript(TALK, "json")) == TALK.record
+
+
+def test_a_result_becomes_a_transcript() -> None:
+    result = RecognitionResult(WORDS, -1.0, -2.0, 0.0, -3.0, True, StageTimes(4.0))
+    transcript = Transcript.of(result, "a talk.wav")
+    assert transcript == Transcript("a_talk.wav", WORDS, 4.0, {"audio": "a talk.wav", **result.as_dict()})
+    assert format_transcript(transcript, "srt") == EXPECTED["srt"]
 
 
 def test_intervals_of_a_textgrid_cover_the_recording_without_overlap() -> None:

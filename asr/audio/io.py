@@ -1,4 +1,6 @@
-"""Reads audio: whole files as mono waveforms at one sampling rate, and files or byte streams piece by piece.
+"""Reads audio files: whole ones as mono waveforms at one sampling rate, or piece by piece.
+
+`asr.audio.pcm` reads streams of bytes.
 
 Shapes: L samples.
 """
@@ -12,9 +14,8 @@ import os
 import re
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import soundfile
@@ -23,13 +24,18 @@ from torch import Tensor
 
 from asr.audio.decoder_messages import kept_complaints
 from asr.audio.media import MEDIA_SUFFIXES, container_of, open_media
+from asr.audio.pcm import RAW_FORMATS as RAW_FORMATS  # an alias is for imports by the old path
+from asr.audio.pcm import PcmFormat as PcmFormat
+from asr.audio.pcm import byte_pieces as byte_pieces
+from asr.audio.pcm import is_unknown_length, read_wav_header, samples_of
 from asr.audio.resample import ResampleStream, checked_rate
 from asr.audio.segments import to_mono
 from asr.errors import AsrError
 
+_LOGGER = logging.getLogger(__name__)
+
 AUDIO_SUFFIXES = (".flac", ".wav", ".mp3", ".sph", ".ogg", ".opus", ".aiff", ".aif", ".au", *MEDIA_SUFFIXES)
 """In order of preference, for utterances with several files."""
-
 
 _SHORTER_THAN_HEADER = re.compile(r"(data|RIFF) : (\d+) \(should be \d+\)|should be \d+")
 _MAX_DECODED_BYTES = 1 << 32
@@ -189,7 +195,7 @@ def is_cut_short(file: soundfile.SoundFile) -> bool:
     if file.format not in ("WAV", "WAVEX", "NIST"):
         return False
     lengths = [match[2] for match in _SHORTER_THAN_HEADER.finditer(file.extra_info)]
-    return any(length is None or not _is_unknown_length(int(length)) for length in lengths)
+    return any(length is None or not is_unknown_length(int(length)) for length in lengths)
 
 
 def _ends_within_ogg_page(path: Path) -> bool:
@@ -375,70 +381,20 @@ def _unannounced(path: Path, rate: int) -> Iterator[Tensor]:
         if stream.read(4) != b"RIFF":
             return
         stream.seek(0)
-        pcm, length = _read_wav_header(stream)
+        pcm, length = read_wav_header(stream, str(path))
         begin, end = stream.tell(), stream.seek(0, os.SEEK_END)
         stream.seek(begin)
         name, size = struct.unpack("<4sI", stream.read(8).ljust(8, b"\0"))
         if length is not None or (name.isalnum() and begin + 8 + size + size % 2 == end):
             return  # there are no samples; what follows is another chunk
         stream.seek(begin)
-        yield from _samples(stream, pcm, None, rate)
+        yield from samples_of(stream, pcm, None, rate)
 
 
 def _reason(error: Exception) -> str:
     """libsndfile's message in parentheses, unless it is wrong or adds nothing."""
     words = str(error).rsplit(": ", 1)[-1].strip().rstrip(".")
     return "" if not words or "does not exist" in words or "internal error" in words else f" ({words})"
-
-
-_LOGGER = logging.getLogger(__name__)
-RAW_FORMATS = {"s16le": "<i2", "s32le": "<i4", "f32le": "<f4", "u8": "u1"}
-_PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
-
-
-# Lengths in WAV headers that were written before the length was known: these or a few bytes less, and SoX's.
-_UNKNOWN_LENGTHS = (0xFFFFFFFF, 0x80000000, 0x7FFFFFFF)
-_SOX_UNKNOWN_LENGTH = 0x7FFFF000
-_MAX_CHUNK_BYTES = 1 << 24
-
-
-def _is_unknown_length(length: int) -> bool:
-    is_close = any(0 <= unknown - length < 128 for unknown in _UNKNOWN_LENGTHS)
-    return length == 0 or length == _SOX_UNKNOWN_LENGTH or is_close
-
-
-@dataclass(frozen=True)
-class PcmFormat:
-    """The format of raw samples.
-
-    Args:
-        sampling_rate: in Hz.
-        encoding: a value of `RAW_FORMATS`, or `s24` for samples of three bytes.
-        num_channels: number of interleaved channels, which are averaged as by `read_audio`.
-    """
-
-    sampling_rate: int
-    encoding: str = "<i2"
-    num_channels: int = 1
-
-    @property
-    def bytes_per_frame(self) -> int:
-        """Number of bytes of one sample of all channels."""
-        return (3 if self.encoding == "s24" else np.dtype(self.encoding).itemsize) * self.num_channels
-
-    def decode(self, block: bytes) -> Tensor:
-        """Decodes whole frames to samples (L,) float32 in [-1, 1]."""
-        if self.encoding == "s24":
-            triples = np.frombuffer(block, dtype=np.uint8).reshape(-1, 3)
-            padded = np.concatenate([np.zeros((len(triples), 1), dtype=np.uint8), triples], axis=1)
-            values = padded.reshape(-1).view("<i4").astype(np.float32) / 2.0**31
-        else:
-            values = np.frombuffer(block, dtype=self.encoding).astype(np.float32)
-            if self.encoding == "u1":
-                values = (values - 128.0) / 128.0
-            elif self.encoding[1] == "i":
-                values /= 2.0 ** (8 * int(self.encoding[2]) - 1)
-        return torch.from_numpy(to_mono(values.reshape(-1, self.num_channels), self.sampling_rate))
 
 
 def file_pieces(path: str | Path, seconds: float) -> tuple[int, Iterator[Tensor]]:
@@ -478,94 +434,3 @@ def _decoded(path: Path, file: _SequentialFile, size: int) -> Iterator[Tensor]:
                     _LOGGER.warning("%s: the audio is cut short: its header announces more than there is.", path)
                 return
             yield torch.from_numpy(to_mono(samples, int(file.samplerate)))
-
-
-def byte_pieces(stream: BinaryIO, seconds: float, raw: PcmFormat | None = None) -> tuple[int, Iterator[Tensor]]:
-    """Reads a stream of bytes piece by piece, as soon as there are samples.
-
-    Args:
-        stream: WAV or raw samples.
-        seconds: maximum length of a piece.
-        raw: the format of raw samples; None for WAV.
-
-    Returns:
-        the sampling rate, and pieces (L,) float32, with channels averaged as by `read_audio`.
-
-    Raises:
-        AsrError: the WAV header is missing, or its format is neither PCM nor floating point.
-    """
-    length = None
-    if raw is None:
-        raw, length = _read_wav_header(stream)
-    return raw.sampling_rate, _samples(stream, raw, length, max(1, int(seconds * raw.sampling_rate)))
-
-
-def _samples(stream: BinaryIO, pcm: PcmFormat, length: int | None, size: int) -> Iterator[Tensor]:
-    # `read1` returns what is available instead of waiting for the full size.
-    read = getattr(stream, "read1", stream.read)
-    held, left = b"", length
-    while left is None or left > 0:
-        block = read(size * pcm.bytes_per_frame if left is None else min(left, size * pcm.bytes_per_frame))
-        if not block:
-            if left is not None:
-                _LOGGER.warning("The audio ends %d bytes before its WAV header says.", left)
-            break
-        left = None if left is None else left - len(block)
-        held += block
-        whole = len(held) // pcm.bytes_per_frame * pcm.bytes_per_frame
-        if whole:
-            yield pcm.decode(held[:whole])
-            held = held[whole:]
-    if held:
-        _LOGGER.warning("The audio ends within a sample, which is left out.")
-
-
-def _read_wav_header(stream: BinaryIO) -> tuple[PcmFormat, int | None]:
-    """Reads the header up to the samples: their format, and their number of bytes if it is known."""
-    head = _read_exactly(stream, 12)
-    if head[:4] != b"RIFF" or head[8:12] != b"WAVE":
-        raise AsrError("standard input does not begin like a WAV file; for samples without a header give --raw-rate.")
-    pcm: PcmFormat | None = None
-    while True:
-        name, size = struct.unpack("<4sI", _read_exactly(stream, 8))
-        if name == b"data":
-            if pcm is None:
-                raise AsrError("standard input: the WAV header has no format before its samples; it is damaged.")
-            return pcm, None if _is_unknown_length(size) else size
-        if size > _MAX_CHUNK_BYTES:
-            raise AsrError(f"standard input: the WAV header has a part of {size} bytes; it is damaged.")
-        content = _read_exactly(stream, size + size % 2)
-        if name == b"fmt ":
-            pcm = _wav_format(content)
-
-
-def _wav_format(content: bytes) -> PcmFormat:
-    if len(content) < 16:
-        raise AsrError("standard input: the WAV header's format is too short; it is damaged.")
-    kind, num_channels, rate, _, _, bits = struct.unpack("<HHIIHH", content[:16])
-    if kind == _EXTENSIBLE and len(content) >= 26:
-        (kind,) = struct.unpack("<H", content[24:26])
-    encodings = {
-        (_PCM, 8): "u1",
-        (_PCM, 16): "<i2",
-        (_PCM, 24): "s24",
-        (_PCM, 32): "<i4",
-        (_FLOAT, 32): "<f4",
-        (_FLOAT, 64): "<f8",
-    }
-    if (kind, bits) not in encodings or not num_channels or not rate:
-        raise AsrError(
-            f"standard input: WAV with {num_channels} channels at {rate} Hz, kind {kind} with {bits} bits per sample; "
-            "give plain PCM or floating-point samples."
-        )
-    return PcmFormat(rate, encodings[kind, bits], num_channels)
-
-
-def _read_exactly(stream: BinaryIO, size: int) -> bytes:
-    content = b""
-    while len(content) < size:
-        block = stream.read(size - len(content))
-        if not block:
-            raise AsrError("standard input ends before any sample; give it a WAV file, or --raw-rate for raw samples.")
-        content += block
-    return content

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Hashable, Iterable, Iterator, Sequence
+from numbers import Real
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -71,7 +72,9 @@ def as_samples(array: Any, name: str) -> Tensor:
         # torch supports neither the other byte order nor negative strides, and warns of arrays that are read-only.
         array = torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
     if not isinstance(array, Tensor):
-        raise AsrError(f"{name} is a {type(array).__name__}; give a tensor or a NumPy array of samples.")
+        # Many functions return samples and their rate as a pair, which looks like two recordings.
+        cure = ", and their sampling rate as an argument of its own" if isinstance(array, Real) else ""
+        raise AsrError(f"{name} is of type {type(array).__name__}; give a tensor or a NumPy array of samples{cure}.")
     if array.dtype in _FULL_SCALE:
         return array.float() / _FULL_SCALE[array.dtype]
     if not array.is_floating_point():
@@ -122,7 +125,8 @@ def as_recordings(
 def _rows(waveform: Any, num_samples: Tensor | Sequence[int] | None) -> list[Tensor]:
     if not isinstance(waveform, (Tensor, np.ndarray)):
         raise AsrError(
-            f"the recording is a {type(waveform).__name__}; give a file, a tensor, a NumPy array, or a list of these."
+            f"the recording is of type {type(waveform).__name__}; give a file, a tensor, a NumPy array, or a list of "
+            "these."
         )
     if waveform.ndim not in (1, 2, 3):
         raise AsrError(

@@ -26,7 +26,7 @@ def read_names(register: Path) -> dict[str, str]:
     """
     try:
         content = register.read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # a file in place of the folder is reported by who writes to it
         return {}
     except OSError as error:
         raise AsrError(f"{register}: the register of recordings cannot be read ({error.strerror}).") from error

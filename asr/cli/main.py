@@ -61,8 +61,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
 _EXAMPLES = """\
 examples:
   asr doctor                                      what works on this machine
-  asr transcribe talk.flac --bundle checkpoints/librispeech
-  asr transcribe folder/ --bundle checkpoints/librispeech --jsonl --output words.jsonl
+  asr transcribe talk.flac                        words
+  asr transcribe folder/ --output words.jsonl     JSON Lines with times and scores
   asr evaluate words.jsonl --reference reference.txt
   asr fit --config recipes/an4/am.yaml            train
 
@@ -149,6 +149,10 @@ def run(arguments: Sequence[str]) -> int:
         return 0 if rest else 2
     if name not in COMMANDS:
         unknown = " ".join(arguments[: 2 if group else 1])
+        if os.access(unknown, os.F_OK):
+            raise AsrError(
+                f"asr: {unknown!r} is not a command; 'asr transcribe {unknown}' turns recordings into words."
+            )
         raise AsrError(f"asr: there is no command {unknown!r}; there are: {', '.join(COMMANDS)}.")
     if any(not one or _EMPTY_OPTION.fullmatch(one) for one in rest):
         raise AsrError(f"asr {name}: an argument is empty, perhaps a shell variable that is not set; give it a value.")

@@ -253,6 +253,7 @@ def _with_flags(message: str, args: argparse.Namespace) -> str:
     """A message about options that were given, with their flags as names: `--workers` instead of `num_workers`."""
     flags = {name: one.flag for name, one in (setting_options() | options_of(ResourceOptions)).items() if "_" in name}
     flags["lm_fusion"] = "--lm-fusion"
+    flags["hot_words"] = f"--hot-words {args.hot_words}"
     names = re.compile(rf"\b({'|'.join(flags)})\b")
     is_given = any(getattr(args, name) is not None for name in names.findall(message))
     return names.sub(lambda match: flags[match[0]], message) if is_given else message

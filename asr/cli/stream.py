@@ -11,7 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from asr.audio.io import RAW_FORMATS, PcmFormat, byte_pieces, file_pieces
+from asr.audio.io import file_pieces
+from asr.audio.pcm import RAW_FORMATS, PcmFormat, byte_pieces
 from asr.cli.compile import compiling_notice
 from asr.cli.options import given_options, refuse_without, renamed
 from asr.cli.output import ResultsFile, print_line, print_record, shown

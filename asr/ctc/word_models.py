@@ -17,14 +17,13 @@ import torch
 
 from asr.errors import AsrError
 from asr.lm.corpus import WordStream
+from asr.lm.ngram.arpa import KENLM_MAGIC
 from asr.lm.ngram.estimate import estimate_kneser_ney
 from asr.lm.ngram.io import read_ngram_lm
 from asr.lm.ngram.model import NgramArrays, NgramLM
 from asr.lm.ngram.transform import prune_to_size
 from asr.lm.ngram.trie import ROOT, NgramTrie
 from asr.text.symbols import BOS_ID, EOS_ID, EPSILON_ID, SPECIAL_WORDS, UNK_ID, Vocabulary
-
-_KENLM_MAGIC = b"mmap lm http://kheafield.com/code"
 
 
 def read_ngram(source: str | Path | NgramLM) -> NgramLM:
@@ -62,7 +61,7 @@ def is_kenlm_binary(path: str | Path) -> bool:
     """
     try:
         with Path(path).open("rb") as stream:
-            return stream.read(len(_KENLM_MAGIC)) == _KENLM_MAGIC
+            return stream.read(len(KENLM_MAGIC)) == KENLM_MAGIC
     except OSError as error:
         raise AsrError(f"{path}: the language model cannot be read ({error.strerror}).") from error
 

@@ -93,6 +93,10 @@ def read_cuts(paths: Sequence[str | Path]) -> list[MonoCut]:
             raise AsrError(f"{path}: there is no such cut manifest; write it with `asr prepare`.")
         try:
             for record in _records(Path(path)):
+                if not isinstance(record, dict):
+                    raise ValueError("a line is not a JSON object")
+                if "type" not in record:
+                    raise ValueError(f"a line has the fields {', '.join(record)}, but no 'type'")
                 _require_plain_files(record)
                 cut = deserialize_item(record)
                 if not isinstance(cut, Cut):
@@ -103,7 +107,8 @@ def read_cuts(paths: Sequence[str | Path]) -> list[MonoCut]:
         except Exception as error:  # gzip, json and lhotse each raise their own
             reason = str(error).partition("\n")[0] or type(error).__name__
             raise AsrError(
-                f"{path}: this is not a readable manifest of lhotse cuts ({reason}); create it again."
+                f"{path}: this is not a readable manifest of lhotse cuts ({reason}); create it with `asr prepare`, "
+                "which also converts other lists."
             ) from error
     repeated = [cut_id for cut_id, num in Counter(cut.id for cut in cuts).items() if num > 1]
     if repeated:

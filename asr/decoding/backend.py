@@ -25,7 +25,7 @@ from asr.lm.interface import LanguageModel
 
 if TYPE_CHECKING:
     from asr.decoding.backtrace import Backtrace
-    from asr.decoding.lattice import LatticeRecords
+    from asr.decoding.lattice_records import LatticeRecords
 
 
 def expand(arc_begin: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:

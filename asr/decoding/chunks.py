@@ -34,7 +34,7 @@ from asr.decoding.backtrace import Backtrace
 from asr.decoding.cpu.lattice import ChunkRecords, LatticeBackpointers, LosingArcs, add_losses, connect_chunk
 from asr.decoding.frame import TokenSearch
 from asr.decoding.interface import DecodingOptions
-from asr.decoding.lattice import LatticeRecords
+from asr.decoding.lattice_records import LatticeRecords
 from asr.decoding.rescoring import rescoring_options
 from asr.decoding.selection import BackendFactory
 from asr.kernels.jit import jit

@@ -32,7 +32,7 @@ from asr.decoding.backend import (
 )
 from asr.decoding.backtrace import Backtrace
 from asr.decoding.interface import DecodingOptions
-from asr.decoding.lattice import LatticeRecords
+from asr.decoding.lattice_records import LatticeRecords
 from asr.decoding.recombination import NOT_REACHED, best_of_group, prune_tokens, recombine
 from asr.lm.interface import LanguageModel, contexts_at_start
 

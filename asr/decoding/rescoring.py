@@ -24,7 +24,8 @@ from asr.decoding.backend import ArcSet, ArcWords
 from asr.decoding.backtrace import Backtrace, best_arcs, endings_of, hypothesis_of_path
 from asr.decoding.frame import TokenSearch
 from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis
-from asr.decoding.lattice import Lattice, LatticeRecords, best_to_end, collects_on, join, lattice_from_lattice, prune
+from asr.decoding.lattice import Lattice, best_to_end, join, lattice_from_lattice, prune
+from asr.decoding.lattice_records import LatticeRecords, collects_on
 from asr.decoding.nbest import n_best, rescore_n_best
 from asr.decoding.selection import BackendFactory, select_backend
 from asr.decoding.settings import LanguageModelOptions

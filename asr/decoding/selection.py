@@ -20,7 +20,7 @@ from asr.decoding.cpu.frame import NumbaFrameBackend
 from asr.decoding.cpu.lattice_search import NumbaLatticeSearch
 from asr.decoding.frame import FrameSearch, SplitFrameBackend, TorchFrameBackend
 from asr.decoding.interface import DecodingOptions
-from asr.decoding.lattice import lattice_margin
+from asr.decoding.lattice_records import lattice_margin
 from asr.errors import AsrError
 from asr.kernels.jit import has_loops, triton_available
 from asr.lm.interface import LanguageModel

@@ -21,7 +21,8 @@ from asr.decoding.backtrace import Backtrace, Ending, best_arcs, endings_of
 from asr.decoding.chunks import ChunkedSearch
 from asr.decoding.frame import TokenSearch
 from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis, LogProbCheck, skip_blanks, with_num_frames
-from asr.decoding.lattice import Lattice, LatticeRecords, collects_on, pruned_lattice
+from asr.decoding.lattice import Lattice, pruned_lattice
+from asr.decoding.lattice_records import LatticeRecords, collects_on
 from asr.decoding.rescoring import rescore_lattice
 from asr.decoding.selection import BackendFactory, backend_name, select_backend
 from asr.errors import AsrError

@@ -16,7 +16,7 @@ import torch
 
 from asr.decoding.k2 import FINAL_LABEL
 from asr.decoding.kaldi_lattice import state_times
-from asr.decoding.lattice_io import log_of_base, require_whole, slf_fields
+from asr.decoding.slf import log_of_base, require_whole, slf_fields
 from asr.decoding.word_lattice import WordArc, WordLattice
 from asr.errors import AsrError
 from asr.text.documents import finite_number, read_text

@@ -29,7 +29,7 @@ from asr.decoding.gpu import kernels as search_kernels
 from asr.decoding.gpu.cuda_graph import CudaGraphSearch
 from asr.decoding.gpu.frame import FrameLimits, Recombination, TritonFrameBackend
 from asr.decoding.interface import DecodingOptions
-from asr.decoding.lattice import LatticeRecords
+from asr.decoding.lattice_records import LatticeRecords
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels import hash_table_triton

@@ -290,9 +290,13 @@ def _symbols_of(symbols: Sequence[str] | Mapping[str, int] | str | Path, name: s
     if isinstance(symbols, (str, Path)):
         symbols = _read_symbols(Path(symbols))
     if isinstance(symbols, Mapping):
-        columns = symbols.values()
-        if not all(isinstance(column, int) for column in columns) or sorted(columns) != list(range(len(symbols))):
-            raise AsrError(f"{name}: the tokens' ids are not 0, 1, 2, ... without gaps; give one token per column.")
+        columns = {column for column in symbols.values() if isinstance(column, int)}
+        missing = next((column for column in range(len(symbols)) if column not in columns), None)
+        if missing is not None:
+            raise AsrError(
+                f"{name}: the tokens' ids are not 0, 1, 2, ... without gaps ({missing} is missing); give one token per "
+                "column."
+            )
         symbols = sorted(symbols, key=symbols.__getitem__)
     if not isinstance(symbols, Iterable):
         raise AsrError(f"the tokens are of type {type(symbols).__name__}; give a list or a file.")
@@ -327,6 +331,9 @@ def _read_symbols(path: Path) -> list[str] | dict[str, int]:
         while columns and DISAMBIGUATION.match(last := max(columns, key=columns.__getitem__)):
             del columns[last]
         return columns
+    if lines and all(len(row) == 2 and row[0].isdecimal() for row in rows):
+        number, symbol = rows[0]
+        raise AsrError(f"{path}: the ids come before the tokens; write the token first, as in `{symbol} {number}`.")
     scored = [_SCORED_PIECE.fullmatch(line.rstrip("\r")) for line in lines]
     if all(scored):
         return [piece[1] for piece in scored if piece]

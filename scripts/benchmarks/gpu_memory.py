@@ -32,7 +32,7 @@ from asr.decoding.backend import SearchGraph
 from asr.decoding.build import recognition_settings
 from asr.decoding.gpu import cuda_graph, frame
 from asr.decoding.gpu.frame import FrameLimits
-from asr.decoding.lattice import lattice_margin
+from asr.decoding.lattice_records import lattice_margin
 from asr.decoding.settings import ResourceOptions
 from asr.recognizer import Recognizer
 from asr.testing.simulated_gpu import simulated_gpu

@@ -155,6 +155,12 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
             "1 -> 2",
         ): "one more entry than is read",
         (
+            "if loop is None or not log_prob.numel():",
+            "not log_prob.numel() -> not not log_prob.numel()",
+        ): _SHORTCUT,
+    },
+    "asr/decoding/lattice_records.py": {
+        (
             "number = torch.full((len(arc) + 1,), -1, device=arc.device)",
             "-1 -> +1",
         ): "all entries but the last are set, and the last, for backpointer -1, is not used",
@@ -163,10 +169,6 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
             "ending.final_total.max -> ending.final_total.min",
         ): "more partial paths than needed are kept; the lattice is pruned afterwards",
         ("_SLACK = 0.1", "0.1 -> 1.1"): "more losing arcs than needed are kept; the lattice is pruned afterwards",
-        (
-            "if loop is None or not log_prob.numel():",
-            "not log_prob.numel() -> not not log_prob.numel()",
-        ): _SHORTCUT,
         (
             "keeps, keeps_losing = loss[:-1] <= self.margin, loss.index_select(0, dst) + score_gap <= self.margin",
             "loss[:-1] <= self.margin -> loss[:-1] < self.margin",

@@ -27,7 +27,8 @@ import soundfile
 import torch
 
 from asr import hub
-from asr.audio.io import byte_pieces, file_pieces, read_audio
+from asr.audio.io import file_pieces, read_audio
+from asr.audio.pcm import byte_pieces
 from asr.bundle import Bundle
 from asr.cli.output import ResultsFile
 from asr.ctc.pyctcdecode import BeamSearchDecoderCTC, build_ctcdecoder

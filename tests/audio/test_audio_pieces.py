@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import io
 import logging
+import re
+import struct
 
 import numpy as np
 import pytest
 import soundfile
 import torch
 
-from asr.audio.io import PcmFormat, byte_pieces, file_pieces, read_audio
+from asr.audio.io import file_pieces, read_audio
+from asr.audio.pcm import PcmFormat, byte_pieces
 from asr.errors import AsrError
 
 SAMPLES = torch.linspace(-0.9, 0.9, 1000)
@@ -103,6 +106,19 @@ def test_a_header_written_before_the_length_was_known(caplog):
 def test_bytes_that_are_no_audio(content, message):
     with pytest.raises(AsrError, match=message):
         byte_pieces(io.BytesIO(content), 0.01)
+
+
+def test_a_file_of_another_encoding_that_announces_no_samples(tmp_path):
+    """Such as ADPCM that was written to a pipe; the message is about the file, not about standard input."""
+    encoding = struct.pack("<HHIIHHHH", 17, 1, 8000, 4055, 256, 4, 2, 505)
+    parts = b"fmt ", struct.pack("<I", len(encoding)), encoding, b"fact", struct.pack("<II", 4, 0), b"data\0\0\0\0"
+    path = tmp_path / "a.wav"
+    path.write_bytes(b"RIFF\0\0\0\0WAVE" + b"".join(parts) + b"\1" * 512)
+    message = f"^{re.escape(str(path))}: WAV with 1 channels at 8000 Hz, kind 17 with 4 bits per sample; give plain PCM"
+    with pytest.raises(AsrError, match=message):
+        read_audio(path, 8000)
+    with pytest.raises(AsrError, match=message):
+        list(file_pieces(path, 0.1)[1])
 
 
 def test_files(tmp_path):

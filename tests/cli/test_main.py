@@ -55,6 +55,15 @@ def test_an_unknown_command_is_one_sentence(capsys):
     assert len(error.splitlines()) == 1
 
 
+def test_a_recording_in_place_of_a_command(tmp_path, capsys):
+    path = tmp_path / "x.wav"
+    path.touch()
+    assert main.main([str(path)]) == 2
+    assert f"'{path}' is not a command; 'asr transcribe {path}' turns recordings" in capsys.readouterr().err
+    assert main.main(["x" * 5000]) == 2
+    assert "there is no command 'xxx" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("arguments", [["transcribe", "--bundel", "an4", "a.wav"], ["lm", "rnn", "export", "--frm"]])
 def test_a_misspelled_option_is_one_sentence(capsys, arguments):
     with pytest.raises(SystemExit) as leaving:

@@ -209,6 +209,29 @@ def test_wrong_requests_are_one_sentence(data: Path, options: list[str], message
     assert message in capsys.readouterr().err
 
 
+def test_other_lists_are_no_cuts(tmp_path: Path, capsys) -> None:
+    pytest.importorskip("lhotse")
+    path = tmp_path / "nemo.jsonl"
+    for line, reason in (
+        (
+            '{"audio_filepath": "a.wav", "duration": 3.5}',
+            "a line has the fields audio_filepath, duration, but no 'type'",
+        ),
+        ("[1]", "a line is not a JSON object"),
+    ):
+        path.write_text(line)
+        assert main(["transcribe", str(path)]) == 2
+        message = f"{path}: this is not a readable manifest of lhotse cuts ({reason}); create it with `asr prepare`"
+        assert message in capsys.readouterr().err
+
+
+def test_a_file_is_no_folder_of_transcripts(data: Path, tmp_path: Path, capsys) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    assert main(["transcribe", str(data / "wav.scp"), "--output-dir", str(path)]) == 2
+    assert f"{path}: transcripts cannot be written there (File exists)" in capsys.readouterr().err
+
+
 def test_lhotse_s_cuts(data: Path, tmp_path: Path) -> None:
     pytest.importorskip("lhotse")
     from lhotse import CutSet, Recording

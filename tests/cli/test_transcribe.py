@@ -74,6 +74,9 @@ def test_hot_words_are_part_of_what_made_an_output(tmp_path, transcribe):
     common = path, "--ngram-only", "--hot-words", hot
     assert transcribe(*common, "--output", output)[0] == 0
     assert json.loads(output.read_text())["text"] == "PAT TWO KIT"
+    hot.write_text("KENSHO\n")
+    code, _, errors = transcribe(*common)
+    assert code == 2 and f"--hot-words {hot}: give words of the vocabulary; it does not have 'KENSHO'" in errors
     hot.write_text("TO\n")
     code, _, errors = transcribe(*common, "--output", output)
     assert code == 2 and "was recognized by" in errors

@@ -168,6 +168,9 @@ def test_files(tmp_path: Path) -> None:
     assert CTCTokens(path).symbols == ("a", " ", "<blk>")
     path.write_text("-\n|\nA\n", encoding="utf-8")
     assert CTCTokens(path).symbols == ("-", "|", "A")
+    path.write_text("0 -\n1 |\n2 A\n", encoding="utf-8")
+    with pytest.raises(AsrError, match="the ids come before the tokens; write the token first, as in `- 0`"):
+        CTCTokens(path)
     vocabulary = tmp_path / "vocab.json"
     vocabulary.write_text(json.dumps({"<pad>": 0, "|": 1, "A": 2}), encoding="utf-8")
     assert CTCTokens(vocabulary).symbols == ("<pad>", "|", "A")
@@ -186,7 +189,7 @@ def test_files(tmp_path: Path) -> None:
         (["<blk>", "A"], {"blank": 7}, "column is 7, but the columns are 0 to 1"),
         (["<blk>", "A"], {"blank": "-"}, "blank '-' is not one of the 2 tokens"),
         (["<blk>", "A"], {"word_boundary": "|"}, "word boundary '|' is not one of the tokens"),
-        ({"<blk>": 0, "A": 2}, {}, "not 0, 1, 2, ..."),
+        ({"<blk>": 0, "A": 2}, {}, "not 0, 1, 2, ... without gaps (1 is missing)"),
         ({"<blk>": 0, "A": "x"}, {}, "not 0, 1, 2, ..."),
         ({"<blk>": 0, "A": [1]}, {}, "not 0, 1, 2, ..."),
         (["<blk>"], {}, "there are 1 tokens"),

@@ -19,7 +19,7 @@ from asr.decoding.backend import ActiveTokens, Frame, FrameBackend, Searchable, 
 from asr.decoding.backtrace import Backtrace
 from asr.decoding.frame import FrameSearch, SplitFrameBackend, TorchFrameBackend, follow_epsilons
 from asr.decoding.interface import DecodingOptions
-from asr.decoding.lattice import LatticeRecords
+from asr.decoding.lattice_records import LatticeRecords
 from asr.decoding.selection import frame_backend
 from tests.decoding.random_graphs import random_graph, random_log_prob
 from tests.reference.table_lm import TableLM

@@ -15,17 +15,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asr.decoding import lattice_io
 from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import Lattice
 from asr.decoding.lattice_io import (
     load_k2_lattice,
     read_kaldi_lattices,
     read_slf,
-    slf_fields,
     write_kaldi_lattice,
     write_slf,
 )
+from asr.decoding.slf import slf_fields
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from asr.text.symbols import TokenTable, Vocabulary
@@ -394,7 +393,7 @@ def slf(tmp_path: Path) -> Callable[..., Lattice]:
     """Reads a text as an SLF file, with the words w0 .. w4 and the tokens <blk>, t1, t2, t3."""
     graph = random_graph(0)
 
-    def read(text: str, **options: float) -> Lattice:
+    def read(text: str, **options: Any) -> Lattice:
         (tmp_path / "a.slf").write_text(text)
         return read_slf(tmp_path / "a.slf", graph.vocabulary, graph.tokens, **options)
 
@@ -442,19 +441,14 @@ def test_scores_and_the_word_of_a_link_go_to_its_first_frame(slf: Callable[..., 
         ("d=:t1,0.03:t2,0.03:", "a.slf:4: the link is longer than 5 frames; the file is damaged"),
     ],
 )
-def test_links_that_no_lattice_has(
-    slf: Callable[..., Lattice], link: str, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lattice_io, "_MAX_LINKS", 5)
+def test_links_that_no_lattice_has(slf: Callable[..., Lattice], link: str, message: str) -> None:
     text = "N=2 L=1\nI=0\nI=1\nJ=0 S=0 E=1 "
-    assert slf(text + "d=:t1,0.05:\n").num_frames == 5
+    assert slf(text + "d=:t1,0.05:\n", max_links=5).num_frames == 5
     with pytest.raises(AsrError, match=message):
-        slf(f"{text}{link}\n")
+        slf(f"{text}{link}\n", max_links=5)
 
 
-def test_no_more_links_and_paths_than_memory_allows(
-    slf: Callable[..., Lattice], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_more_links_and_paths_than_memory_allows(slf: Callable[..., Lattice]) -> None:
     """Two links of 3 frames each; and three links that read nothing, each before two that do."""
     frames = "N=3 L=2\nI=0\nI=1\nI=2\nJ=0 S=0 E=1 d=:t1,0.03:\nJ=1 S=1 E=2 d=:t1,0.03:\n"
     empty = "".join(f"J={number} S=0 E=1\n" for number in range(3))
@@ -463,11 +457,9 @@ def test_no_more_links_and_paths_than_memory_allows(
         (frames, "the lattice has more than 5 frames on its links; prune it"),
         (ways, "links that read no frame form more than 5 paths; prune the lattice"),
     ):
-        monkeypatch.setattr(lattice_io, "_MAX_LINKS", 6)
-        assert slf(text).num_arcs == 6
-        monkeypatch.setattr(lattice_io, "_MAX_LINKS", 5)
+        assert slf(text, max_links=6).num_arcs == 6
         with pytest.raises(AsrError, match=message):
-            slf(text)
+            slf(text, max_links=5)
 
 
 def test_sub_lattices_in_the_header(slf: Callable[..., Lattice]) -> None:

@@ -22,7 +22,8 @@ from asr.decoding.cpu.lattice import LatticeBackpointers, LosingArcs, add_losses
 from asr.decoding.cpu.lattice_search import NumbaLatticeSearch
 from asr.decoding.frame import FrameSearch, TokenSearch, TorchFrameBackend
 from asr.decoding.interface import DecodingOptions
-from asr.decoding.lattice import Lattice, LatticeRecords
+from asr.decoding.lattice import Lattice
+from asr.decoding.lattice_records import LatticeRecords
 from asr.decoding.rescoring import rescore_lattice
 from asr.decoding.selection import BackendFactory, select_backend
 from asr.decoding.token_passing import TokenPassingDecoder

@@ -15,16 +15,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from asr.errors import AsrError
-from asr.graph.decoding_graph import (
-    TENSOR_DTYPES,
-    DecodingGraph,
-    PhoneGraph,
-    compress,
-    decompress,
-    pack,
-    write_graph_file,
-)
+from asr.graph.decoding_graph import TENSOR_DTYPES, DecodingGraph, PhoneGraph, write_graph_file
 from asr.graph.epsilon_removal import remove_epsilons
+from asr.graph.packing import compress, decompress, pack
 from asr.text.symbols import TokenTable
 from tests.reference.toy_graph import toy_graph
 

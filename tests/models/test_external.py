@@ -97,8 +97,8 @@ def test_samples_of_any_type() -> None:
     ):
         assert torch.allclose(model(given)[0], wanted, atol=1e-5)
     for wrong, message in (
-        ("x.wav", "the waveform is a str"),
-        (["x.wav"], "waveform 0 is a str; give a tensor or a NumPy array"),
+        ("x.wav", "the waveform is of type str"),
+        (["x.wav"], "waveform 0 is of type str; give a tensor or a NumPy array"),
         ([waveform, waveform > 0], "waveform 1 holds torch.bool"),
         (np.zeros(800, dtype=np.uint8), "waveform 0 holds uint8"),
     ):

@@ -446,7 +446,7 @@ def test_bad_pieces_are_refused_and_the_stream_goes_on(recognizer):
         streaming.push(stream, torch.zeros(100, dtype=torch.uint8))
     with pytest.raises(AsrError, match=r"shape \(2, 100\)"):
         streaming.push(stream, torch.zeros(2, 100))
-    with pytest.raises(AsrError, match=r"stream 0 at 0\.50 s: the piece is a list; give a tensor"):
+    with pytest.raises(AsrError, match=r"stream 0 at 0\.50 s: the piece is of type list; give a tensor"):
         streaming.push(stream, [0.0, 0.1])
     results = run(streaming, stream, waveform[8000:])
     assert results[-1].text == "PAT TO KIT"

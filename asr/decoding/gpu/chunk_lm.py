@@ -20,7 +20,7 @@ from asr.decoding.backend import ActiveTokens, Candidates, Chunk, Frame, Searcha
 from asr.decoding.frame import FRAMES_BETWEEN_COLLECTIONS, extended, score_words
 from asr.decoding.gpu.frame import CountedSurvivors, TritonFrameBackend, counted_positions
 from asr.decoding.interface import DecodingOptions
-from asr.decoding.lattice import LatticeRecords
+from asr.decoding.lattice_records import LatticeRecords
 from asr.kernels.hash_table import marked_positions
 from asr.lm.interface import LanguageModel
 

@@ -23,7 +23,7 @@ from asr.decoding.backtrace import Backtrace
 from asr.decoding.gpu import frame, kernels
 from asr.decoding.gpu.frame import ArcExpansion, FrameLimits, Recombination
 from asr.decoding.gpu.losing_arcs import LosingArcBuffers
-from asr.decoding.lattice import LatticeRecords
+from asr.decoding.lattice_records import LatticeRecords
 from asr.kernels.hash_table import marked_positions
 
 

@@ -24,6 +24,9 @@ from asr.serialization import open_atomic
 from asr.text.documents import READING_ERRORS, open_text, unreadable
 from asr.text.symbols import BOS_ID, SPECIAL_WORDS, UNK_ID, Vocabulary
 
+KENLM_MAGIC = b"mmap lm http://kheafield.com/code"
+"""How a file of KenLM's `build_binary` begins."""
+
 LN_10 = math.log(10.0)
 BLOCK_LINES = 200_000
 _COUNT_LINE = re.compile(rb"ngram\s+(\d+)\s*=\s*(\d+)$")
@@ -95,6 +98,8 @@ class ArpaReader:
 
     def _read_header(self) -> tuple[int, ...]:
         while (line := self._next_line()) != b"\\data\\":
+            if line.startswith(KENLM_MAGIC):
+                self._fail("a KenLM binary does not list its n-grams; give the ARPA file that it was built from")
             if line == b"" or self._num_lines > 10_000:
                 self._fail("no \\data\\ line; this is not an ARPA file")
         counts: list[int] = []

@@ -405,7 +405,9 @@ def _as_list(waveform: Any) -> list[Tensor]:
     if isinstance(waveform, (Tensor, np.ndarray)) and waveform.ndim == 1:
         waveform = [waveform]
     elif not isinstance(waveform, (Tensor, np.ndarray, list, tuple)):
-        raise AsrError(f"the waveform is a {type(waveform).__name__}; give a tensor, a NumPy array or a list of these.")
+        raise AsrError(
+            f"the waveform is of type {type(waveform).__name__}; give a tensor, a NumPy array or a list of these."
+        )
     utterances = [as_samples(each, f"waveform {number}").float() for number, each in enumerate(waveform)]
     if not utterances or any(each.dim() != 1 or not len(each) for each in utterances):
         raise AsrError("give waveforms of shape (samples,) or (utterances, samples), and no empty ones.")

@@ -20,7 +20,8 @@ from asr.decoding.gpu.chunk_lm import TritonChunkSearchWithLM
 from asr.decoding.gpu.cuda_graph import CudaGraphSearch
 from asr.decoding.gpu.frame import FrameLimits, TritonFrameBackend
 from asr.decoding.interface import DecodingOptions
-from asr.decoding.lattice import Lattice, LatticeRecords, lattice_margin
+from asr.decoding.lattice import Lattice
+from asr.decoding.lattice_records import LatticeRecords, lattice_margin
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.lm.interface import LanguageModel
 from tests.decoding.random_graphs import random_graph, random_log_prob

@@ -189,6 +189,11 @@ def test_missing_and_empty_file(tmp_path: Path) -> None:
         read_arpa(_file(tmp_path, ""))
 
 
+def test_a_binary_of_kenlm(tmp_path: Path) -> None:
+    with pytest.raises(AsrError, match="line 1: a KenLM binary does not list its n-grams; give the ARPA file"):
+        read_arpa(_file(tmp_path, b"mmap lm http://kheafield.com/code format version 5\n\0\xff"))
+
+
 def test_failed_write_leaves_nothing(tmp_path: Path) -> None:
     trie = read_arpa(_file(tmp_path, TINY))
     (tmp_path / "out.arpa").mkdir()
