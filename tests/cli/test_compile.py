@@ -15,6 +15,7 @@ import torch
 from asr.cli import compile as compiling
 from asr.cli.main import main
 from asr.decoding.warmup import made_up_log_prob
+from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels.jit import built_for, watch_compiler
 
@@ -128,6 +129,17 @@ def test_made_up_utterances_follow_the_graph(tiny_bundle_folder: Path) -> None:
     assert torch.allclose(log_prob.exp().sum(-1), torch.ones(log_prob.shape[:2]))
     assert torch.equal(log_prob, made_up_log_prob(graph)[0])
     assert float(log_prob[0].exp().amax(-1).mean()) > 0.9
+
+
+@pytest.mark.slow
+def test_loops_that_cannot_be_kept_are_not_compiled_for_minutes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_bundle_folder: Path
+) -> None:
+    monkeypatch.setattr(compiling, "UNWRITABLE_FOLDERS", [tmp_path / "__pycache__"])
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    with pytest.raises(AsrError, match="__pycache__: compiled loops cannot be kept there; make room, or name another"):
+        compiling.compile_loops([tiny_bundle_folder])
+    assert not compiling.compiled_state()[0]
 
 
 def test_a_command_group_without_its_subcommand_shows_help(capsys: pytest.CaptureFixture[str]) -> None:
