@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -79,6 +80,20 @@ def test_exit_codes(monkeypatch, raised, code):
     monkeypatch.setattr(main, "run", fail)
     monkeypatch.setattr(main.sys, "stderr", open("/dev/null", "w"))  # noqa: PTH123, SIM115
     assert main.main(["doctor"]) == code
+
+
+def test_warnings_of_modules_look_like_other_messages(monkeypatch, capsys):
+    def warn(arguments):
+        logging.getLogger("asr.audio.io").warning("%s: the audio is cut short\x1b.", "a.wav")
+        return 0
+
+    monkeypatch.setattr(main, "run", warn)
+    assert main.main(["doctor"]) == 0
+    assert capsys.readouterr().err == ""  # pytest handles warnings itself, as a program may that calls `main`
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    assert main.main(["doctor"]) == 0
+    assert capsys.readouterr().err == "asr: a.wav: the audio is cut short\N{REPLACEMENT CHARACTER}.\n"
+    assert not logging.getLogger("asr").handlers
 
 
 def test_a_missing_package_is_named(monkeypatch, capsys):
