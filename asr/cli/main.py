@@ -8,6 +8,7 @@ import io
 import logging
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -224,6 +225,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("asr: error:", *(printable(line.strip()) for line in str(error).splitlines()), file=sys.stderr)
         code = 2
     except KeyboardInterrupt:
+        if arguments is None:  # this process is about to end: pressed again, Ctrl-C ends it at once
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
         print("asr: interrupted", file=sys.stderr)
         code = 130
     except BrokenPipeError:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -94,6 +95,26 @@ def test_warnings_of_modules_look_like_other_messages(monkeypatch, capsys):
     assert main.main(["doctor"]) == 0
     assert capsys.readouterr().err == "asr: a.wav: the audio is cut short\N{REPLACEMENT CHARACTER}.\n"
     assert not logging.getLogger("asr").handlers
+
+
+PRESSED_AGAIN = """
+import atexit, os, signal, sys
+from asr.cli import main
+
+def interrupted(arguments):
+    raise KeyboardInterrupt
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let background jobs ignore it
+atexit.register(os.kill, os.getpid(), signal.SIGINT)
+main.run = interrupted
+sys.exit(main.main())
+"""
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_while_the_process_ends_gives_no_traceback():
+    done = subprocess.run([sys.executable, "-c", PRESSED_AGAIN], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "asr: interrupted\n")
 
 
 def test_a_missing_package_is_named(monkeypatch, capsys):
