@@ -731,6 +731,11 @@ class Recognizer(nn.Module):
         Raises:
             AsrError: an option would have no effect.
         """
+        if self.bundle.acoustic_model.class_name == "External" and self.resources.acoustic_precision != "auto":
+            raise AsrError(
+                "acoustic_precision has no effect here: an external acoustic model has a precision of its own; leave "
+                "it out."
+            )
         settings = setting_options()
         given = [settings[name] for name in sorted(self.settings.given)]
         resources = options_of(ResourceOptions)
