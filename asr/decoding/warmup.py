@@ -77,8 +77,8 @@ def query_many(lm: LanguageModel) -> None:
 
     A recurrent model computes many states by other loops than few, and products of the states before them only once.
     """
-    number, num_words = torch.arange(2 * MAX_LOOP_ROWS, device=device_of(lm)), len(lm.vocabulary)
-    last, other = num_words - 1 - number % 2, number // 2 % num_words
+    number, last_word = torch.arange(MAX_LOOP_ROWS + 2, device=device_of(lm)), len(lm.vocabulary) - 1
+    last, other = last_word - number % 2, last_word - number // 2 % (last_word + 1)
     context_idx = lm.start(len(number))
     for word_id in (last, other, last):
         _, context_idx = lm.score(context_idx, word_id)
