@@ -298,8 +298,13 @@ def read_transcripts(path: str | Path) -> Transcripts:
     results of a stream are joined; partial ones are ignored.
 
     Raises:
-        AsrError: the file is missing or not UTF-8, a line cannot be read, or an id occurs twice.
+        AsrError: the file is missing, a table or not UTF-8, a line cannot be read, or an id occurs twice.
     """
+    if ".csv" in Path(path).suffixes:
+        raise AsrError(
+            f"{path}: transcripts are not read from tables; give lines 'id words ...', or JSON Lines with 'id' and "
+            "'text'. 'asr prepare csv' reads tables that name audio files."
+        )
     transcripts: Transcripts = {}
     failed: Transcripts = {}
     complete = set[str]()

@@ -38,7 +38,7 @@ from asr.decoding.interface import Decoder, DecodeResult, DecodingOptions, Hypot
 from asr.decoding.nbest import n_best
 from asr.decoding.rescoring import SecondPass
 from asr.decoding.settings import Pass, ResourceOptions, refuse_unused, setting_options
-from asr.decoding.warmup import made_up_log_prob, needs_warm_up
+from asr.decoding.warmup import made_up_log_prob, needs_warm_up, query_many
 from asr.decoding.words import WordAligner, can_align, with_final_words
 from asr.errors import AsrError
 from asr.graph.context import TIED_STATES, TiedStates
@@ -676,6 +676,9 @@ class Recognizer(nn.Module):
         self._score([noise, noise[: self.sampling_rate // 3]])
         log_prob, num_frames = made_up_log_prob(self.bundle.graph)
         self._decode(decoder, engines, 2, None, 0, _Scored(log_prob, num_frames, num_frames.tolist(), StageTimes()))
+        for models in engines.models:
+            if models.model is not None:
+                query_many(models.model)
         if keep_lattices:  # for the words of least risk, or for confidences
             mbr.warm_up()
 
@@ -728,6 +731,11 @@ class Recognizer(nn.Module):
         Raises:
             AsrError: an option would have no effect.
         """
+        if self.bundle.acoustic_model.class_name == "External" and self.resources.acoustic_precision != "auto":
+            raise AsrError(
+                "acoustic_precision has no effect here: an external acoustic model has a precision of its own; leave "
+                "it out."
+            )
         settings = setting_options()
         given = [settings[name] for name in sorted(self.settings.given)]
         resources = options_of(ResourceOptions)

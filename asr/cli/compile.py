@@ -23,7 +23,7 @@ from asr.cli.options import notice
 from asr.decoding.build import available_modes
 from asr.errors import AsrError
 from asr.hub import user_cache
-from asr.kernels.jit import built_for, cached_code, has_package, watch_compiler
+from asr.kernels.jit import UNWRITABLE_FOLDERS, built_for, cached_code, has_package, watch_compiler
 from asr.recognizer import Recognizer
 from asr.streaming import StreamingRecognizer
 from asr.text.documents import parse_json
@@ -50,6 +50,9 @@ def compile_loops(folders: Sequence[Path]) -> int:
 
     Returns:
         the number of functions compiled; 0 where all of them were in numba's cache.
+
+    Raises:
+        AsrError: the code cannot be kept, because no folder for it can be written.
     """
     begin, num_compiled = time.perf_counter(), 0
 
@@ -65,6 +68,11 @@ def compile_loops(folders: Sequence[Path]) -> int:
     with watch_compiler(count):
         for step in track(steps, text, console=console, disable=not console.is_terminal):
             step()
+            if UNWRITABLE_FOLDERS:
+                raise AsrError(
+                    f"{UNWRITABLE_FOLDERS[0]}: compiled loops cannot be kept there; make room, or name another folder "
+                    "in the environment variable NUMBA_CACHE_DIR."
+                )
     _write_record()
     print(f"asr: {num_compiled} functions compiled in {time.perf_counter() - begin:.0f} s.", file=sys.stderr)
     return num_compiled

@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import importlib
 import io
+import logging
 import os
 import re
+import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import ModuleType
 from typing import NamedTuple, NoReturn
 
@@ -189,6 +192,27 @@ def _import_command(module_name: str) -> ModuleType:
         ) from error
 
 
+class _WarningLines(logging.Handler):
+    """Prints what modules warn of as errors are printed; progress bars may have replaced `sys.stderr`."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print("asr:", printable(record.getMessage()), file=sys.stderr)
+
+
+@contextmanager
+def _warnings_as_lines() -> Iterator[None]:
+    """Within the block, the package's warnings are lines on stderr, unless the program handles them itself."""
+    logger, handler = logging.getLogger("asr"), _WarningLines(logging.WARNING)
+    if logger.hasHandlers():
+        yield
+        return
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The entry point: prints an AsrError as one line and returns the exit code."""
     _open_closed_streams()
@@ -196,7 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):  # not if a program has replaced it
             stream.reconfigure(errors="backslashreplace")
     try:
-        with interrupts_between_loops():
+        with interrupts_between_loops(), _warnings_as_lines():
             code = run(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()  # errors of writing must show here, where they are reported
         return code
@@ -205,6 +229,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("asr: error:", *(printable(line.strip()) for line in str(error).splitlines()), file=sys.stderr)
         code = 2
     except KeyboardInterrupt:
+        if arguments is None:  # this process is about to end: pressed again, Ctrl-C ends it at once
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
         print("asr: interrupted", file=sys.stderr)
         code = 130
     except BrokenPipeError:

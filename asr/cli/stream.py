@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 import re
+import signal
 import sys
+import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from types import FrameType
 from typing import Any
 
 from torch import Tensor
@@ -120,6 +124,56 @@ def streaming_options(args: argparse.Namespace) -> StreamingOptions:
         raise AsrError(names.sub(lambda match: flag_of(match[0]), str(error))) from error
 
 
+class _EndOfInput:
+    """Ctrl-C during live audio ends the input, so that its last utterance is completed; another one ends the command.
+
+    Attributes:
+        was_requested: whether Ctrl-C has been pressed.
+    """
+
+    def __init__(self) -> None:
+        self.was_requested = False
+        self._is_reading = False
+
+    @contextmanager
+    def by_ctrl_c(self) -> Iterator[None]:
+        """Handles Ctrl-C within the block, unless the process ignores it or this is not the main thread."""
+        usual = signal.getsignal(signal.SIGINT)
+        if not callable(usual) or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            if self.was_requested:
+                usual(number, frame)
+            self.was_requested = True
+            if self._is_reading:
+                raise KeyboardInterrupt
+
+        signal.signal(signal.SIGINT, handle)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, usual)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """A block that Ctrl-C interrupts, as it may wait for long."""
+        self._is_reading = True
+        try:
+            yield
+        finally:
+            self._is_reading = False
+
+    def next(self, pieces: Iterator[Tensor]) -> Tensor | None:
+        """The next piece; None at the end of the input."""
+        try:
+            with self.reading():
+                return None if self.was_requested else next(pieces, None)
+        except KeyboardInterrupt:
+            return None
+
+
 def run_streams(
     args: argparse.Namespace,
     recognizer: Recognizer,
@@ -131,6 +185,7 @@ def run_streams(
 
     Raises:
         AsrError: an option is out of range, or standard input is given more than once.
+        KeyboardInterrupt: Ctrl-C was pressed; the utterances of live audio have been completed.
     """
     for name in ("streams", "raw_channels", "raw_rate"):
         if (number := getattr(args, name)) is not None and number < 1:
@@ -146,8 +201,29 @@ def run_streams(
         raw = PcmFormat(args.raw_rate, RAW_FORMATS[args.raw_format], args.raw_channels)
     with compiling_notice():
         streaming = StreamingRecognizer(recognizer, options)
+    end = _EndOfInput()
+    with end.by_ctrl_c() if names == [STANDARD_INPUT] else nullcontext():
+        num_failed = _run(args, streaming, names, output, raw, end)
+    if args.statistics:
+        print(f"mode {recognizer.mode}, decoder {options.decoder}: {streaming.times.format()}", file=sys.stderr)
+        for line in format_cache({} if streaming.engine is None else streaming.engine.statistics().as_dict()):
+            print(line, file=sys.stderr)
+    if end.was_requested:
+        raise KeyboardInterrupt
+    return num_failed
+
+
+def _run(
+    args: argparse.Namespace,
+    streaming: StreamingRecognizer,
+    names: list[str],
+    output: ResultsFile | None,
+    raw: PcmFormat | None,
+    end: _EndOfInput,
+) -> int:
     waiting, pieces_of, name_of = deque(names), dict[int, Iterator[Tensor]](), dict[int, str]()
     failed: set[str] = set()
+    chunk_seconds = streaming.options.chunk_seconds
 
     def report(name: str, error: AsrError) -> None:
         failed.add(name)
@@ -160,16 +236,17 @@ def run_streams(
             name = waiting.popleft()
             try:
                 if name == STANDARD_INPUT:
-                    rate, pieces = byte_pieces(sys.stdin.buffer, options.chunk_seconds / 4, raw)
+                    with end.reading():
+                        rate, pieces = byte_pieces(sys.stdin.buffer, chunk_seconds / 4, raw)
                 else:
-                    rate, pieces = file_pieces(name, options.chunk_seconds)
+                    rate, pieces = file_pieces(name, chunk_seconds)
                 stream = streaming.open(rate)
                 pieces_of[stream], name_of[stream] = pieces, name
             except AsrError as error:
                 report(name, error)
         for stream, pieces in list(pieces_of.items()):
             try:
-                piece = next(pieces, None)
+                piece = end.next(pieces)
             except AsrError as error:
                 report(name_of[stream], error)
                 piece = None
@@ -185,10 +262,6 @@ def run_streams(
             _write(result, name_of[result.stream], output, args.jsonl)
             if result.reason == "end":
                 del name_of[result.stream]
-    if args.statistics:
-        print(f"mode {recognizer.mode}, decoder {options.decoder}: {streaming.times.format()}", file=sys.stderr)
-        for line in format_cache({} if streaming.engine is None else streaming.engine.statistics().as_dict()):
-            print(line, file=sys.stderr)
     return len(failed)
 
 

@@ -235,7 +235,7 @@ class K2StreamingDecoder:
         options: beams and scales.
         lm: language model that rescores the growing lattice, or None.
         endpoint_rules: rules for when a speaker has finished; `longest` also limits time and memory.
-        keep_lattice: whether final results have a lattice.
+        keep_lattice: whether final results have a lattice, if k2 found a complete path.
         inputs: kind of the input of `advance`, a key of `asr.decoding.interface.INPUTS`.
 
     Raises:

@@ -15,6 +15,8 @@ from torch import Tensor
 from asr.bundle import Bundle
 from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels.jit import has_loops
+from asr.kernels.linear import MAX_LOOP_ROWS
+from asr.lm.interface import LanguageModel, device_of
 
 # Frames of each synthetic utterance: enough for words, and for several calls of the compiled search.
 _NUM_FRAMES = (48, 20)
@@ -68,3 +70,15 @@ def made_up_log_prob(graph: DecodingGraph) -> tuple[Tensor, Tensor]:
                 frame += 1
             state = int(dst_state[arc])
     return logits.log_softmax(-1), torch.tensor(_NUM_FRAMES)
+
+
+def query_many(lm: LanguageModel) -> None:
+    """Queries a language model with many histories that differ in their last word, as made-up utterances do not.
+
+    A recurrent model computes many states by other loops than few, and products of the states before them only once.
+    """
+    number, last_word = torch.arange(MAX_LOOP_ROWS + 2, device=device_of(lm)), len(lm.vocabulary) - 1
+    last, other = last_word - number % 2, last_word - number // 2 % (last_word + 1)
+    context_idx = lm.start(len(number))
+    for word_id in (last, other, last):
+        _, context_idx = lm.score(context_idx, word_id)

@@ -138,6 +138,7 @@ def _jit(function: Callable[..., Any], default: Setting, is_callee: bool = False
     import numba
 
     assert isinstance(function, FunctionType)
+    source = Path(function.__code__.co_filename)
     setting: Setting = getattr(function, "setting", default)
     sources, intrinsics = _dependencies(function)
     callees = _callees(function)
@@ -156,14 +157,15 @@ def _jit(function: Callable[..., Any], default: Setting, is_callee: bool = False
     options |= {"no_cfunc_wrapper": True, "no_cpython_wrapper": is_callee}
     compiled: Any = numba.njit(nogil=True, fastmath=flags, error_model="numpy", **options)(function)
     try:
-        compiled.enable_caching()
-    except RuntimeError:  # no folder for the cache is writable, so each process compiles for itself
+        compiled._cache = _cache_class()(compiled.py_func)
+    except RuntimeError:  # a function that is in no file
         return cast(Callable[..., Any], compiled)
     _forgive_stale_cache(compiled._cache)
     CACHED_FUNCTIONS.append(compiled)
     # numba compares only the time of the function's own file, and would use code compiled from older callees.
     compiled._cache._cache_file._source_stamp = [tuple(setting), *_stamps(sources)]
     _lock_cache(compiled._cache._cache_file)
+    _read_also_beside_source(compiled._cache, source)
     index_key = compiled._cache._index_key
 
     def whole_index_key(sig: Any, codegen: Any) -> Any:
@@ -171,6 +173,46 @@ def _jit(function: Callable[..., Any], default: Setting, is_callee: bool = False
 
     compiled._cache._index_key = whole_index_key
     return cast(Callable[..., Any], compiled)
+
+
+@functools.cache
+def _cache_class() -> Any:
+    """numba's cache of a function, which uses a folder beside the source also if no folder can be written.
+
+    What was compiled when the package was installed is then loaded, and `_saved_if_possible` reports what is not kept.
+    """
+    caching: Any = importlib.import_module("numba.core.caching")
+    locators = caching.CompileResultCacheImpl._locator_classes
+    in_tree: Any = next(locator for locator in locators if "InTree" in locator.__name__)
+
+    class ReadOnly(in_tree):  # type: ignore[misc]
+        def ensure_cache_path(self) -> None:
+            """numba's own method raises an error if the folder cannot be written."""
+
+    class Files(caching.CompileResultCacheImpl):  # type: ignore[misc]
+        _locator_classes = (*locators, ReadOnly)
+
+    class Cache(caching.FunctionCache):  # type: ignore[misc]
+        _impl_class = Files
+
+    return Cache
+
+
+def _read_also_beside_source(cache: Any, source: Path) -> None:
+    """Loads what is compiled beside the source where new code goes to the user's cache, as the package is read-only."""
+    own, folder = cache._cache_file, source.parent / "__pycache__"
+    if os.environ.get("NUMBA_CACHE_DIR") or Path(cache.cache_path) == folder:
+        return
+    installed = type(own)(str(folder), cache._impl.filename_base, own._source_stamp)
+    load_own = own.load
+
+    def load(key: Any) -> Any:
+        found = load_own(key)
+        if found is None and (found := installed.load(key)) is not None:
+            own.found_path = installed._index_path
+        return found
+
+    own.load = load
 
 
 def _forgive_stale_cache(cache: Any) -> None:
@@ -184,7 +226,8 @@ def _forgive_stale_cache(cache: Any) -> None:
         try:
             return load_overload(sig, target_context)
         except Exception:
-            cache.flush()
+            with contextlib.suppress(OSError):  # in a read-only package
+                cache.flush()
             return None
 
     cache.load_overload = load_or_forget
@@ -214,17 +257,19 @@ def _saved_if_possible(cache_file: Any) -> Callable[..., None]:
                     earlier.unlink()
             save(*args)
         except OSError as error:
-            _tell_that_code_is_not_kept(str(index.parent), str(error.strerror or error))
+            _tell_that_code_is_not_kept(index.parent, error)
 
     return call
 
 
-@functools.cache
-def _tell_that_code_is_not_kept(folder: str, reason: str) -> None:
+def _tell_that_code_is_not_kept(folder: Path, error: OSError) -> None:
+    if UNWRITABLE_FOLDERS:  # a warning for one folder is enough
+        return
+    UNWRITABLE_FOLDERS.append(folder)
     _LOGGER.warning(
         "%s: compiled loops cannot be kept there (%s), so that each process compiles them again; make room, or name "
         "another folder in the environment variable NUMBA_CACHE_DIR.",
-        *(folder, reason),
+        *(folder, error.strerror or error),
     )
 
 
@@ -246,6 +291,8 @@ def _one_process_at_a_time(method: Callable[..., Any], lock: str) -> Callable[..
 
 CACHED_FUNCTIONS: list[Any] = []
 """All functions of this process that numba caches on disk."""
+UNWRITABLE_FOLDERS: list[Path] = []
+"""The first folder in which this process could not keep compiled code."""
 
 
 def source_stamps(function: Callable[..., Any]) -> list[tuple[str, int]]:
@@ -325,7 +372,8 @@ def cached_code() -> dict[str, Any]:
         `files`, the paths of numba's index files, and `sources`, each source file with its modification time in ns.
     """
     used = [compiled for compiled in CACHED_FUNCTIONS if compiled.signatures]
-    files = sorted({str(compiled._cache._cache_file._index_path) for compiled in used})
+    caches = [compiled._cache._cache_file for compiled in used]
+    files = sorted({str(getattr(cache, "found_path", cache._index_path)) for cache in caches})
     stamps = [stamp for compiled in used for stamp in compiled._cache._cache_file._source_stamp[1:]]
     return {"files": files, "sources": {str(path): time_ns for path, time_ns in stamps}}
 

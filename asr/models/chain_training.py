@@ -305,7 +305,10 @@ class LitChainModel(pl.LightningModule):
         if self.teacher is not None:
             data = self._data()
             assert self._objective is not None
-            self._teacher = TeacherPosteriors(data.corpus, self.teacher, data.states, self._objective, self._kept)
+            factor = self.network.subsampling_factor
+            self._teacher = TeacherPosteriors(
+                data.corpus, self.teacher, data.states, self._objective, factor, self._kept
+            )
 
     def training_step(self, batch: ChunkBatch, batch_idx: int) -> Tensor:
         """The objective per frame, ().

@@ -64,13 +64,14 @@ class TeacherPosteriors:
         folder: of the bundle.
         states: those of the network to train; the bundle's must be the same.
         objective: with the denominator graph.
+        subsampling_factor: of the network to train; the bundle's must be the same.
         kept: the `key` of an earlier run, whose files are used if the bundle is no longer there.
 
     Attributes:
         key: what the files depend on besides the corpus.
 
     Raises:
-        AsrError: the bundle's states or features are others, or a kept file is damaged.
+        AsrError: the bundle's states, features or frame rate are others, or a kept file is damaged.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class TeacherPosteriors:
         folder: str | Path,
         states: TiedStates,
         objective: LfMmi,
+        subsampling_factor: int,
         kept: Mapping[str, Any] | None = None,
     ) -> None:
         self._folder = folder
@@ -94,6 +96,11 @@ class TeacherPosteriors:
             header = json.dumps([states.to_json(), objective.leak])
             made_by = checksum_of_tensors(header, {**self._network.state_dict(), **graph})[:12]
             self.key = {"made_by": made_by, "subsampling_factor": self._network.subsampling_factor}
+        if self.key["subsampling_factor"] != subsampling_factor:
+            raise AsrError(
+                f"{folder}: teacher: it has one output for {self.key['subsampling_factor']} frames of features, the "
+                f"network to train one for {subsampling_factor}; give both the same subsampling."
+            )
         # Several processes begin with different conditions.
         share, num = current_share(), len(corpus.condition_names)
         begin = share.rank * num // share.num

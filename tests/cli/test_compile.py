@@ -11,12 +11,18 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from asr.cli import compile as compiling
 from asr.cli.main import main
-from asr.decoding.warmup import made_up_log_prob
+from asr.decoding.warmup import made_up_log_prob, query_many
+from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels.jit import built_for, watch_compiler
+from asr.kernels.linear import MAX_LOOP_ROWS
+from asr.lm.cached.engine import CachedRNNLM
+from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
+from asr.text.symbols import Vocabulary
 
 pytest.importorskip("numba")
 
@@ -128,6 +134,33 @@ def test_made_up_utterances_follow_the_graph(tiny_bundle_folder: Path) -> None:
     assert torch.allclose(log_prob.exp().sum(-1), torch.ones(log_prob.shape[:2]))
     assert torch.equal(log_prob, made_up_log_prob(graph)[0])
     assert float(log_prob[0].exp().amax(-1).mean()) > 0.9
+
+
+class Recorded(RNNLanguageModel):
+    """Records how many states follow how many."""
+
+    def branch(self, state: Tensor, before: Tensor, word_id: Tensor) -> Tensor:
+        self.__dict__.setdefault("sizes", []).append((len(state), len(word_id)))
+        return super().branch(state, before, word_id)
+
+
+def test_many_histories_that_follow_a_few_are_queried_ahead() -> None:
+    """For them there is a loop that made-up utterances do not reach, and a product of few rows."""
+    words = [f"W{number}" for number in range(MAX_LOOP_ROWS)]
+    network = Recorded(Vocabulary(words), RNNLMConfig(hidden_size=8, embedding_size=8)).eval()
+    query_many(CachedRNNLM(network))
+    assert [sizes for sizes in network.__dict__["sizes"] if 2 <= sizes[0] <= MAX_LOOP_ROWS < sizes[1]]
+
+
+@pytest.mark.slow
+def test_loops_that_cannot_be_kept_are_not_compiled_for_minutes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_bundle_folder: Path
+) -> None:
+    monkeypatch.setattr(compiling, "UNWRITABLE_FOLDERS", [tmp_path / "__pycache__"])
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    with pytest.raises(AsrError, match="__pycache__: compiled loops cannot be kept there; make room, or name another"):
+        compiling.compile_loops([tiny_bundle_folder])
+    assert not compiling.compiled_state()[0]
 
 
 def test_a_command_group_without_its_subcommand_shows_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import logging
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -88,6 +90,40 @@ def test_exit_codes(monkeypatch, raised, code):
     monkeypatch.setattr(main, "run", fail)
     monkeypatch.setattr(main.sys, "stderr", open("/dev/null", "w"))  # noqa: PTH123, SIM115
     assert main.main(["doctor"]) == code
+
+
+def test_warnings_of_modules_look_like_other_messages(monkeypatch, capsys):
+    def warn(arguments):
+        logging.getLogger("asr.audio.io").warning("%s: the audio is cut short\x1b.", "a.wav")
+        return 0
+
+    monkeypatch.setattr(main, "run", warn)
+    assert main.main(["doctor"]) == 0
+    assert capsys.readouterr().err == ""  # pytest handles warnings itself, as a program may that calls `main`
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    assert main.main(["doctor"]) == 0
+    assert capsys.readouterr().err == "asr: a.wav: the audio is cut short\N{REPLACEMENT CHARACTER}.\n"
+    assert not logging.getLogger("asr").handlers
+
+
+PRESSED_AGAIN = """
+import atexit, os, signal, sys
+from asr.cli import main
+
+def interrupted(arguments):
+    raise KeyboardInterrupt
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let background jobs ignore it
+atexit.register(os.kill, os.getpid(), signal.SIGINT)
+main.run = interrupted
+sys.exit(main.main())
+"""
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_while_the_process_ends_gives_no_traceback():
+    done = subprocess.run([sys.executable, "-c", PRESSED_AGAIN], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "asr: interrupted\n")
 
 
 def test_a_missing_package_is_named(monkeypatch, capsys):

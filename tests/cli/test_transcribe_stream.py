@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import signal
 import sys
 from types import SimpleNamespace
 
@@ -21,7 +23,8 @@ WORDS = ["PAT", "TO", "KIT"]
 def transcribe(tiny_bundle_folder, capsys, monkeypatch):
     def run(*arguments, content=b""):
         capsys.readouterr()
-        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(content)))
+        buffer = content if isinstance(content, io.BytesIO) else io.BytesIO(content)
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=buffer))
         options = ["--stream", "--chunk-seconds", "0.3", "--right-seconds", "0.2", "--ngram-only"]
         code = main(["transcribe", "--bundle", str(tiny_bundle_folder), *options, *map(str, arguments)])
         captured = capsys.readouterr()
@@ -44,6 +47,34 @@ def test_standard_input_as_raw_samples_and_as_wav(transcribe):
     soundfile.write(file, tones(WORDS, rate=44100).numpy(), 44100, format="WAV")
     code, lines, _ = transcribe("-", content=file.getvalue())
     assert code == 0 and lines == ["- 0.00-1.00: PAT TO KIT"]
+
+
+class Microphone(io.BytesIO):
+    """Gives its samples; then Ctrl-C is pressed while it is waited for, and silence follows."""
+
+    def read1(self, size=-1):
+        return super().read1(size) or self._silence(size)
+
+    def read(self, size=-1):
+        return super().read(size) or self._silence(size)
+
+    def _silence(self, size):
+        os.kill(os.getpid(), signal.SIGINT)
+        return bytes(size)
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_live_audio_and_completes_its_last_utterance(transcribe):
+    samples = (tones(WORDS) * 32767).short().numpy().tobytes()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let background jobs ignore it
+    try:
+        code, lines, errors = transcribe("-", "--raw-rate", RATE, content=Microphone(samples))
+        assert code == 130 and lines == ["- 0.00-1.00: PAT TO KIT"] and errors == "asr: interrupted\n"
+        code, lines, errors = transcribe("-", content=Microphone())  # the header of a WAV file is waited for
+        assert code == 130 and lines == [] and errors == "asr: interrupted\n"
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ import asr
 from asr.bundle import Bundle
 from asr.cli.main import main
 from asr.ctc.bundles import bundle_with_acoustic_model
+from asr.decoding.settings import ResourceOptions
 from asr.errors import AsrError
 from asr.models.external import CallableModel
 from asr.models.external.torchscript import save
@@ -219,6 +220,12 @@ def test_bundles_hold_no_programs(bundle: Bundle, cache: Path, tmp_path: Path) -
     with pytest.raises(AsrError, match=r"byte_matrices .* has no effect on an external acoustic model"):
         replace(made, rnn_lm=None, default_mode=None).save(tmp_path / "out", byte_matrices=True)
     assert not (tmp_path / "out").exists()
+
+
+def test_the_precision_of_an_external_model_cannot_be_chosen(bundle: Bundle, cache: Path) -> None:
+    made = bundle_with_acoustic_model(phone_model(), bundle)
+    with pytest.raises(AsrError, match="acoustic_precision has no effect here: an external acoustic model"):
+        Recognizer(made, "ngram", resources=ResourceOptions(acoustic_precision="float32"))
 
 
 @pytest.mark.slow

@@ -87,6 +87,8 @@ def test_processor(parts: tuple[Any, Any, Any], arpa: Path, tmp_path: Path) -> N
     assert again.decode(logits[0]) == processor.decode(logits[0])
     assert processor(text="BAD CAB")["input_ids"] == tokenizer("BAD CAB")["input_ids"]
     assert processor(waveform(), text="BAD", sampling_rate=16000)["labels"] == tokenizer("BAD")["input_ids"]
+    everything = 20, -10.0, -5.0, ["CAB"], 8.0, 0.4, 1.0, -9.0, False, True, 2
+    assert processor.decode(logits[0], *everything).text == processor.batch_decode(logits, None, 1, *everything).text[0]
 
 
 def test_what_does_not_fit_is_told(parts: tuple[Any, Any, Any]) -> None:

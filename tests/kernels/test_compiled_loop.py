@@ -63,7 +63,44 @@ def test_where_nothing_can_be_written_loops_are_compiled_in_memory(tmp_path: Pat
     _write(tmp_path / "caller.py", _CALLER, 1_000)
     _write(tmp_path / "callee.py", "def weight():\n    return 3\n", 1_000)
     (tmp_path / "__pycache__").write_text("no folder")
-    assert _value(tmp_path, NUMBA_CACHE_DIR="", XDG_CACHE_HOME=os.devnull, HOME=os.devnull) == 6
+    nowhere = {"NUMBA_CACHE_DIR": "", "XDG_CACHE_HOME": os.devnull, "HOME": os.devnull}
+    assert _value(tmp_path, **nowhere) == 6
+    told = "import asr.kernels.jit as j, caller; j.jit(caller.scaled)(2); print(len(j.UNWRITABLE_FOLDERS))"
+    assert _value(tmp_path, told, **nowhere) == 1
+
+
+_NUM_COMPILED_IF_READ_ONLY = """
+import tempfile
+usual = tempfile.TemporaryFile
+
+def refuse(*args, **options):  # root may write everywhere
+    if "__pycache__" in str(options.get("dir")):
+        raise PermissionError(13, "Permission denied")
+    return usual(*args, **options)
+
+tempfile.TemporaryFile = refuse
+import caller
+from asr.kernels.jit import cached_code, jit, watch_compiler
+compiled = []
+with watch_compiler(compiled.append):
+    assert jit(caller.scaled)(2) == 6
+assert all("__pycache__" in path for path in cached_code()["files"])
+print(len(compiled))
+"""
+
+
+@pytest.mark.slow
+def test_what_was_compiled_in_a_package_that_is_now_read_only_is_used(tmp_path: Path) -> None:
+    """As in a container: compiled when it was made, and run by a user who cannot write there, with a home or without.
+
+    numba itself would ignore what is beside the source, and compile again at every start.
+    """
+    _write(tmp_path / "caller.py", _CALLER, 1_000)
+    _write(tmp_path / "callee.py", "def weight():\n    return 3\n", 1_000)
+    assert _value(tmp_path, NUMBA_CACHE_DIR="") == 6
+    for home in (os.devnull, str(tmp_path / "home")):
+        code = _NUM_COMPILED_IF_READ_ONLY
+        assert _value(tmp_path, code, NUMBA_CACHE_DIR="", XDG_CACHE_HOME=home, HOME=home) == 0
 
 
 def test_processes_write_a_cache_one_after_the_other(tmp_path: Path) -> None:

@@ -106,6 +106,12 @@ def test_a_damaged_archive_is_named(tmp_path):
         read_transcripts(tmp_path / "text.gz")
 
 
+def test_a_table_is_called_one(tmp_path):
+    (tmp_path / "text.csv").write_text("id,text\nu1,HELLO WORLD\n")
+    with pytest.raises(AsrError, match=r"text.csv: transcripts are not read from tables; give lines 'id words ...'"):
+        read_transcripts(tmp_path / "text.csv")
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(AsrError, match="nowhere: the transcript file cannot be read"):
         read_transcripts(tmp_path / "nowhere")

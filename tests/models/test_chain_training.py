@@ -193,9 +193,10 @@ def test_mmi_alone_logs_no_accuracy_and_trains_as_before(folder: Path, states: T
         assert torch.equal(ignored.lightning_module.state_dict()[name], value), name  # type: ignore[attr-defined]
 
 
-def teacher_of(folder: Path, bundle: SimpleNamespace, states: TiedStates) -> TeacherPosteriors:
+def teacher_of(folder: Path, bundle: SimpleNamespace, states: TiedStates, factor: int = 3) -> TeacherPosteriors:
+    corpus, objective = PreparedCorpus(folder / "prepared"), LfMmi(bundle.denominator)
     with mock.patch.object(Bundle, "load", lambda path: bundle):
-        return TeacherPosteriors(PreparedCorpus(folder / "prepared"), "teacher", states, LfMmi(bundle.denominator))
+        return TeacherPosteriors(corpus, "teacher", states, objective, factor)
 
 
 @pytest.fixture
@@ -246,6 +247,8 @@ def test_a_teachers_posteriors_are_kept_and_those_of_others_refused(own: Path, s
     files[1].write_bytes(files[0].read_bytes()[:1000])
     with pytest.raises(AsrError, match="posteriors are damaged"):
         teacher_of(own, bundle, states)
+    with pytest.raises(AsrError, match=r"teacher: it has one output for 3 frames of features, .* to train one for 2;"):
+        teacher_of(own, bundle, states, factor=2)
     bundle.graph.meta[TIED_STATES] = {**states.to_json(), "phones": ["SIL", "a", "c"]}
     with pytest.raises(AsrError, match="teacher: its tied states are not those of the data"):
         teacher_of(own, bundle, states)
