@@ -142,9 +142,9 @@ class CTCProcessorWithLM:
         text, logit_score, lm_score, offsets = ([each[place] for each in columns] for place in range(4))
         return CTCDecoderOutput(text, logit_score, lm_score, offsets if output_word_offsets else None)
 
-    def decode(self, logits: Any, **settings: Any) -> CTCDecoderOutput:
-        """Like `batch_decode` for one utterance, logits (T, C)."""
-        found = self.batch_decode([logits], **settings)
+    def decode(self, logits: Any, *settings: Any, **named_settings: Any) -> CTCDecoderOutput:
+        """Like `batch_decode` for one utterance, logits (T, C), and without `pool` and `num_processes`."""
+        found = self.batch_decode([logits], None, None, *settings, **named_settings)
         offsets = None if found.word_offsets is None else found.word_offsets[0]
         return CTCDecoderOutput(found.text[0], found.logit_score[0], found.lm_score[0], offsets)
 
