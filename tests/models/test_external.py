@@ -660,7 +660,9 @@ def test_bad_onnx_is_told(folder: Path) -> None:
     with pytest.raises(AsrError, match="not a readable ONNX file"):
         load_acoustic_model(f"onnx:{folder}")
     streaming_file(path, {})
-    with pytest.raises(AsrError, match="have no field 'T'; export it again"):
+    with pytest.raises(
+        AsrError, match=r"keeps states \(cached\), but its metadata have no field 'T', .*; export it again"
+    ):
         load_acoustic_model(f"onnx:{folder}")
     streaming_file(path, {}, "audio_signal")
     with pytest.raises(AsrError, match=r"reads audio_signal and keeps states .cached.; .* export it for whole"):
@@ -725,6 +727,36 @@ def test_bad_frames_of_onnx_are_told(folder: Path) -> None:
         load_acoustic_model(f"onnx:{folder}")([noise(0.3), noise(0.2)])
 
 
+def test_onnx_of_transformers_with_a_mask(folder: Path) -> None:
+    pytest.importorskip("onnx")
+    from onnx import TensorProto, helper, numpy_helper
+
+    make, info = helper.make_node, helper.make_tensor_value_info
+    weight = np.random.default_rng(0).normal(size=(320, len(SYMBOLS))).astype(np.float32) / 18
+    constants = [
+        numpy_helper.from_array(weight, "weight"), numpy_helper.from_array(np.array([0, -1, 320]), "shape"),
+    ]  # fmt: skip
+    nodes = [
+        make("Cast", ["attention_mask"], ["mask"], to=TensorProto.FLOAT),
+        make("Mul", ["input_values", "mask"], ["samples"]),
+        make("Reshape", ["samples", "shape"], ["frames"]),
+        make("MatMul", ["frames", "weight"], ["logits"]),
+    ]
+    inputs = [
+        info("input_values", TensorProto.FLOAT, ["N", "L"]),
+        info("attention_mask", TensorProto.INT64, ["N", "L"]),
+    ]
+    outputs = [info("logits", TensorProto.FLOAT, ["N", "S", len(SYMBOLS)])]
+    write_onnx(folder / "model.onnx", nodes, inputs, outputs, constants, {})
+    model = load_acoustic_model(f"onnx:{folder}")
+    batch = [noise(0.32), noise(0.16, 1)]
+    log_prob, num_frames = model(batch)
+    assert (model.frame_shift, num_frames.tolist()) == (0.02, [16, 8])
+    normal = (batch[1] - batch[1].mean()) / batch[1].std(unbiased=False)
+    wanted = (normal.view(-1, 320) @ torch.from_numpy(weight)).log_softmax(1)
+    assert torch.allclose(log_prob[1, :8], wanted, atol=1e-3)
+
+
 def test_onnx_with_other_inputs_is_told(folder: Path) -> None:
     pytest.importorskip("onnx")
     from onnx import TensorProto, helper
@@ -735,7 +767,14 @@ def test_onnx_with_other_inputs_is_told(folder: Path) -> None:
     shape = [1, 3, 8, 8]
     inputs = [info("picture", TensorProto.FLOAT, shape), info("mask", TensorProto.FLOAT, shape)]
     write_onnx(path, [node], inputs, [info("out", TensorProto.FLOAT, shape)], [], {})
-    with pytest.raises(AsrError, match="neither a signal and its lengths nor a signal and states"):
+    with pytest.raises(
+        AsrError, match=r"neither a signal and its lengths nor a signal and states .*; export it for whole"
+    ):
+        load_acoustic_model(f"onnx:{folder}")
+    features = info("input_features", TensorProto.FLOAT, ["N", "T", 160])
+    node = helper.make_node("Identity", ["input_features"], ["out"])
+    write_onnx(path, [node], [features], [info("out", TensorProto.FLOAT, ["N", "T", 160])], [], {})
+    with pytest.raises(AsrError, match=r"it reads input_features, .*; give the network as transformers:NAME"):
         load_acoustic_model(f"onnx:{folder}")
     node = helper.make_node("Identity", ["picture"], ["out"])
     write_onnx(path, [node], inputs[:1], [info("out", TensorProto.FLOAT, shape)], [], {})
