@@ -39,6 +39,7 @@ IntArray = npt.NDArray[np.integer[Any]]
 _FIRST_ROOM = 1 << 12
 _COMPACT_AT = 1 << 18
 _ROUNDS_BETWEEN_MARKS = 16
+_FRAMES_AT_ONCE = 256
 _PREFIX_DTYPES = {
     "parent": np.int32,
     "char": np.int32,
@@ -245,20 +246,28 @@ def in_order(begin: npt.ArrayLike, end: npt.ArrayLike) -> tuple[IntArray, IntArr
 def read_chunks(beams: Sequence[PrefixBeam], chunks: Sequence[FrameArray], lm: LanguageModel | None) -> None:
     """Reads a chunk of each utterance; language model queries of all utterances form one batch.
 
+    Prefixes that are needed no more are removed from time to time, also within a chunk.
+
     Args:
         beams: the searches of N distinct utterances.
         chunks: (T, C) for each of the N utterances.
         lm: the language model; None if the rules use none.
     """
-    for beam in beams:
+    for begin in range(0, max(map(len, chunks), default=0), _FRAMES_AT_ONCE):
+        parts = [chunk[begin : begin + _FRAMES_AT_ONCE] for chunk in chunks]
+        _read(beams, [(beam, part) for beam, part in zip(beams, parts, strict=True) if len(part)], lm)
+
+
+def _read(beams: Sequence[PrefixBeam], reading: list[tuple[PrefixBeam, FrameArray]], lm: LanguageModel | None) -> None:
+    """Reads some frames of some of the utterances; the language model keeps what any of them needs."""
+    for beam, _ in reading:
         beam.begin()
     tables = None if lm is None else lm.lookup_tables()
     if tables is not None and tables.always_answers:
         of_any = of_any_type(tables)
-        for beam, chunk in zip(beams, chunks, strict=True):
+        for beam, chunk in reading:
             beam.advance_with_tables(chunk, of_any)
         return
-    reading = list(zip(beams, chunks, strict=True))
     num_rounds = 0
     while reading:
         reading = [(beam, chunk) for beam, chunk in reading if beam.advance(chunk)]

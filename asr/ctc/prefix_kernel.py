@@ -57,7 +57,8 @@ class Prefixes(NamedTuple):
         slot_node, slot_last, slot_score: (S,) hypotheses of the current frame. If the node does not exist yet, this is
             ~n, the node n to which the token's characters are added if the hypothesis survives.
         slot_context, slot_lm_score, slot_bonus, slot_guess: (S,) as for prefixes.
-        slot_table: (2^n,) int64, hash table of slots by (node, last), tagged with the frame that they belong to.
+        slot_table: (2^n,) int64, hash table of slots by (node, last), and then of hypotheses by their ends, tagged with
+            the frame that they belong to.
         rank, inside: (S,) float64, the scores by which hypotheses are pruned: all, and those inside the beam.
     """
 
@@ -388,18 +389,24 @@ def _receive(answer: Any, following: Any, prefixes: Prefixes, rules: Rules) -> N
 def _keep_best_of_equal_ends(rank: Any, prefixes: Prefixes, history: int) -> None:
     """Keeps the best of the active hypotheses that agree in their ends; rank (K,), see `Rules.history`."""
     node, last, score, end_key = prefixes.node, prefixes.last, prefixes.score, prefixes.end_key
-    parent, char = prefixes.parent, prefixes.char
+    parent, char, table = prefixes.parent, prefixes.char, prefixes.slot_table
+    # The frame's slots are needed no more; unlike theirs, this stamp is negative.
+    mask, stamp = len(table) - 1, -_int64(prefixes.count[FRAME] + 1) << 32
     num_kept = 0
     for i in range(prefixes.count[NUM_ALIVE]):
         one = _int64(node[i])
         key = _end_key(one, _int64(last[i]), parent, char, history)
+        entry = (key ^ (key >> 29)) & mask
         place = num_kept
-        for j in range(num_kept):
+        while (table[entry] >> 32) << 32 == stamp:
+            j = table[entry] - stamp
             is_like = end_key[j] == key and last[i] == last[j]
             if is_like and _have_equal_ends(one, _int64(node[j]), parent, char, history):
                 place = j
                 break
+            entry = (entry + 1) & mask
         if place == num_kept:
+            table[entry] = stamp + num_kept
             num_kept += 1
         elif rank[i] <= rank[place]:
             continue

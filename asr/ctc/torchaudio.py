@@ -21,7 +21,8 @@ The differences:
   and frames are counted from 0.
 - A word at the end needs no silence after it, even if its spelling ends in one.
 - `lm_weight` weighs logs to base 10 if the model is an n-gram file, as in torchaudio, and natural logs otherwise.
-- A listed n-gram that is less probable than backing off counts as the latter.
+- With a lexicon, the search may always back off, as in other decoding graphs, also from a listed n-gram: a text whose
+  probability is higher with shorter histories has that one.
 - Texts more than 20 below the best are not in n-best lists.
 - Words that are not in the language model share the probability of its `<unk>` evenly.
 - `emissions` may be tensors or arrays, on any device and of any floating-point type, with or without gradients.

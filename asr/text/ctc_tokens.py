@@ -2,7 +2,8 @@
 
 There are three kinds, recognized by their symbols. `letters`: each symbol is a character, and `|` (wav2vec 2.0),
 `<space>` (ESPnet) or a space separates words. `pieces`: a piece that begins a word has the prefix `▁` (SentencePiece),
-or a piece that continues one has the prefix `##` (WordPiece). `phones`: anything else; words need a lexicon.
+or a piece that continues one has the prefix `##` (WordPiece); pieces may be byte-level (`asr.text.byte_pieces`).
+`phones`: anything else; words need a lexicon.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
 from asr.errors import AsrError
+from asr.text.byte_pieces import are_byte_level, byte_level, bytes_of
 from asr.text.documents import parse_json, read_text
 from asr.text.symbols import BLANK, DISAMBIGUATION, TokenTable
 
@@ -69,6 +71,7 @@ class CTCTokens:
         word_boundary: the symbol between words; None if pieces mark boundaries or nothing does.
         table: the symbols with the blank first, as graphs number them.
         columns: (C,) the column of each entry of `table`.
+        is_byte_level: whether they are byte-level pieces, see `asr.text.byte_pieces`.
         name: the source of the symbols, for messages.
 
     Raises:
@@ -109,8 +112,9 @@ class CTCTokens:
         self._text_symbols = frozenset(
             symbol for symbol in self.table.tokens[1:] if symbol not in _SPECIAL and not _PLACEHOLDERS.fullmatch(symbol)
         )
-        matches = [_BYTE.fullmatch(symbol) if self.kind == "pieces" else None for symbol in self.table.tokens]
-        self._byte_of = {entry: int(match[1], 16) for entry, match in enumerate(matches) if match is not None}
+        marked = self.kind == "pieces" and not self.uses_continuations
+        self.is_byte_level = marked and are_byte_level(self._text_symbols, PIECE_PREFIX)
+        self._bytes_of = self._bytes_of_pieces()
         self.piece_model: PieceModel | None = None
         if piece_model is not None:
             self.piece_model = self._checked_model(piece_model)
@@ -140,9 +144,9 @@ class CTCTokens:
     def text_of(self, *entries: int) -> str:
         """The text of entries of `table`, without marks of word boundaries; bytes that are not UTF-8 are replaced."""
         parts = []
-        for is_byte, run in itertools.groupby(entries, self._byte_of.__contains__):
-            if is_byte:
-                parts.append(bytes(self._byte_of[entry] for entry in run).decode("utf-8", errors="replace"))
+        for is_bytes, run in itertools.groupby(entries, self._bytes_of.__contains__):
+            if is_bytes:
+                parts.append(b"".join(map(self._bytes_of.__getitem__, run)).decode("utf-8", errors="replace"))
             else:
                 parts += map(self._symbol_text, run)
         return "".join(parts)
@@ -170,13 +174,14 @@ class CTCTokens:
                 'they are letters, kind="letters" and the word_boundary.'
             )
         spellings: list[tuple[str, ...]] = []
+        text = byte_level(word) if self.is_byte_level else word
         if self.piece_model is not None:
-            pieces = tuple(self.piece_model.encode(word, out_type=str))
+            pieces = tuple(self.piece_model.encode(text, out_type=str))
             if not all(piece in self._text_symbols for piece in pieces):
                 return []
             spellings.append(pieces)
         if len(spellings) < self.num_spellings:
-            others = (pieces for pieces in self._segmentations(word) if pieces not in spellings)
+            others = (pieces for pieces in self._segmentations(text) if pieces not in spellings)
             spellings.extend(itertools.islice(others, self.num_spellings - len(spellings)))
         end = () if self.word_boundary is None else (_as_entry(self.word_boundary),)
         return [(*pieces, *end) for pieces in spellings]
@@ -204,7 +209,7 @@ class CTCTokens:
     def _segmentations(self, word: str) -> Iterator[tuple[str, ...]]:
         """All ways to write a word in symbols: fewer symbols come first, and among equally many, longer first ones."""
         prefix = PIECE_PREFIX if self.kind == "pieces" and not self.uses_continuations else ""
-        text = prefix + word
+        text = prefix + word.replace(" ", PIECE_PREFIX)
         num = len(text)
         if not num:
             return
@@ -232,6 +237,14 @@ class CTCTokens:
 
         for length in range(fewest[0], most[0] + 1):
             yield from complete(0, length)
+
+    def _bytes_of_pieces(self) -> dict[int, bytes]:
+        """The bytes of entries that are pieces of UTF-8."""
+        if self.is_byte_level:
+            entries = filter(self.is_text, range(len(self.table.tokens)))
+            return {entry: bytes_of(self._symbol_text(entry)) for entry in entries}
+        matches = [_BYTE.fullmatch(symbol) if self.kind == "pieces" else None for symbol in self.table.tokens]
+        return {entry: bytes([int(match[1], 16)]) for entry, match in enumerate(matches) if match is not None}
 
     def _boundary(self, word_boundary: str | None) -> str | None:
         if word_boundary is not None and word_boundary not in ("", *self.symbols):

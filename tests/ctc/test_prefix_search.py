@@ -192,6 +192,18 @@ def test_a_long_stream_is_not_compacted_in_vain() -> None:
         assert beam.prefixes.count[0] == num > 300_000
 
 
+@pytest.mark.slow
+def test_old_prefixes_are_forgotten_within_a_chunk() -> None:
+    rules = token_rules(CTCTokens(SYMBOLS), CTCDecodingConfig(beam_size=300), None)
+    log_prob = (3.0 * random_frames(3000, 0)).log_softmax(1).numpy()
+    beam, pieces = PrefixBeam(rules), PrefixBeam(rules)
+    read_chunks([beam], [log_prob], None)
+    for part in np.split(log_prob, 10):
+        read_chunks([pieces], [part], None)
+    assert beam.prefixes.count[0] < 330_000
+    assert [each.total for each in beam.alive()] == [each.total for each in pieces.alive()]
+
+
 @pytest.mark.parametrize("symbols", [SYMBOLS, ["-", "▁a", "b", "▁"]])
 @pytest.mark.parametrize("asks_always", [True, False])
 def test_stable_words_are_those_of_all_prefixes(symbols: list[str], asks_always: bool) -> None:

@@ -153,6 +153,56 @@ def test_bytes_of_pieces_are_utf_8() -> None:
     assert tokens.group([5, 2, 3, 1]) == [(0, 3), (3, 4)]
 
 
+def byte_level_of(text: str) -> str:
+    """Text in icefall's characters of bytes: those from U+0100 on which NFKC keeps, but printable ASCII as it is."""
+    left_out = [0x132, 0x133, 0x13F, 0x140, 0x149, 0x17F]
+    others = [chr(code) for code in range(0x100, 0x1A7) if code not in left_out]
+    chars = others[:32] + [chr(code) for code in range(32, 127)] + others[32:]
+    assert len(chars) == 256
+    return "".join(chars[byte] for byte in text.encode())
+
+
+def test_byte_level_pieces_are_utf_8() -> None:
+    ni, hao, e = map(byte_level_of, ("\u4f60", "\u597d", "\u00e9"))
+    assert (ni, hao) == ("\u018b\u0163\u0145", "\u018c\u014b\u0163")
+    symbols = ["<blk>", "<sos/eos>", "<unk>", f"▁{ni}", f"▁{hao[:2]}", hao[2:], "▁CAF", e, "▁", "S", f"{e}S"]
+    tokens = CTCTokens(symbols)
+    assert tokens.kind == "pieces" and tokens.is_byte_level
+    assert tokens.text_of(6, 7, 9) == "CAF\u00e9S"
+    assert tokens.text_of(4, 5) == "\u597d"
+    assert tokens.text_of(4) == "\ufffd"
+    assert tokens.spell("CAF\u00e9S") == [("▁CAF", f"{e}S")]
+    # CJK characters are words of their own.
+    assert tokens.spell("\u4f60\u597d") == [(f"▁{ni}", f"▁{hao[:2]}", hao[2:])]
+    assert tokens.spell("\u597d\u00e9") == [(f"▁{hao[:2]}", hao[2:], "▁", e)]
+    assert tokens.spell("\u5979") == []
+    assert [tokens.text_of(*range(1, 11)[slice(*span)]) for span in tokens.group(range(1, 11))][:3] == [
+        "\u4f60", "\u597d", "CAF\u00e9"
+    ]  # fmt: skip
+
+
+def test_byte_level_pieces_of_a_piece_model() -> None:
+    e = byte_level_of("\u00e9")
+
+    class Model:
+        def encode(self, text: str, out_type: type[str]) -> list[str]:
+            return ["▁", *text]
+
+    tokens = CTCTokens(["<blk>", "▁", "A", *e], piece_model=Model())
+    assert tokens.spell("A\u00e9") == [("▁", "A", *e)]
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [["▁ab", "c"], ["\u0101", "\u010d", "\u0161"], ["\u0161", "\u017e", "\u00f5"], ["\u0120", "\u0121", "\u0127"],
+     ["\u0161", "\u017e", "e\u0161"], ["▁\u0161", "\u017e"]],
+)  # fmt: skip
+def test_pieces_of_other_letters_are_not_byte_level(pieces: list[str]) -> None:
+    tokens = CTCTokens(["<blk>", "▁a", *pieces])
+    assert not tokens.is_byte_level
+    assert tokens.text_of(1, *range(2, len(pieces) + 2)) == "".join(["a", *pieces]).replace("▁", "")
+
+
 def test_phones_need_a_lexicon() -> None:
     tokens = CTCTokens(["<blk>", "AA", "B"])
     assert tokens.kind == "phones"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -74,6 +75,14 @@ def test_processor(parts: tuple[Any, Any, Any], arpa: Path, tmp_path: Path) -> N
         logits = network(**inputs).logits.numpy()
     assert processor.batch_decode(network(**inputs).logits) == processor.batch_decode(logits)  # with gradients
     assert processor.decode(network(**inputs).logits[0]) == processor.decode(logits[0])
+    few = processor.decode(logits[0], 3, -5.0, output_word_offsets=True, n_best=9)
+    assert few.text == [beam[0] for beam in processor.decoder.decode_beams(logits[0], 3, -5.0)] != [few.text[0]]
+    theirs = transformers.Wav2Vec2ProcessorWithLM
+    own, batch, one = (
+        [*inspect.signature(method).parameters]
+        for method in (processor.batch_decode, theirs.batch_decode, theirs.decode)
+    )
+    assert own == batch[1:] and own[3:] == one[2:]
     padded = np.concatenate([logits, np.full((1, 5, 10), -100.0, dtype=np.float32)], axis=1)
     one = processor.decode(logits[0], output_word_offsets=True)
     both = processor.batch_decode(np.concatenate([padded, padded]), output_word_offsets=True, n_best=3)

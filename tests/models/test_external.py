@@ -8,7 +8,6 @@ import importlib.machinery
 import json
 import math
 import pickle
-import shutil
 import sys
 import types
 from pathlib import Path
@@ -661,7 +660,9 @@ def test_bad_onnx_is_told(folder: Path) -> None:
     with pytest.raises(AsrError, match="not a readable ONNX file"):
         load_acoustic_model(f"onnx:{folder}")
     streaming_file(path, {})
-    with pytest.raises(AsrError, match="have no field 'T'; export it again"):
+    with pytest.raises(
+        AsrError, match=r"keeps states \(cached\), but its metadata have no field 'T', .*; export it again"
+    ):
         load_acoustic_model(f"onnx:{folder}")
     streaming_file(path, {}, "audio_signal")
     with pytest.raises(AsrError, match=r"reads audio_signal and keeps states .cached.; .* export it for whole"):
@@ -726,6 +727,36 @@ def test_bad_frames_of_onnx_are_told(folder: Path) -> None:
         load_acoustic_model(f"onnx:{folder}")([noise(0.3), noise(0.2)])
 
 
+def test_onnx_of_transformers_with_a_mask(folder: Path) -> None:
+    pytest.importorskip("onnx")
+    from onnx import TensorProto, helper, numpy_helper
+
+    make, info = helper.make_node, helper.make_tensor_value_info
+    weight = np.random.default_rng(0).normal(size=(320, len(SYMBOLS))).astype(np.float32) / 18
+    constants = [
+        numpy_helper.from_array(weight, "weight"), numpy_helper.from_array(np.array([0, -1, 320]), "shape"),
+    ]  # fmt: skip
+    nodes = [
+        make("Cast", ["attention_mask"], ["mask"], to=TensorProto.FLOAT),
+        make("Mul", ["input_values", "mask"], ["samples"]),
+        make("Reshape", ["samples", "shape"], ["frames"]),
+        make("MatMul", ["frames", "weight"], ["logits"]),
+    ]
+    inputs = [
+        info("input_values", TensorProto.FLOAT, ["N", "L"]),
+        info("attention_mask", TensorProto.INT64, ["N", "L"]),
+    ]
+    outputs = [info("logits", TensorProto.FLOAT, ["N", "S", len(SYMBOLS)])]
+    write_onnx(folder / "model.onnx", nodes, inputs, outputs, constants, {})
+    model = load_acoustic_model(f"onnx:{folder}")
+    batch = [noise(0.32), noise(0.16, 1)]
+    log_prob, num_frames = model(batch)
+    assert (model.frame_shift, num_frames.tolist()) == (0.02, [16, 8])
+    normal = (batch[1] - batch[1].mean()) / batch[1].std(unbiased=False)
+    wanted = (normal.view(-1, 320) @ torch.from_numpy(weight)).log_softmax(1)
+    assert torch.allclose(log_prob[1, :8], wanted, atol=1e-3)
+
+
 def test_onnx_with_other_inputs_is_told(folder: Path) -> None:
     pytest.importorskip("onnx")
     from onnx import TensorProto, helper
@@ -736,7 +767,14 @@ def test_onnx_with_other_inputs_is_told(folder: Path) -> None:
     shape = [1, 3, 8, 8]
     inputs = [info("picture", TensorProto.FLOAT, shape), info("mask", TensorProto.FLOAT, shape)]
     write_onnx(path, [node], inputs, [info("out", TensorProto.FLOAT, shape)], [], {})
-    with pytest.raises(AsrError, match="neither a signal and its lengths nor a signal and states"):
+    with pytest.raises(
+        AsrError, match=r"neither a signal and its lengths nor a signal and states .*; export it for whole"
+    ):
+        load_acoustic_model(f"onnx:{folder}")
+    features = info("input_features", TensorProto.FLOAT, ["N", "T", 160])
+    node = helper.make_node("Identity", ["input_features"], ["out"])
+    write_onnx(path, [node], [features], [info("out", TensorProto.FLOAT, ["N", "T", 160])], [], {})
+    with pytest.raises(AsrError, match=r"it reads input_features, .*; give the network as transformers:NAME"):
         load_acoustic_model(f"onnx:{folder}")
     node = helper.make_node("Identity", ["picture"], ["out"])
     write_onnx(path, [node], inputs[:1], [info("out", TensorProto.FLOAT, shape)], [], {})
@@ -873,78 +911,3 @@ def test_torchaudio_without_a_network(monkeypatch: pytest.MonkeyPatch, tmp_path:
             monkeypatch.setattr(loaded, "load_state_dict_from_url", no_network)
     with pytest.raises(AsrError, match=r"put the file \S+\.pth into .*checkpoints"):
         load_acoustic_model("torchaudio:WAV2VEC2_ASR_BASE_10M")
-
-
-def test_transformers_network(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    vocabulary = {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3, "|": 4, "A": 5, "B": 6, "C": 7}
-    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
-    folder = tmp_path / "network"
-    torch.manual_seed(0)
-    config = transformers.Wav2Vec2Config(
-        vocab_size=9, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, conv_dim=(8, 8),
-        conv_stride=(10, 8), conv_kernel=(10, 8), num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2,
-        pad_token_id=0, feat_extract_norm="layer", do_stable_layer_norm=True,
-    )  # fmt: skip
-    network = transformers.Wav2Vec2ForCTC(config).eval()
-    network.save_pretrained(folder)
-    transformers.Wav2Vec2CTCTokenizer(str(tmp_path / "vocab.json")).save_pretrained(folder)
-    batch = [noise(0.2), noise(0.1)]
-    for masked in (True, False):
-        transformers.Wav2Vec2FeatureExtractor(
-            feature_size=1, sampling_rate=16000, padding_value=0.0, return_attention_mask=masked
-        ).save_pretrained(folder)
-        model = load_acoustic_model(f"transformers:{folder}")
-        assert model.frame_shift == pytest.approx(80 / 16000)
-        # The network has a column more than the tokenizer has symbols.
-        assert model.tokens.symbols == (*vocabulary, "<unused-8>")
-        assert (model.tokens.blank_id, model.tokens.word_boundary) == (0, "|")
-        log_prob, num_frames = model(batch)
-        for utterance, found, num in zip(batch, log_prob, num_frames, strict=True):
-            single, _ = model(utterance)
-            assert torch.allclose(found[:num], single[0][:num], atol=1e-3)
-    decoder = CTCDecoder(model.tokens, words=["AB", "CAB"], frame_shift=model.frame_shift, warm_up=False)
-    assert len(decoder(log_prob, num_frames)) == 2
-    half, _ = load_acoustic_model(f"transformers:{folder}", torch_dtype=torch.bfloat16)(batch)
-    assert (half[0] - log_prob[0]).abs().max() < 0.1
-    damage = {
-        "config.json": (b"[1]", "cannot be loaded .*; the folder must have"),
-        "model.safetensors": (b"nothing", "cannot be loaded .*; the folder must have"),
-        "vocab.json": (b'{"<pad>": 0, "A": "x"}', "symbol 'A' has the id 'x'; the network has 9 columns"),
-        "preprocessor_config.json": (b'{"sampling_rate": 0}', "sampling_rate of its feature extractor is 0; give"),
-    }
-    for name, (content, message) in damage.items():
-        damaged = tmp_path / f"damaged-{name}"
-        shutil.copytree(folder, damaged)
-        original = json.loads((folder / name).read_text()) if name.startswith("preprocessor") else {}
-        (damaged / name).write_bytes(json.dumps(original | json.loads(content)).encode() if original else content)
-        with pytest.raises(AsrError, match=f"^transformers:{damaged}: .*{message}"):
-            load_acoustic_model(f"transformers:{damaged}")
-    # Only the network without its output layer, as after pre-training: transformers would add a random one.
-    headless = tmp_path / "headless"
-    shutil.copytree(folder, headless)
-    network.wav2vec2.save_pretrained(headless)
-    with pytest.raises(
-        AsrError, match=r"the checkpoint lacks 2 weights of the network \(lm_head.bias, ...\); give one"
-    ):
-        load_acoustic_model(f"transformers:{headless}")
-    with pytest.raises(AsrError, match="without a network connection, give a folder with"):
-        load_acoustic_model("transformers:nobody/nothing", local_files_only=True)
-    with pytest.raises(AsrError, match="the folder must have"):
-        load_acoustic_model(f"transformers:{tmp_path}")
-
-
-def test_frame_shift_of_a_transformers_network_with_an_adapter(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    (tmp_path / "vocab.json").write_text(json.dumps({"<pad>": 0, "<unk>": 1, "|": 2, "A": 3, "B": 4}))
-    config = transformers.Wav2Vec2Config(
-        vocab_size=5, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, conv_dim=(8, 8),
-        conv_stride=(20, 16), conv_kernel=(20, 16), num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2,
-        add_adapter=True, num_adapter_layers=2, adapter_stride=2, pad_token_id=0,
-    )  # fmt: skip
-    transformers.Wav2Vec2ForCTC(config).save_pretrained(tmp_path)
-    transformers.Wav2Vec2CTCTokenizer(str(tmp_path / "vocab.json")).save_pretrained(tmp_path)
-    transformers.Wav2Vec2FeatureExtractor().save_pretrained(tmp_path)
-    model = load_acoustic_model(f"transformers:{tmp_path}")
-    assert model.frame_shift == pytest.approx(0.08)
-    assert model(noise(2.0))[1].tolist() == [25]

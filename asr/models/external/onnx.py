@@ -10,6 +10,7 @@ What a file expects is read from the names of its inputs and from its metadata:
 | the same and `fbank` in the metadata | filterbanks with those settings: an export of this program |
 | `waveform`, `audio` | samples (N, L) |
 | `input_values` | the same as transformers makes them: each recording has mean 0 and variance 1 |
+| `attention_mask` beside one of the others | ones: recordings are read one at a time |
 | `x` and states | chunks of `T` frames, `decode_chunk_len` frames apart: a streaming network |
 | `x`, `x_lens` and states | the same; the last chunk may have fewer frames, and all of its outputs are valid |
 
@@ -47,6 +48,8 @@ from asr.text.ctc_tokens import CTCTokens
 from asr.text.documents import parse_json, read_text
 
 _OF_TRANSFORMERS = "input_values"
+_FEATURES_OF_TRANSFORMERS = "input_features"
+_MASK = "attention_mask"
 _WAVEFORM_INPUTS = (_OF_TRANSFORMERS, "waveform", "audio", "wav", "samples")
 _TRANSPOSED_INPUTS = ("audio_signal", "processed_signal")
 _LENGTH_INPUTS = ("x_lens", "length", "lengths", "x_length", "speech_lengths", "feats_lengths", "num_frames", "len")
@@ -182,13 +185,15 @@ class OnnxModel(ExternalModel):
         if self.is_streaming:
             return whole_in_chunks(self, waveform, num_samples)
         # Without lengths, the network would take the padding of shorter recordings for audio.
-        takes_one = self._length is None or self._inputs[self._signal].shape[0] == 1
+        takes_one = self._length is None or _MASK in self._inputs or self._inputs[self._signal].shape[0] == 1
         if len(num_samples) > 1 and takes_one:
             return each_alone(self.forward, waveform, num_samples)
         signal, lengths = self._signal_of(waveform, num_samples)
         feed: dict[str, Any] = {self._signal: signal.numpy().astype(np.float32)}
         if self._length is not None:
             feed[self._length] = lengths.numpy().astype(self._dtype(self._length))
+        if _MASK in self._inputs:
+            feed[_MASK] = np.ones((1, int(lengths[0])), dtype=self._dtype(_MASK))
         longest = signal.shape[2] if self._kind == "transposed" else signal.shape[1]
         return self.sorted_output(_emitted(self._run(feed)), lengths, longest)
 
@@ -235,6 +240,11 @@ class OnnxModel(ExternalModel):
         Raises:
             AsrError: the metadata do not say, or frames would be left out.
         """
+        if "T" not in self.metadata:
+            raise AsrError(
+                f"{self.name}: it keeps states ({', '.join(self._states)}), but its metadata have no field 'T', the "
+                "frames of a chunk, as icefall's have; export it again with it, or for whole utterances."
+            )
         size, shift = self._number("T", None), self._number("decode_chunk_len", None)
         return checked_chunk_sizes(size, shift, self.name)
 
@@ -270,7 +280,7 @@ class OnnxModel(ExternalModel):
             return tokens_of_file(tokens, path, blank=blank)
 
     def _sorted_inputs(self) -> tuple[str, str | None, list[str]]:
-        names = list(self._inputs)
+        names = [name for name in self._inputs if name != _MASK]
         length = next((name for name in names if name in _LENGTH_INPUTS), None)
         signals = [name for name in names if name != length]
         if not signals:
@@ -279,7 +289,13 @@ class OnnxModel(ExternalModel):
         if states and len(self._outputs) < 1 + len(states):
             raise AsrError(
                 f"{self.name}: its inputs {', '.join(names)} are neither a signal and its lengths nor a signal and "
-                f"states that come back among the outputs ({', '.join(self._outputs)})."
+                f"states that come back among the outputs ({', '.join(self._outputs)}); export it for whole "
+                "utterances, or use CallableModel in Python."
+            )
+        if signals[0] == _FEATURES_OF_TRANSFORMERS:
+            raise AsrError(
+                f"{self.name}: it reads {signals[0]}, features of transformers that are not computed here; give the "
+                "network as transformers:NAME, or use CallableModel in Python."
             )
         if states and signals[0] in _TRANSPOSED_INPUTS + _WAVEFORM_INPUTS:
             raise AsrError(

@@ -5,6 +5,7 @@ Shapes: N utterances, L samples, T frames, C tokens.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from asr.errors import AsrError
 from asr.models.external.base import (
     ExternalModel,
+    each_alone,
     frames_by_share,
     named,
     package,
@@ -27,6 +29,12 @@ from asr.text.ctc_tokens import CTCTokens
 _FILES = "config.json, model.safetensors, preprocessor_config.json, tokenizer_config.json and vocab.json"
 # Used in training only; checkpoints of trained networks may lack them.
 _NOT_NEEDED = ("masked_spec_embed", "num_batches_tracked")
+_MASKS = ("attention_mask", "padding_mask")
+# The methods of its networks that count frames of output.
+_FRAME_COUNTS = ("_get_feat_extract_output_lengths", "_get_subsampling_output_length")
+_SHORTEST_SHIFT = 0.001
+# By how much log-probabilities may differ if only the order of sums does, at least.
+_TOLERANCE = 0.01
 
 
 class TransformersModel(ExternalModel):
@@ -47,53 +55,98 @@ class TransformersModel(ExternalModel):
         self.network = network.eval()
         self._extractor = feature_extractor
         config: Any = network.config
+        blank = getattr(config, "blank_token_id", None)
         with named(self.name):
-            self.tokens = tokens_of(tokenizer, int(config.vocab_size), getattr(config, "pad_token_id", None))
+            blank = getattr(config, "pad_token_id", None) if blank is None else blank
+            self.tokens = tokens_of(tokenizer, int(config.vocab_size), blank)
         rate = getattr(feature_extractor, "sampling_rate", None)
         self.sampling_rate = positive_integer(rate, f"{self.name}: the sampling_rate of its feature extractor")
         ratio = getattr(config, "inputs_to_logits_ratio", None)
-        # The ratio of most networks leaves out the strides of an adapter.
-        if ratio is None or getattr(config, "add_adapter", False):
-            self.frame_shift = self.measured_shift()
-        else:
+        samples = 0.0
+        if ratio is not None:
             samples = positive_number(ratio, f"{self.name}: the inputs_to_logits_ratio of its configuration")
-            self.frame_shift = samples / self.sampling_rate
+        # The ratio of most networks leaves out the strides of an adapter; LASR's counts frames of features.
+        is_known = samples >= _SHORTEST_SHIFT * self.sampling_rate and not getattr(config, "add_adapter", False)
+        self.frame_shift = samples / self.sampling_rate if is_known else self.measured_shift()
 
     def forward(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
         """See `ExternalModel.forward`."""
-        utterances = [each[:num].cpu().numpy() for each, num in zip(waveform, num_samples.tolist(), strict=True)]
-        if getattr(self._extractor, "return_attention_mask", True):
-            return self._logits(utterances)
-        # Networks without a mask would take the padding of shorter utterances for audio.
-        parts = [self._logits([each])[0][0] for each in utterances]
-        num_frames = torch.tensor([len(each) for each in parts])
-        return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True), num_frames
+        if len(num_samples) > 1 and not self._ignores_padding:
+            return each_alone(self._log_probs, waveform, num_samples)
+        return self._log_probs(waveform, num_samples)
 
-    def _logits(self, utterances: list[Any]) -> tuple[Tensor, Tensor]:
+    @functools.cached_property
+    def _ignores_padding(self) -> bool:
+        """Whether recordings have the same output beside longer ones.
+
+        Networks without a mask take padding for audio, and the convolutions of some others read it in spite of one.
+        That is found out with noise, at lengths that leave different remainders.
+        """
+        if not self._is_masked:
+            return False
+        rate = self.sampling_rate
+        noise = 0.01 * torch.randn(5, 2 * rate, generator=torch.Generator().manual_seed(0))
+        num_samples = torch.tensor([rate + number * rate // 100 for number in range(4)] + [2 * rate])
+        with torch.no_grad():
+            beside, num_frames = self._log_probs(noise, num_samples)
+            alone, num_alone = each_alone(self._log_probs, noise[:4], num_samples[:4])
+        if not torch.equal(num_frames[:4], num_alone):
+            return False
+        most = max(_TOLERANCE, 16.0 * torch.finfo(next(self.network.parameters()).dtype).eps)
+        parts = zip(beside, alone, num_alone.tolist(), strict=False)
+        return all(float((one[:num] - other[:num]).abs().max()) < most for one, other, num in parts)
+
+    @property
+    def _is_masked(self) -> bool:
+        return bool(getattr(self._extractor, "return_attention_mask", True))
+
+    def _log_probs(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
+        """All recordings as one batch."""
+        utterances = [each[:num].cpu().numpy() for each, num in zip(waveform, num_samples.tolist(), strict=True)]
         place = next(self.network.parameters())
+        # Some extractors make the mask that they say they make only if they are asked to.
+        asked: dict[str, Any] = {"return_attention_mask": True} if self._is_masked else {}
         cure = "the recording may be too short, or the feature extractor that of another network"
         with named(f"{self.name}: the network cannot read this audio", cure):
-            made = self._extractor(utterances, sampling_rate=self.sampling_rate, padding=True, return_tensors="pt")
+            made = self._extractor(
+                utterances, sampling_rate=self.sampling_rate, padding=True, return_tensors="pt", **asked
+            )
             # Weights may be of 16 bits (`torch_dtype`).
             inputs = {
                 name: value.to(place.device, place.dtype if value.is_floating_point() else value.dtype)
                 for name, value in made.items()
             }
-            logits = self.network(**inputs).logits.float().log_softmax(-1)
-        mask = inputs.get("attention_mask")
-        num_frames = torch.full((len(utterances),), logits.shape[1], dtype=torch.int64)
-        if mask is not None and len(utterances) > 1:
-            num_inputs = mask.sum(-1)
-            lengths = getattr(self.network, "_get_feat_extract_output_lengths", None)
-            if lengths is not None and mask.shape[1] > logits.shape[1]:
-                num_frames = lengths(num_inputs).long().cpu().clamp(max=logits.shape[1])
-            else:
-                num_frames = frames_by_share(num_inputs.cpu(), mask.shape[1], logits.shape[1])
-        return logits.cpu(), num_frames
+            logits = self.network(**inputs).logits.float().log_softmax(-1).cpu()
+        mask = next((inputs[name] for name in _MASKS if name in inputs), None)
+        return logits, self._frames(mask, *logits.shape[:2])
+
+    def _frames(self, mask: Tensor | None, num_utts: int, max_frames: int) -> Tensor:
+        """The frames of output (N,) for a mask of the input (N, samples or frames); all of them without one."""
+        if mask is None:
+            return torch.full((num_utts,), max_frames, dtype=torch.int64)
+        num_inputs = mask.sum(-1)
+        count = next((getattr(self.network, name) for name in _FRAME_COUNTS if hasattr(self.network, name)), None)
+        if count is None or mask.shape[1] <= max_frames:
+            return frames_by_share(num_inputs.cpu(), mask.shape[1], max_frames)
+        num_frames: Tensor = count(num_inputs).long().cpu().clamp(0, max_frames)
+        return num_frames
+
+
+class _Pieces:
+    """How a tokenizer of transformers writes words in pieces, see `PieceModel`."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def encode(self, text: str, out_type: type[str]) -> list[str]:
+        """The pieces of a text."""
+        return list(map(out_type, self._tokenizer.tokenize(text)))
 
 
 def tokens_of(tokenizer: Any, num_columns: int, blank: int | None) -> CTCTokens:
     """A tokenizer's symbols for the columns of a network; columns without a symbol never appear in text.
+
+    The tokenizer decides how words are written in pieces.
 
     Raises:
         AsrError: a symbol's id is not a number or is beyond the columns, or as for `CTCTokens`.
@@ -110,7 +163,9 @@ def tokens_of(tokenizer: Any, num_columns: int, blank: int | None) -> CTCTokens:
     if blank is None:
         blank = tokenizer.pad_token_id
     boundary = getattr(tokenizer, "word_delimiter_token", None)
-    return CTCTokens(symbols, blank=blank, word_boundary=boundary if boundary in symbols else None)
+    marks: dict[str, Any] = {"blank": blank, "word_boundary": boundary if boundary in symbols else None}
+    tokens = CTCTokens(symbols, **marks)
+    return CTCTokens(symbols, piece_model=_Pieces(tokenizer), **marks) if tokens.kind == "pieces" else tokens
 
 
 def load(name: str, **options: Any) -> TransformersModel:
