@@ -23,10 +23,10 @@ _ROLLOFF = 0.99
 
 # A kernel covers the inputs of a whole block of outputs. For rates with a small common divisor (44099 Hz) that would be
 # gigabytes, nearly all of them zeros.
-_LARGEST_KERNEL = 1 << 22
+LARGEST_KERNEL = 1 << 22
 
 _LOWEST_RATE, _HIGHEST_RATE = 1000, 1_000_000
-_OUTPUTS_AT_ONCE = 1 << 16
+OUTPUTS_AT_ONCE = 1 << 16
 
 
 def checked_rate(sampling_rate: float) -> int:
@@ -46,13 +46,21 @@ def checked_rate(sampling_rate: float) -> int:
     )
 
 
-def resample(waveform: Tensor, old_rate: int, new_rate: int) -> Tensor:
+def resample(
+    waveform: Tensor,
+    old_rate: int,
+    new_rate: int,
+    largest_kernel: int = LARGEST_KERNEL,
+    outputs_at_once: int = OUTPUTS_AT_ONCE,
+) -> Tensor:
     """Resamples with a low-pass filter at the lower of the two Nyquist frequencies.
 
     Args:
         waveform: (..., L).
         old_rate: in Hz.
         new_rate: in Hz.
+        largest_kernel: up to this number of weights, outputs are computed in blocks; otherwise each by itself.
+        outputs_at_once: number of outputs that are computed together, each by itself.
 
     Returns:
         (..., ceil(L * new_rate / old_rate)).
@@ -68,8 +76,8 @@ def resample(waveform: Tensor, old_rate: int, new_rate: int) -> Tensor:
         return waveform
     flat = waveform.reshape(-1, num_samples).float()
     target = -(-num_samples * new // old)
-    by_block = new * (2 * margin + old) <= _LARGEST_KERNEL
-    result = _by_block(flat, old, new)[:, :target] if by_block else _by_output(flat, old, new, target)
+    by_block = new * (2 * margin + old) <= largest_kernel
+    result = _by_block(flat, old, new)[:, :target] if by_block else _by_output(flat, old, new, target, outputs_at_once)
     return result.reshape(*waveform.shape[:-1], target)
 
 
@@ -81,14 +89,14 @@ def _by_block(flat: Tensor, old: int, new: int) -> Tensor:
     return phases.transpose(1, 2).reshape(len(flat), -1)
 
 
-def _by_output(flat: Tensor, old: int, new: int, target: int) -> Tensor:
+def _by_output(flat: Tensor, old: int, new: int, target: int, outputs_at_once: int) -> Tensor:
     """(streams, L) -> (streams, target): each output from the inputs around it, weighted by its phase."""
     weights, margin = _taps(old, new).to(flat.device), _margin(old, new)
     padded = torch.nn.functional.pad(flat, (margin, margin))
     windows = padded.unfold(1, 2 * margin, 1)  # (streams, L + 1, 2 * margin), a view
     parts = []
-    for begin in range(0, target, _OUTPUTS_AT_ONCE):
-        output = torch.arange(begin, min(target, begin + _OUTPUTS_AT_ONCE), device=flat.device)
+    for begin in range(0, target, outputs_at_once):
+        output = torch.arange(begin, min(target, begin + outputs_at_once), device=flat.device)
         # Window i + 1 has the inputs i - margin + 1 to i + margin.
         around = windows.index_select(1, output * old // new + 1)
         parts.append((around * weights.index_select(0, output % new)).sum(dim=2))

@@ -207,7 +207,9 @@ def _shown(one: Option) -> str:
 def given_options(args: argparse.Namespace, options: Mapping[str, Option]) -> dict[str, Any]:
     """The options that were given on the command line, with megabytes converted to bytes."""
     given = {name: getattr(args, name) for name in options if getattr(args, name) is not None}
-    return {name: _bytes(options[name].flag, value) if options[name].unit else value for name, value in given.items()}
+    return {
+        name: bytes_from(options[name].flag, value) if options[name].unit else value for name, value in given.items()
+    }
 
 
 def refuse_without(
@@ -407,7 +409,12 @@ def describe(recognizer: Recognizer) -> str:
     return f"mode {recognizer.mode}, decoder {recognizer.decoder_name}{fusion}{second}"
 
 
-def _bytes(option: str, megabytes: float) -> int:
+def bytes_from(option: str, megabytes: float) -> int:
+    """The value of an option in MB, as bytes.
+
+    Raises:
+        AsrError: it is below 0 or not finite.
+    """
     if not 0 <= megabytes < math.inf:
         raise AsrError(f"{option} {megabytes}: give a number of MB, 0 or more.")
     return int(megabytes * 1e6)

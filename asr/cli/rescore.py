@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from asr.bundle import Bundle, bundle_folder, local_bundle_folder, read_rnn_lm
-from asr.cli.options import fetching
+from asr.cli.options import bytes_from, fetching
 from asr.cli.output import STANDARD_OUTPUT
 from asr.decoding.kaldi_lattice import is_binary_lattice, read_kaldi_archive
 from asr.decoding.nbest_io import read_n_best, read_n_best_folder, visible_files
@@ -37,12 +37,10 @@ from asr.text.documents import READING_ERRORS, open_text, unreadable
 from asr.text.symbols import Vocabulary
 from asr.transcripts import FORMATS, Transcript, format_transcript, plain_name
 
-# Memory for the recurrent model's histories.
-_CACHE_BYTES = 1 << 30
 _SLF = (".slf", ".lat")
 _LATTICES = (*_SLF, ".pt")
 _ARCHIVES = ("lat.", "lattices.")
-_FRAME_SECONDS, _MAX_CONTEXTS, _RNN_WEIGHT = 0.01, 64, 0.5
+_FRAME_SECONDS, _MAX_CONTEXTS, _RNN_WEIGHT, _CACHE_MB = 0.01, 64, 0.5, 1000
 _TIMED = ("ctm", "stm")
 
 HELP = """Rescores lattices and n-best lists of other recognizers with one of our language models, and prints the words.
@@ -77,6 +75,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--bundle", help="the large language models of this bundle (the default if none is given)")
     model.add_argument("--rnn-lm", metavar="FOLDER", help="a recurrent model: exported, a checkpoint, or a bundle")
     model.add_argument("--ngram", metavar="FILE", help="an n-gram model, ARPA or binary")
+    model.add_argument(
+        "--cache-mb",
+        type=float,
+        metavar="MB",
+        help=f"memory for the recurrent model's caches; less is slower (default: {_CACHE_MB})",
+    )
     model.add_argument(
         "--rnn-weight", type=float, help=f"interpolation weight of the recurrent model (default: {_RNN_WEIGHT})"
     )
@@ -233,12 +237,13 @@ def language_model(args: argparse.Namespace) -> LanguageModel:
     """The language model that the arguments name.
 
     Raises:
-        AsrError: a model cannot be read, the weight is out of range or has no effect, or the bundle has no large
-            language model.
+        AsrError: a model cannot be read, the weight or the cache's size is out of range or has no effect, or the
+            bundle has no large language model.
     """
     rnn_weight = _RNN_WEIGHT if args.rnn_weight is None else args.rnn_weight
     if not 0.0 <= rnn_weight <= 1.0:
         raise AsrError(f"--rnn-weight {rnn_weight}: give a number from 0 to 1.")
+    cache_bytes = bytes_from("--cache-mb", _CACHE_MB if args.cache_mb is None else args.cache_mb)
     network = read_rnn_lm(args.rnn_lm).network if args.rnn_lm else None
     ngram: Any = read_ngram_lm(args.ngram) if args.ngram else None
     vocabulary: Vocabulary | None = None if ngram is None else ngram.vocabulary
@@ -254,13 +259,15 @@ def language_model(args: argparse.Namespace) -> LanguageModel:
 
     if args.rnn_weight is not None and (network is None or ngram is None):
         raise AsrError("--rnn-weight has no effect here: it needs a recurrent and an n-gram model; leave it out.")
+    if args.cache_mb is not None and network is None:
+        raise AsrError("--cache-mb has no effect here: it needs a recurrent model; leave it out.")
 
     def mapped(model: LanguageModel) -> LanguageModel:
         return model if vocabulary is None else mapped_to(model, vocabulary, LISTED_SHARE, warn=False)
 
     if network is None:
         return mapped(ngram)
-    engine = CachedRNNLM(network, CacheOptions(capacity_bytes=_CACHE_BYTES))  # type: ignore[arg-type]
+    engine = CachedRNNLM(network, CacheOptions(capacity_bytes=cache_bytes))  # type: ignore[arg-type]
     if ngram is None:
         return mapped(engine)
     return Interpolated([mapped(engine), mapped(ngram)], [rnn_weight, 1.0 - rnn_weight])

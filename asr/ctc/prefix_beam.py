@@ -36,8 +36,6 @@ from asr.lm.interface import LanguageModel, device_of
 
 FrameArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.integer[Any]]
-_FIRST_ROOM = 1 << 12
-_COMPACT_AT = 1 << 18
 _ROUNDS_BETWEEN_MARKS = 16
 _FRAMES_AT_ONCE = 256
 _PREFIX_DTYPES = {
@@ -82,12 +80,21 @@ class PrefixBeam:
         rules: tokens, words and weights.
         context: the language model's start context.
         compiled: whether to compile the loops if numba is installed; results are the same.
+        first_room: number of prefixes for which there is room at first.
+        compact_at: number of prefixes from which those that are needed no more are removed.
     """
 
-    def __init__(self, rules: Rules, context: int = 0, compiled: bool = True) -> None:
+    def __init__(
+        self,
+        rules: Rules,
+        context: int = 0,
+        compiled: bool = True,
+        first_room: int = 1 << 12,
+        compact_at: int = 1 << 18,
+    ) -> None:
         self.rules = rules
         self._loops = _compiled_loops() if compiled else _plain_loops()
-        self.prefixes = _empty(_FIRST_ROOM, _FIRST_ROOM, rules.beam_size, len(rules.num_ends))
+        self.prefixes = _empty(first_room, first_room, rules.beam_size, len(rules.num_ends))
         self.prefixes.count[[NUM_PREFIXES, NUM_ALIVE]] = 1
         self.prefixes.context[0] = context
         for values in (self.prefixes.parent, self.prefixes.char, self.prefixes.last, self.prefixes.node):
@@ -95,7 +102,7 @@ class PrefixBeam:
         for values in (self.prefixes.lm_score, self.prefixes.bonus, self.prefixes.guess, self.prefixes.score):
             values[0] = 0.0
         self.prefixes.place[0] = self.prefixes.length[0] = 0
-        self._compact_at = _COMPACT_AT
+        self._first_compact_at = self._compact_at = compact_at
 
     @property
     def num_frames(self) -> int:
@@ -108,7 +115,7 @@ class PrefixBeam:
         if self.prefixes.count[NUM_PREFIXES] > self._compact_at:
             self._compact()
             # Not again before half of them may be removed, however long the surviving ones are.
-            self._compact_at = max(_COMPACT_AT, 2 * int(self.prefixes.count[NUM_PREFIXES]))
+            self._compact_at = max(self._first_compact_at, 2 * int(self.prefixes.count[NUM_PREFIXES]))
 
     def advance(self, log_prob: npt.NDArray[np.float32]) -> bool:
         """Reads a chunk (T, C) until its end or a language model query -> whether it stopped for a query."""

@@ -16,12 +16,15 @@ from asr.errors import AsrError
 from asr.text.documents import READING_ERRORS, open_text, unreadable
 from asr.text.symbols import BOS_ID, EOS_ID, EPSILON_ID, SPECIAL_WORDS, UNK_ID, Vocabulary
 
-_BLOCK_BYTES = 1 << 23
+BLOCK_BYTES = 1 << 23
 _SENTENCE_BREAK = " </s> <s> "
 
 
 def read_word_ids(
-    texts: Iterable[str | Path], transcripts: Iterable[str | Path], id_of: Mapping[str, int]
+    texts: Iterable[str | Path],
+    transcripts: Iterable[str | Path],
+    id_of: Mapping[str, int],
+    block_bytes: int = BLOCK_BYTES,
 ) -> Iterator[npt.NDArray[np.int32]]:
     """The sentences of texts, one per line, then of transcripts, with lines `utterance-id WORDS` as in Kaldi's `text`.
 
@@ -31,6 +34,7 @@ def read_word_ids(
         texts: the files, read in this order.
         transcripts: the files after them.
         id_of: gives the id of every word; it chooses the ids of unknown words itself.
+        block_bytes: how much of a file is read at a time, up to the next end of a line.
 
     Yields:
         a block of sentences `<s> ... </s>`, one after the other, (L,).
@@ -39,17 +43,17 @@ def read_word_ids(
         AsrError: a file is missing, damaged or not UTF-8, or contains a sentence mark as a word.
     """
     for path in texts:
-        yield from _blocks(Path(path), id_of, has_id=False)
+        yield from _blocks(Path(path), id_of, block_bytes, has_id=False)
     for path in transcripts:
-        yield from _blocks(Path(path), id_of, has_id=True)
+        yield from _blocks(Path(path), id_of, block_bytes, has_id=True)
 
 
-def _blocks(path: Path, id_of: Mapping[str, int], has_id: bool) -> Iterator[npt.NDArray[np.int32]]:
+def _blocks(path: Path, id_of: Mapping[str, int], block_bytes: int, has_id: bool) -> Iterator[npt.NDArray[np.int32]]:
     first_line = 1
     with open_text(path, "text") as stream:
         while True:
             try:
-                block = stream.read(_BLOCK_BYTES) + stream.readline()
+                block = stream.read(block_bytes) + stream.readline()
                 lines = block.decode().split("\n")
             except UnicodeDecodeError as error:
                 line = first_line + block.count(b"\n", 0, error.start)
@@ -132,7 +136,10 @@ class WordStream:
 
 
 def read_word_stream(
-    paths: Iterable[str | Path], vocabulary: Vocabulary | None = None, transcripts: Iterable[str | Path] = ()
+    paths: Iterable[str | Path],
+    vocabulary: Vocabulary | None = None,
+    transcripts: Iterable[str | Path] = (),
+    block_bytes: int = BLOCK_BYTES,
 ) -> WordStream:
     """Reads texts and transcripts as `read_word_ids` does; `<UNK>` is read as `<unk>`.
 
@@ -141,13 +148,14 @@ def read_word_stream(
         vocabulary: its words keep their ids, and further words are numbered after them. By default the vocabulary is
             made of all words of the text.
         transcripts: the transcripts.
+        block_bytes: as for `read_word_ids`.
 
     Raises:
         AsrError: a file cannot be read, or there is no sentence.
     """
     id_of = _WordNumbers(vocabulary.words if vocabulary is not None else SPECIAL_WORDS)
     num_listed = len(id_of)
-    parts = list(read_word_ids(paths, transcripts, id_of))
+    parts = list(read_word_ids(paths, transcripts, id_of, block_bytes))
     if not parts:
         raise AsrError("The text contains no sentence; give files with one sentence per line.")
     words = list(id_of)

@@ -148,9 +148,6 @@ def _carried_queries(network: RNNLanguageModel, token_id: NDArray[np.int32]) -> 
         yield hidden[:num_words, 0], history.to(device), word_id.to(device), torch.arange(first, first + num_words)
 
 
-_SENTENCES_AT_ONCE = 4096
-
-
 @dataclass(frozen=True)
 class Perplexity:
     """The perplexity of a text.
@@ -181,12 +178,12 @@ class Perplexity:
 
 
 @torch.no_grad()
-def measure_perplexity(lm: NgramLM, stream: WordStream) -> Perplexity:
-    """Scores a text that was read with `lm.vocabulary`, many sentences at a time."""
+def measure_perplexity(lm: NgramLM, stream: WordStream, sentences_at_once: int = 4096) -> Perplexity:
+    """Scores a text that was read with `lm.vocabulary`, `sentences_at_once` at a time."""
     total, listed, num_unlisted = 0.0, 0.0, 0
     # A model's vocabulary may have words that the model does not list.
     lists = torch.nn.functional.pad(lm.is_listed, (0, len(stream.vocabulary) - stream.num_listed)).cpu()
-    for words in _batches(stream):
+    for words in _batches(stream, sentences_at_once):
         context_idx = lm.start(words.shape[1])
         for word_id in torch.from_numpy(words):
             present = torch.nonzero(word_id >= 0)[:, 0].to(context_idx.device)
@@ -201,13 +198,13 @@ def measure_perplexity(lm: NgramLM, stream: WordStream) -> Perplexity:
     return Perplexity(stream.num_sentences, stream.num_words, num_unlisted, total, listed)
 
 
-def _batches(stream: WordStream) -> Iterator[np.ndarray[tuple[int, ...], np.dtype[np.int64]]]:
+def _batches(stream: WordStream, size: int) -> Iterator[np.ndarray[tuple[int, ...], np.dtype[np.int64]]]:
     """Sentences of similar length as columns, without `<s>`, padded with -1: (length, N)."""
     begin = np.flatnonzero(stream.word_id == BOS_ID)
     length = np.diff(begin, append=len(stream.word_id)) - 1
     by_length = np.argsort(length, kind="stable")
-    for first in range(0, len(begin), _SENTENCES_AT_ONCE):
-        chosen = by_length[first : first + _SENTENCES_AT_ONCE]
+    for first in range(0, len(begin), size):
+        chosen = by_length[first : first + size]
         row = np.arange(length[chosen].max())[:, None]
         inside = row < length[chosen]
         place = np.where(inside, begin[chosen] + 1 + row, 0)

@@ -115,16 +115,12 @@ def test_never_more_alive_than_the_beam_allows() -> None:
         assert scores.max() - scores.min() <= 3.0
 
 
-def test_room_grows_and_old_prefixes_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    from asr.ctc import prefix_beam
-
+def test_room_grows_and_old_prefixes_are_forgotten() -> None:
     log_prob = random_frames(60, 3).numpy()
     rules = token_rules(CTCTokens(SYMBOLS), CTCDecodingConfig(beam_size=20, token_min_log_prob=-1e9), None)
     whole = PrefixBeam(rules)
     read_chunks([whole], [log_prob], None)
-    monkeypatch.setattr(prefix_beam, "_FIRST_ROOM", 128)
-    monkeypatch.setattr(prefix_beam, "_COMPACT_AT", 150)
-    pieces = PrefixBeam(rules)
+    pieces = PrefixBeam(rules, first_room=128, compact_at=150)
     for begin in range(0, 60, 7):
         read_chunks([pieces], [log_prob[begin : begin + 7]], None)
     assert len(pieces.prefixes.parent) > 128

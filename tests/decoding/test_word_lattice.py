@@ -345,11 +345,14 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, *unused in (
         ("nbest", "--max-contexts", "8"),
         ("nbest", "--rnn-weight", "0.3"),
+        ("nbest", "--cache-mb", "5"),
         ("talk.slf", "--frame-seconds", "0.03"),
         ("talk.slf", "--nbest", "2", "--jsonl"),
     ):
         assert main(["rescore", str(folder / name), *words, *unused]) == 2
         assert f"{unused[0]} has no effect here" in capsys.readouterr().err
+    assert main(["rescore", str(folder / "nbest"), *words, "--cache-mb", "nan"]) == 2
+    assert "--cache-mb nan: give a number of MB, 0 or more" in capsys.readouterr().err
 
 
 def test_the_command_reads_folders_of_lattices(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -397,9 +400,8 @@ def test_histories_of_earlier_utterances_are_forgotten(
 
     monkeypatch.setattr(rescore, "language_model", recorded)
     held, texts = list[int](), list[str]()
-    for capacity in (1 << 20, 1 << 30):
-        monkeypatch.setattr(rescore, "_CACHE_BYTES", capacity)
-        assert main(arguments) == 0
+    for megabytes in ("1", "1024"):
+        assert main([*arguments, "--cache-mb", megabytes]) == 0
         engine = engines.pop()
         assert isinstance(engine, CachedRNNLM)
         held.append(engine.statistics().num_contexts)
@@ -415,7 +417,8 @@ def test_words_that_a_bundles_network_lacks_are_not_worth_its_whole_unknown(
     network = RNNLanguageModel(Vocabulary(others), RNNLMConfig(embedding_size=4, hidden_size=4))
     arguments = {"embedding_size": 4, "hidden_size": 4}
     replace(bundle, rnn_lm=ModelSpec("RnnLm", arguments, network), large_ngram=None).save(folder / "bundle")
-    lm = rescore.language_model(argparse.Namespace(bundle=folder / "bundle", rnn_lm=None, ngram=None, rnn_weight=None))
+    names = ("rnn_lm", "ngram", "rnn_weight", "cache_mb")
+    lm = rescore.language_model(argparse.Namespace(bundle=folder / "bundle", **dict.fromkeys(names)))
     engine = CachedRNNLM(read_rnn_lm(folder / "bundle").network)  # type: ignore[arg-type]
     unknown, _ = engine.score(engine.start(1), torch.tensor([UNK_ID]))
     found, _ = lm.score(lm.start(1), lm.vocabulary.ids_of([first]))

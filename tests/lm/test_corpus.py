@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from asr.errors import AsrError
-from asr.lm import corpus
 from asr.lm.corpus import read_word_ids, read_word_stream
 from asr.lm.ngram.arpa import read_arpa, write_arpa
 from asr.lm.ngram.estimate import estimate_kneser_ney
@@ -18,11 +17,10 @@ BLOCK_BYTES = (0, 1, 6, 7, 1 << 20)
 
 
 @pytest.mark.parametrize("block_bytes", BLOCK_BYTES)
-def test_blocks_end_where_lines_do(block_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpus, "_BLOCK_BYTES", block_bytes)
+def test_blocks_end_where_lines_do(block_bytes: int, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("A B\nB\n\n  \nA A A")
     (tmp_path / "transcripts").write_text("u1 B A\nu2\nu3 A\n")
-    stream = read_word_stream([tmp_path / "text"], None, [tmp_path / "transcripts"])
+    stream = read_word_stream([tmp_path / "text"], None, [tmp_path / "transcripts"], block_bytes)
     sentences = [[4, 5], [5], [4, 4, 4], [5, 4], [], [4]]
     assert stream.word_id.tolist() == [word for one in sentences for word in [BOS_ID, *one, EOS_ID]]
     assert (stream.num_sentences, stream.num_words, stream.num_unlisted) == (6, 9, 0)
@@ -39,13 +37,10 @@ def test_blocks_end_where_lines_do(block_bytes: int, tmp_path: Path, monkeypatch
         (b"\xe9 A\nB\n", "line 1: the text is not UTF-8"),
     ],
 )
-def test_errors_name_the_line(
-    block_bytes: int, text: bytes, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(corpus, "_BLOCK_BYTES", block_bytes)
+def test_errors_name_the_line(block_bytes: int, text: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes(text)
     with pytest.raises(AsrError, match=f"text, {message}"):
-        read_word_stream([tmp_path / "text"])
+        read_word_stream([tmp_path / "text"], block_bytes=block_bytes)
 
 
 def test_words_beyond_the_vocabulary_are_numbered_after_it(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asr.lm import evaluate
 from asr.lm.corpus import read_word_stream
 from asr.lm.evaluate import (
     log_linear_log_prob,
@@ -185,14 +184,13 @@ def test_distributions_hold_the_normalised_scores() -> None:
 @pytest.mark.parametrize("words", [None, ["y", "b", "z", "a"]])
 @pytest.mark.parametrize("sentences_at_once", [1, 2, 9])
 def test_perplexity_with_and_without_words_that_are_not_listed(
-    sentences_at_once: int, words: list[str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sentences_at_once: int, words: list[str] | None, tmp_path: Path
 ) -> None:
     """By the hand-worked trigram: "a b" is known, and "a z b" has a word that is not, even if it has a number."""
     (tmp_path / "lm.arpa").write_text(TINY)
     (tmp_path / "text.txt").write_text("a z b\n\na b\n")
     lm = NgramLM.from_arpa(tmp_path / "lm.arpa", None if words is None else Vocabulary(words))
-    monkeypatch.setattr(evaluate, "_SENTENCES_AT_ONCE", sentences_at_once)
-    found = measure_perplexity(lm, read_word_stream([tmp_path / "text.txt"], lm.vocabulary))
+    found = measure_perplexity(lm, read_word_stream([tmp_path / "text.txt"], lm.vocabulary), sentences_at_once)
     assert (found.num_sentences, found.num_words, found.num_unlisted) == (2, 5, 1)
     listed, unlisted = (-0.2 - 0.05 - 0.3) + (-0.2 - 0.7 - 0.3), -0.1 - 0.3 - 1.0
     assert found.log_prob_listed == pytest.approx(listed * LN_10, rel=1e-5)

@@ -216,7 +216,6 @@ NO_UNKNOWN_SCORE = np.float32(-100.0 * LN_10)
 
 # By convention, files write this log10 of zero.
 _LOG10_ZERO = -99.0
-_BLOCK = 1 << 18
 
 
 def read_arpa(path: str | Path, vocabulary: Vocabulary | None = None) -> NgramTrie:
@@ -393,17 +392,22 @@ class _TrieBuilder:
         raise AsrError(f"{self._reader.path}, line {line}: {what}.")
 
 
-def write_arpa(trie: NgramTrie, path: str | Path) -> None:
+def write_arpa(trie: NgramTrie, path: str | Path, ngrams_at_once: int = 1 << 18) -> None:
     """Writes the model as ARPA text; the file appears under its name only when it is complete.
+
+    Args:
+        trie: the model.
+        path: the file.
+        ngrams_at_once: how many n-grams are formatted at a time, which takes memory.
 
     Raises:
         AsrError: the file cannot be written, for example because the disk is full.
     """
     with open_atomic(Path(path)) as stream:
-        _write(trie, stream)
+        _write(trie, stream, ngrams_at_once)
 
 
-def _write(trie: NgramTrie, stream: BinaryIO) -> None:
+def _write(trie: NgramTrie, stream: BinaryIO, ngrams_at_once: int) -> None:
     counts = trie.counts
     header = "".join(f"ngram {order}={count}\n" for order, count in enumerate(counts, start=1))
     stream.write(f"\\data\\\n{header}".encode())
@@ -414,8 +418,8 @@ def _write(trie: NgramTrie, stream: BinaryIO) -> None:
         positions = np.arange(span.start, span.stop)
         if order == 1:
             positions = positions[trie.listed()]
-        for first in range(0, len(positions), _BLOCK):
-            block = positions[first : first + _BLOCK]
+        for first in range(0, len(positions), ngrams_at_once):
+            block = positions[first : first + ngrams_at_once]
             stream.write(_lines(trie, block, order, words))
     stream.write(b"\n\\end\\\n")
 

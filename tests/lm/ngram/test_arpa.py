@@ -63,8 +63,7 @@ def test_block_boundaries_do_not_show(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(arpa, "BLOCK_LINES", 2)
     np.testing.assert_array_equal(read_arpa(path).score, whole.score)
     write_arpa(whole, tmp_path / "whole.arpa")
-    monkeypatch.setattr(arpa, "_BLOCK", 2)
-    write_arpa(whole, tmp_path / "blocks.arpa")
+    write_arpa(whole, tmp_path / "blocks.arpa", ngrams_at_once=2)
     assert (tmp_path / "blocks.arpa").read_bytes() == (tmp_path / "whole.arpa").read_bytes()
 
 
