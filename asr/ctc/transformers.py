@@ -142,25 +142,9 @@ class CTCProcessorWithLM:
         text, logit_score, lm_score, offsets = ([each[place] for each in columns] for place in range(4))
         return CTCDecoderOutput(text, logit_score, lm_score, offsets if output_word_offsets else None)
 
-    def decode(
-        self,
-        logits: Any,
-        beam_width: int | None = None,
-        beam_prune_logp: float | None = None,
-        token_min_logp: float | None = None,
-        hotwords: Iterable[str] | None = None,
-        hotword_weight: float | None = None,
-        alpha: float | None = None,
-        beta: float | None = None,
-        unk_score_offset: float | None = None,
-        lm_score_boundary: bool | None = None,
-        output_word_offsets: bool = False,
-        n_best: int = 1,
-    ) -> CTCDecoderOutput:
-        """Like `batch_decode` for one utterance, logits (T, C)."""
-        beams = beam_width, beam_prune_logp, token_min_logp, hotwords, hotword_weight
-        weights = alpha, beta, unk_score_offset, lm_score_boundary
-        found = self.batch_decode([logits], None, None, *beams, *weights, output_word_offsets, n_best)
+    def decode(self, logits: Any, *settings: Any, **named_settings: Any) -> CTCDecoderOutput:
+        """Like `batch_decode` for one utterance, logits (T, C), and without `pool` and `num_processes`."""
+        found = self.batch_decode([logits], None, None, *settings, **named_settings)
         offsets = None if found.word_offsets is None else found.word_offsets[0]
         return CTCDecoderOutput(found.text[0], found.logit_score[0], found.lm_score[0], offsets)
 

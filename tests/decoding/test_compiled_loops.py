@@ -20,13 +20,11 @@ from tests.reference.table_lm import TableLM
 pytest.importorskip("numba")
 LOOPS = {
     "chunks": {"connect_chunk", "add_losses"},
-    "lattice": {
-        "add_losses", "kept_within", "order_by_source", "build_pruned", "spread_forward", "spread_backward",
-        "sum_over_paths",
-    },
+    "lattice": {"order_by_source", "build_pruned", "spread_forward", "spread_backward", "sum_over_paths"},
+    "lattice_records": {"add_losses", "kept_within"},
     "nbest": {"best_sentences"},
     "mbr": {"score_lattice", "rows_of", "least_risk", "nearest_path", "sentence_posteriors"},
-}  # fmt: skip
+}
 SEED = 4
 
 
