@@ -10,10 +10,12 @@ import os
 import re
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, TextIO
 
 from asr import __version__
 from asr.errors import AsrError, printable
@@ -206,10 +208,27 @@ def _warnings_as_lines() -> Iterator[None]:
     if logger.hasHandlers():
         yield
         return
+    package, usual = str(Path(__file__).resolve().parents[1]), warnings.showwarning
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if os.path.realpath(filename).startswith(package):
+            print("asr:", printable(str(message)), file=sys.stderr)
+        else:
+            usual(message, category, filename, lineno, file, line)
+
     logger.addHandler(handler)
+    warnings.showwarning = show
     try:
         yield
     finally:
+        warnings.showwarning = usual
         logger.removeHandler(handler)
 
 

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -95,15 +96,21 @@ def test_exit_codes(monkeypatch, raised, code):
 def test_warnings_of_modules_look_like_other_messages(monkeypatch, capsys):
     def warn(arguments):
         logging.getLogger("asr.audio.io").warning("%s: the audio is cut short\x1b.", "a.wav")
+        warnings.warn_explicit("the blank may be column 3", UserWarning, main.__file__, 1)
+        warnings.warn_explicit("not ours", UserWarning, "elsewhere.py", 1)
         return 0
 
     monkeypatch.setattr(main, "run", warn)
     assert main.main(["doctor"]) == 0
     assert capsys.readouterr().err == ""  # pytest handles warnings itself, as a program may that calls `main`
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
-    assert main.main(["doctor"]) == 0
-    assert capsys.readouterr().err == "asr: a.wav: the audio is cut short\N{REPLACEMENT CHARACTER}.\n"
-    assert not logging.getLogger("asr").handlers
+    usual = warnings.showwarning
+    with pytest.warns(UserWarning, match="not ours") as others:
+        assert main.main(["doctor"]) == 0
+    assert [str(each.message) for each in others] == ["not ours"]
+    lines = "asr: a.wav: the audio is cut short\N{REPLACEMENT CHARACTER}.\nasr: the blank may be column 3\n"
+    assert capsys.readouterr().err == lines
+    assert not logging.getLogger("asr").handlers and warnings.showwarning is usual
 
 
 PRESSED_AGAIN = """
