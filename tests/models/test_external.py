@@ -33,14 +33,11 @@ from asr.models.external.torchscript import save
 from asr.recognizer import Recognizer
 from asr.streaming import StreamingOptions, StreamingRecognizer, recognize_stream
 from asr.text.lexicon import Lexicon
+from tests.models.external_audio import noise, outputs_as_alone
 
 pytestmark = pytest.mark.slow
 
 SYMBOLS = ["<blk>", "|", *"abc"]
-
-
-def noise(seconds: float, seed: int = 0) -> Tensor:
-    return 0.1 * torch.randn(int(16000 * seconds), generator=torch.Generator().manual_seed(seed))
 
 
 class Windows(nn.Module):
@@ -825,10 +822,7 @@ def test_torchaudio_network() -> None:
     model = TorchaudioModel(tiny_wav2vec2(models, 5), labels)
     assert model.frame_shift == pytest.approx(80 / 16000)
     batch = [noise(0.2), noise(0.1)]
-    log_prob, num_frames = model(batch)
-    for utterance, found, num in zip(batch, log_prob, num_frames, strict=True):
-        single, _ = model(utterance)
-        assert torch.allclose(found[:num], single[0][:num], atol=1e-4)
+    log_prob, num_frames = outputs_as_alone(model, batch, atol=1e-4)
     decoder = CTCDecoder(model.tokens, words=["AB", "CAB"], frame_shift=model.frame_shift, warm_up=False)
     assert len(decoder(log_prob, num_frames)) == 2
     with pytest.raises(AsrError, match=r"^Windows: it is not a network like Wav2Vec2Model .*; use CallableModel"):

@@ -16,6 +16,7 @@ from asr.ctc import CTCDecoder
 from asr.errors import AsrError
 from asr.models.external import load_acoustic_model
 from asr.models.external.transformers import TransformersModel
+from tests.models.external_audio import noise, outputs_as_alone
 
 pytestmark = pytest.mark.slow
 
@@ -25,10 +26,6 @@ SIZES: dict[str, Any] = {
     "conv_dim": (8, 8), "conv_stride": (20, 16), "conv_kernel": (20, 16), "num_conv_pos_embeddings": 2,
     "num_conv_pos_embedding_groups": 2, "pad_token_id": 0,
 }  # fmt: skip
-
-
-def noise(seconds: float, seed: int = 0) -> Tensor:
-    return 0.1 * torch.randn(int(16000 * seconds), generator=torch.Generator().manual_seed(seed))
 
 
 class Extractor:
@@ -82,12 +79,8 @@ def test_recordings_do_not_depend_on_others(mask_name: str, leaks: bool, masked:
         Network(leaks=leaks, pad_token_id=0, inputs_to_logits_ratio=320), extractor, tokenizer(LETTERS)
     )
     batch = [noise(0.5, 1), noise(1.0, 2), noise(0.3, 3)]
-    log_prob, num_frames = model(batch)
+    _, num_frames = outputs_as_alone(model, batch, atol=1e-4)
     assert num_frames.tolist() == [25, 50, 15]
-    for utterance, found, num in zip(batch, log_prob, num_frames, strict=True):
-        single, (num_alone,) = model(utterance)
-        assert num == num_alone
-        assert torch.allclose(found[:num], single[0][:num], atol=1e-4)
 
 
 def test_frame_shift_of_a_ratio_that_is_not_one_of_samples() -> None:
@@ -133,11 +126,7 @@ def test_networks_whose_convolutions_read_padding(tmp_path: Path, name: str, ada
     transformers.Wav2Vec2FeatureExtractor(return_attention_mask=True).save_pretrained(tmp_path)
     model = load_acoustic_model(f"transformers:{tmp_path}")
     batch = [noise(0.5), noise(1.0), noise(0.317)]
-    log_prob, num_frames = model(batch)
-    for utterance, found, num in zip(batch, log_prob, num_frames, strict=True):
-        single, (num_alone,) = model(utterance)
-        assert num == num_alone
-        assert torch.allclose(found[:num], single[0][:num], atol=1e-3)
+    outputs_as_alone(model, batch, atol=1e-3)
 
 
 def test_transformers_network(tmp_path: Path) -> None:
@@ -164,10 +153,7 @@ def test_transformers_network(tmp_path: Path) -> None:
         # The network has a column more than the tokenizer has symbols.
         assert model.tokens.symbols == (*vocabulary, "<unused-8>")
         assert (model.tokens.blank_id, model.tokens.word_boundary) == (0, "|")
-        log_prob, num_frames = model(batch)
-        for utterance, found, num in zip(batch, log_prob, num_frames, strict=True):
-            single, _ = model(utterance)
-            assert torch.allclose(found[:num], single[0][:num], atol=1e-3)
+        log_prob, num_frames = outputs_as_alone(model, batch, atol=1e-3)
     decoder = CTCDecoder(model.tokens, words=["AB", "CAB"], frame_shift=model.frame_shift, warm_up=False)
     assert len(decoder(log_prob, num_frames)) == 2
     half, _ = load_acoustic_model(f"transformers:{folder}", torch_dtype=torch.bfloat16)(batch)
