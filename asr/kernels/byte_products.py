@@ -16,6 +16,7 @@ of a convolution, N images of T times F numbers with C channels in, T' times F' 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -96,32 +97,26 @@ class Int8Weights:
         self._loop: Callable[..., None] = loop
         self._num_outputs, self._num_inputs = weight.shape
         step, rounded = rounded_rows(weight)
-        padding = 0, -len(weight) % COLUMNS
-        columns = (step, step * rounded.sum(dim=1), bias)
-        self._tables = (
-            tiled(packed_integers(rounded.char()), COLUMNS).numpy(),
-            *(F.pad(column, padding).numpy() for column in columns),
-        )
+        self._tables = _tables_of(rounded, step, step * rounded.sum(dim=1), bias)
         self._as_it_is = Rectified(weight.new_zeros(0), weight.new_zeros(0))
 
     def __call__(self, inputs: Tensor, rectifies: bool, then: Rectified | None = None, stride: int = 0) -> Tensor:
-        """inputs (..., I) -> (Q, O), with 0 for negative ones if `rectifies`; a row with NaN or infinity becomes NaN.
+        """inputs (..., I) -> (..., O), with 0 for negative ones if `rectifies`; a row with NaN or infinity becomes NaN.
 
         With a stride, it is the product of `joined_taps(inputs, stride)`; these inputs are (N, T, I).
         """
         rows = inputs.detach().reshape(-1, self._num_inputs).contiguous().numpy()
-        length = max(inputs.shape[1] - 2 * stride, 0) if stride else len(rows)
-        num_rows = len(inputs) * length if stride else length
+        shape = (len(inputs), max(inputs.shape[1] - 2 * stride, 0)) if stride else inputs.shape[:-1]
+        num_rows, length = math.prod(shape), shape[-1]
         outputs = inputs.new_empty(num_rows, self._num_outputs)
         filled = outputs.numpy()
         then = then or self._as_it_is
         columns = then.gain.numpy(), then.offset.numpy()
         bypass, bypass_row = _rows_of(outputs[:0] if then.bypass is None else then.bypass.detach())
-        group = _integers_per_element()
-        kind = np.uint8 if group == 4 else np.int16
+        width = self._num_inputs + -self._num_inputs % _integers_per_element()
 
         def work(begin: int, end: int) -> None:
-            left = np.empty((_ROWS_AT_ONCE, self._num_inputs + -self._num_inputs % group), dtype=kind)
+            left = np.empty((_ROWS_AT_ONCE, width), dtype=_input_type())
             products = np.empty((_ROWS_AT_ONCE, len(self._tables[1])), dtype=np.int32)
             part = slice(begin * ROWS, min(end * ROWS, num_rows))
             work_arrays = left, left.view(np.int32), products
@@ -130,14 +125,29 @@ class Int8Weights:
             self._loop(filled[part], *read, *self._tables, rectifies, *columns, *added, *work_arrays)
 
         in_threads(work, -(-num_rows // ROWS), rows_at_least=8)
-        return outputs
+        return outputs.view(*shape, self._num_outputs)
+
+
+def _tables_of(rounded: Tensor, *columns: Tensor) -> tuple[npt.NDArray[Any], ...]:
+    """Rounded weights (O, I) as tiles, and numbers of each output (O,) for their columns (P W,)."""
+    padding = 0, -len(rounded) % COLUMNS
+    tiles = tiled(packed_integers(rounded.char()), COLUMNS)
+    return tiles.numpy(), *(F.pad(column, padding).numpy() for column in columns)
+
+
+def _input_type() -> type[np.integer[Any]]:
+    """The type of quantized inputs."""
+    return np.uint8 if _integers_per_element() == 4 else np.int16
 
 
 def joined_taps(inputs: Tensor, stride: int) -> Tensor:
     """What the second factor of a factorized layer reads: sums over two frames, at two frames, side by side.
 
-    (N, T, 2 B), the products of a frame with both taps of the first factor -> (N, T - 2 stride, 2 B).
+    (N, T, 2 B), the products of a frame with both taps of the first factor -> (N, T - 2 stride, 2 B). With a stride of
+    0, the layer has one tap, and the inputs are left as they are.
     """
+    if stride == 0:
+        return inputs
     before, after = inputs.chunk(2, dim=2)
     sums = before[:, :-stride] + after[:, stride:]
     return torch.cat((sums[:, :-stride], sums[:, stride:]), dim=2)
@@ -253,11 +263,7 @@ class Int8Convolution:
         self._stride = stride
         # In the order of what an output reads: channels in the inner loop, and frames in the outer one.
         step, rounded = rounded_rows(weight.permute(0, 2, 3, 1).flatten(1))
-        padding = 0, -len(weight) % COLUMNS
-        self._tables = (
-            tiled(packed_integers(rounded.char()), COLUMNS).numpy(),
-            *(F.pad(column, padding).numpy() for column in (step, bias)),
-        )
+        self._tables = _tables_of(rounded, step, bias)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """(N, C, T, F) -> (N, T', C' F'); an output frame that reads NaN or infinity becomes NaN."""
@@ -267,8 +273,7 @@ class Int8Convolution:
         num_bins = (num_places - 1) // self._stride[1] + 1
         outputs = inputs.new_empty(num_images * num_rows, self._num_outputs * num_bins)
         filled, read = outputs.numpy(), images.view(num_images, num_frames, -1).numpy()
-        group = _integers_per_element()
-        kind = np.uint8 if group == 4 else np.int16
+        kind = _input_type()
 
         def work(begin: int, end: int) -> None:
             # Zeros before each frame and after the last one are the padding.

@@ -313,13 +313,11 @@ class PackedLinear(nn.Linear):
         is_constant = _is_fixed(self.weight, inputs) and not norm.training
         product = self._fixed.byte_product(self.weight, self.bias) if is_constant else None
         if product is None:
-            outputs: Tensor = norm(self.rectified(joined_taps(inputs, stride) if stride else inputs))
+            outputs: Tensor = norm(self.rectified(joined_taps(inputs, stride)))
             return outputs if bypass is None else torch.add(outputs, bypass, alpha=share)
         assert norm.running_mean is not None and norm.running_var is not None
         gain = (norm.running_var + norm.eps).rsqrt()
-        outputs = product(inputs, True, Rectified(gain, -norm.running_mean * gain, bypass, share), stride)
-        shape = (len(inputs), inputs.shape[1] - 2 * stride) if stride else inputs.shape[:-1]
-        return outputs.reshape(*shape, self.out_features)
+        return product(inputs, True, Rectified(gain, -norm.running_mean * gain, bypass, share), stride)
 
     def _product(self, inputs: Tensor, rectifies: bool) -> Tensor:
         if not _is_fixed(self.weight, inputs):

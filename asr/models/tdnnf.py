@@ -238,7 +238,7 @@ class FactorizedLayer(nn.Module):
             x = x[:, stride:-stride]
         if not self.training:
             return self.expand.normalized(hidden, self.norm, x, _BYPASS_SCALE, stride)
-        hidden = self.expand.rectified(joined_taps(hidden, stride) if stride else hidden)
+        hidden = self.expand.rectified(joined_taps(hidden, stride))
         return torch.add(self.dropout(self.norm(hidden)), x, alpha=_BYPASS_SCALE)
 
     @torch.no_grad()
