@@ -637,6 +637,7 @@ class Recognizer(nn.Module):
             return decoded.hypotheses[:nbest]
         return n_best(decoded.lattice, self.bundle.graph, self.final_options, nbest, decoded.original_frame)
 
+    @no_autograd()  # weights are packed, and bytes multiplied, only where no gradients are recorded
     def prepare(self) -> None:
         """Builds the decoder and the language models now instead of at the first recording.
 

@@ -168,7 +168,7 @@ class DecodingGraph:
     @property
     def has_epsilons(self) -> bool:
         """Whether any arc has an input epsilon."""
-        return bool(self.token_id.eq(INPUT_EPSILON).any())
+        return bool(self.num_arcs) and int(self.token_id.min()) == INPUT_EPSILON  # the lowest label
 
     @property
     def device(self) -> torch.device:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import asr
+from asr.decoding import warmup
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
 from asr.recognizer import Recognizer
@@ -27,6 +28,21 @@ def test_recognizers_loaded_and_called_in_inference_mode(tiny_bundle_folder):
         again = recognizer(tones(SENTENCES[0]), RATE)[0].text
     assert [first, second] == expected
     assert again == first
+
+
+def test_what_prepare_warms_up_is_what_recognition_runs(tiny_bundle_folder, monkeypatch):
+    """With gradients, layers would neither be packed nor multiply bytes, and the first recording would wait for that."""
+    monkeypatch.setattr(warmup, "_WARM", set())
+    recognizer = Recognizer(asr.Bundle.load(tiny_bundle_folder))
+    modes = []
+    recognizer.acoustic_model.register_forward_pre_hook(
+        lambda *_: modes.append((torch.is_grad_enabled(), torch.is_inference_mode_enabled()))
+    )
+    recognizer.prepare()
+    warmed_up = len(modes)
+    recognizer(tones(SENTENCES[0]), RATE)
+    assert 0 < warmed_up < len(modes)
+    assert set(modes) == {(False, False)}
 
 
 @pytest.mark.slow
