@@ -19,7 +19,8 @@ from typing import IO, Any, TextIO
 from asr.cli.file_names import enter_names, read_names, with_names
 from asr.cli.recordings import Shard
 from asr.decoding.k2 import import_k2
-from asr.decoding.lattice_io import save_k2_lattice, write_kaldi_lattice, write_slf
+from asr.decoding.lattice_io import save_k2_lattice, write_kaldi_lattice
+from asr.decoding.slf import write_slf
 from asr.errors import AsrError
 from asr.recognizer import Recognizer
 from asr.results import RecognitionResult

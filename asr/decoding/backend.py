@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from asr import old_paths
 from asr.decoding.interface import DecodingOptions
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
@@ -432,12 +433,4 @@ class ChunkBackend(Protocol):
         """
 
 
-if not TYPE_CHECKING:  # for type checkers, the module would have any name
-
-    def __getattr__(name: str) -> None:
-        if name == "Backend":
-            raise ImportError(
-                "asr.decoding.backend.Backend is gone: a search takes one ChunkBackend, and "
-                "asr.decoding.frame.FrameSearch makes one of a FrameBackend; see docs/adding.md."
-            )
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+old_paths.offer(__name__)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from asr.decoding.interface import DecodingOptions
-from asr.decoding.lattice_io import Link, lattice_from_links
+from asr.decoding.lattice_links import Link, lattice_from_links
 from asr.errors import AsrError
 from asr.reports.evaluation import SCLITE, Clip, Evaluation, HeardWord, Utterance
 from asr.reports.word_graph import END, START, word_graph
