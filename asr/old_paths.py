@@ -35,6 +35,9 @@ MOVED = {
     "asr.models.ensemble": ("asr.models.tdnnf",),
     "asr.models.layers": ("asr.models.interface", "asr.models.tdnnf", "asr.kernels.linear", "asr.distributed"),
     **_names("asr.audio.io", "asr.audio.pcm", "RAW_FORMATS PcmFormat byte_pieces"),
+    **_names("asr.audio.segments", "asr.audio.samples", "as_samples to_mono"),
+    **_names("asr.decoding.backend", "asr.decoding.chunk_backend", "Chunk ChunkBackend SearchSink"),
+    **_names("asr.decoding.interface", "asr.decoding.settings", "DecodingOptions"),
     **_names("asr.decoding.lattice", "asr.decoding.lattice_records", "LatticeRecords collects_on lattice_margin"),
     **_names("asr.decoding.lattice_io", "asr.decoding.lattice_links", "LatticeLinks"),
     **_names(

@@ -34,10 +34,10 @@ from asr.decoding.build import (
     recognition_settings,
 )
 from asr.decoding.carried import CarriedStates
-from asr.decoding.interface import Decoder, DecodeResult, DecodingOptions, Hypothesis, LanguageModels
+from asr.decoding.interface import Decoder, DecodeResult, Hypothesis, LanguageModels
 from asr.decoding.nbest import n_best
 from asr.decoding.rescoring import SecondPass
-from asr.decoding.settings import Pass, ResourceOptions, refuse_unused, setting_options
+from asr.decoding.settings import DecodingOptions, Pass, ResourceOptions, refuse_unused, setting_options
 from asr.decoding.warmup import made_up_log_prob, needs_warm_up, query_many
 from asr.decoding.words import WordAligner, can_align, with_final_words
 from asr.errors import AsrError

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from asr.audio.resample import FeatureStream, ResampleStream, checked_rate
-from asr.audio.segments import as_samples
+from asr.audio.samples import as_samples
 from asr.decoding import mbr
 from asr.decoding.build import device_with_loops
 from asr.decoding.interface import DecodeResult, Hypothesis, LanguageModels

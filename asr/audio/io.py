@@ -27,7 +27,7 @@ from asr.audio.decoder_messages import kept_complaints
 from asr.audio.media import MEDIA_SUFFIXES, container_of, open_media
 from asr.audio.pcm import is_unknown_length, read_wav_header, samples_of
 from asr.audio.resample import ResampleStream, checked_rate
-from asr.audio.segments import to_mono
+from asr.audio.samples import to_mono
 from asr.errors import AsrError
 
 _LOGGER = logging.getLogger(__name__)

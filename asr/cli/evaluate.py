@@ -149,7 +149,7 @@ def run(args: argparse.Namespace) -> int:
     if args.recipe:
         from asr.cli.evaluate_recipe import run_recipe
 
-        return run_recipe(args)
+        return run_recipe(args, add_arguments, run)
     if not args.cuts:
         refuse_without("--cuts", add_recognizer_arguments, args)
     # Files that cannot be read or written are reported before anything is recognized.

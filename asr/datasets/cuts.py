@@ -21,7 +21,7 @@ from lhotse.dataset.sampling.base import CutSampler
 from lhotse.serialization import deserialize_item
 from torch import Tensor
 
-from asr.audio.segments import to_mono
+from asr.audio.samples import to_mono
 from asr.errors import AsrError
 from asr.text.documents import parse_json
 from asr.text.lexicon import Tokenizer

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from asr.decoding.backend import ActiveTokens, Searchable, expand
-from asr.decoding.interface import DecodingOptions, Hypothesis
+from asr.decoding.interface import Hypothesis
+from asr.decoding.settings import DecodingOptions
 from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels.jit import gpu_module
 from asr.lm.interface import LanguageModel

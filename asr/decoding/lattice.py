@@ -20,7 +20,7 @@ from torch import Tensor
 
 from asr import old_paths
 from asr.decoding.cpu.lattice import build_pruned, order_by_source, spread_backward, spread_forward, sum_over_paths
-from asr.decoding.interface import DecodingOptions
+from asr.decoding.settings import DecodingOptions
 from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels.jit import gpu_module, jit
 from asr.kernels.memory import moved_together

@@ -22,10 +22,10 @@ from typing import Any, TextIO
 import torch
 
 from asr import old_paths
-from asr.decoding.interface import DecodingOptions
 from asr.decoding.k2 import FINAL_LABEL, import_k2
 from asr.decoding.lattice import Lattice
 from asr.decoding.lattice_links import NO_ARC, NO_TOKEN, Link, lattice_from_links, links_of
+from asr.decoding.settings import DecodingOptions
 from asr.errors import AsrError
 from asr.serialization import open_atomic
 from asr.text.documents import LARGEST_NUMBER, read_text

@@ -13,12 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from asr.decoding.backend import ActiveTokens, ChunkBackend, Searchable, SearchGraph
+from asr.decoding.backend import ActiveTokens, Searchable, SearchGraph
 from asr.decoding.backtrace import Backtrace
+from asr.decoding.chunk_backend import ChunkBackend
 from asr.decoding.cpu.arrays import arc_arrays, largest_excess
 from asr.decoding.frame import TokenSearch
-from asr.decoding.interface import DecodingOptions
 from asr.decoding.selection import BackendFactory, select_backend
+from asr.decoding.settings import DecodingOptions
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.graph.decoding_graph import DecodingGraph
 from asr.lm.cached.approximations import CacheOptions

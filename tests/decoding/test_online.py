@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 import asr.decoding.backtrace as backtrace_module
 from asr.decoding.backtrace import SpelledPath
-from asr.decoding.interface import DecodeResult, DecodingOptions
+from asr.decoding.interface import DecodeResult
 from asr.decoding.online import EndpointRules, StreamingDecoder
+from asr.decoding.settings import DecodingOptions
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from tests.decoding.random_graphs import random_graph, random_log_prob

@@ -18,8 +18,9 @@ import torch
 import triton
 from torch import Tensor
 
-from asr.decoding.backend import ActiveTokens, ArcSet, Chunk, Searchable, SearchSink
+from asr.decoding.backend import ActiveTokens, ArcSet, Searchable
 from asr.decoding.backtrace import Backtrace
+from asr.decoding.chunk_backend import Chunk, SearchSink
 from asr.decoding.gpu import frame, kernels
 from asr.decoding.gpu.frame import ArcExpansion, FrameLimits, Recombination
 from asr.decoding.gpu.losing_arcs import LosingArcBuffers

@@ -11,12 +11,13 @@ import torch
 pytest.importorskip("triton", reason="the kernels need triton; its interpreter runs them without a GPU")
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
-from asr.decoding.backend import ChunkBackend, SearchGraph
+from asr.decoding.backend import SearchGraph
 from asr.decoding.backtrace import Backtrace
+from asr.decoding.chunk_backend import ChunkBackend
 from asr.decoding.frame import FrameSearch, TokenSearch, TorchFrameBackend
 from asr.decoding.gpu.chunk_lm import TritonChunkSearchWithLM
 from asr.decoding.gpu.frame import FrameLimits, TritonFrameBackend
-from asr.decoding.interface import DecodingOptions
+from asr.decoding.settings import DecodingOptions
 from tests.decoding.random_graphs import random_graph, random_log_prob
 from tests.reference.table_lm import TableLM
 
