@@ -37,7 +37,6 @@ def test_chunks_find_the_same(
     options = DecodingOptions(search_beam=beam, min_active_states=limits[0], max_active_states=limits[1])
     searched = SearchGraph(graph, options)
     if collects:
-        monkeypatch.setattr("asr.decoding.backtrace._FIRST_COLLECTION", 16)
         monkeypatch.setattr("asr.decoding.gpu.chunk_lm.FRAMES_BETWEEN_COLLECTIONS", 2)
     outcomes = []
     for with_kernels in (False, True):
@@ -46,7 +45,7 @@ def test_chunks_find_the_same(
         if with_kernels:
             frames = TritonFrameBackend(searched, FrameLimits(options, True, torch.device("cpu"), block=64), 16)
             backend = TritonChunkSearchWithLM(searched, options, lm, frames)
-        backtrace = Backtrace(graph.device, collects)
+        backtrace = Backtrace(graph.device, collects, first_collection=16)
         search = TokenSearch(searched, options, lm, backend, backtrace)
         stream = search.start(torch.zeros(4, dtype=torch.int64))
         search.advance(stream, log_prob[:, :2], num_frames.clamp(max=2))
