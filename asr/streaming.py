@@ -488,8 +488,9 @@ class StreamingRecognizer:
         with self.times.measure("search", device):
             self._decoder.advance([one.search for one in streams], log_prob, num_frames)
             ended = self._ended(numbers)
-        ended |= self._looked_at_again({number: found for number, found in ended.items() if found is not None})
-        self._carry({number: found for number, found in ended.items() if found is not None})
+        results = self._looked_at_again({number: found for number, found in ended.items() if found is not None})
+        self._carry(results)
+        ended |= results
         with self.times.measure("search", device):
             return [
                 result

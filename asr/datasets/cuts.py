@@ -182,9 +182,8 @@ def hold_out_speakers(cuts: Sequence[MonoCut], fraction: float, seed: int) -> tu
             break
         held_out.add(speaker)
         taken += duration[speaker]
-    return [cut for cut in cuts if cut_speaker(cut) not in held_out], [
-        cut for cut in cuts if cut_speaker(cut) in held_out
-    ]
+    rest = [cut for cut in cuts if cut_speaker(cut) not in held_out]
+    return rest, [cut for cut in cuts if cut_speaker(cut) in held_out]
 
 
 def select_usable(

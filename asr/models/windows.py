@@ -132,6 +132,10 @@ class WindowStream:
         sizes: sizes of the windows.
         device: where the network is.
         speaker: what is known about the speaker, if anything.
+
+    Attributes:
+        is_done: whether all windows of a closed stream have been evaluated.
+        is_whole: whether the last window was complete, with all of its right context; if not, it was the stream's last.
     """
 
     def __init__(
@@ -149,8 +153,8 @@ class WindowStream:
         self._first = 0
         self._next = 0
         self._is_closed = False
-        self._is_done = False
-        self._is_whole = True
+        self.is_done = False
+        self.is_whole = True
         self._is_noise = False
         self._speaker = speaker
         known = None if speaker is None else speaker.statistics
@@ -178,17 +182,7 @@ class WindowStream:
     @property
     def is_ready(self) -> bool:
         """Whether a window can be evaluated."""
-        return len(self._features) >= self._wanted() or (self._is_closed and not self._is_done)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether all windows of a closed stream have been evaluated."""
-        return self._is_done
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the last window was complete, with all of its right context; if not, it was the stream's last."""
-        return self._is_whole
+        return len(self._features) >= self._wanted() or (self._is_closed and not self.is_done)
 
     @property
     def num_history(self) -> int:
@@ -201,7 +195,7 @@ class WindowStream:
 
     def window(self) -> Tensor:
         """The next window (T, F), normalized; call `accept` with its outputs."""
-        self._is_whole = len(self._features) >= self._wanted()
+        self.is_whole = len(self._features) >= self._wanted()
         seen = self._features[: self._wanted()]
         return self._normalized(seen, self._norm.statistics(seen[self.num_history :]))
 
@@ -212,7 +206,7 @@ class WindowStream:
         taken = self._features[self.num_history :][: len(chunk) * self._factor]
         self._norm.add(taken, has_speech)
         self._utterance.append(taken.clone())  # a view would keep the whole buffer in memory
-        self._is_done = not self._is_whole
+        self.is_done = not self.is_whole
         self._next += len(chunk)
         first = max(0, self._next - self._sizes.left)
         self._features = self._features[(first - self._first) * self._factor :]
