@@ -134,6 +134,7 @@ class WindowStream:
         speaker: what is known about the speaker, if anything.
 
     Attributes:
+        num_outputs: frames of output so far.
         is_done: whether all windows of a closed stream have been evaluated.
         is_whole: whether the last window was complete, with all of its right context; if not, it was the stream's last.
     """
@@ -149,9 +150,8 @@ class WindowStream:
         self._factor = factor
         self._sizes = sizes
         self._features = torch.zeros(0, feature_dim, device=device)
-        # The frame of output at which the buffered features begin, and the next one to be output.
-        self._first = 0
-        self._next = 0
+        self._first = 0  # the frame of output at which the buffered features begin
+        self.num_outputs = 0
         self._is_closed = False
         self.is_done = False
         self.is_whole = True
@@ -172,12 +172,7 @@ class WindowStream:
     def begin_utterance(self) -> None:
         """Begins a new utterance with the next outputs."""
         self._utterance: list[Tensor] = []
-        self._begin = self._next
-
-    @property
-    def num_outputs(self) -> int:
-        """Frames of output so far."""
-        return self._next
+        self._begin = self.num_outputs
 
     @property
     def is_ready(self) -> bool:
@@ -187,7 +182,7 @@ class WindowStream:
     @property
     def num_history(self) -> int:
         """Frames of features that the next window has before its chunk."""
-        return (self._next - self._first) * self._factor
+        return (self.num_outputs - self._first) * self._factor
 
     def _wanted(self) -> int:
         """Number of features in the buffer when the next window is complete."""
@@ -207,8 +202,8 @@ class WindowStream:
         self._norm.add(taken, has_speech)
         self._utterance.append(taken.clone())  # a view would keep the whole buffer in memory
         self.is_done = not self.is_whole
-        self._next += len(chunk)
-        first = max(0, self._next - self._sizes.left)
+        self.num_outputs += len(chunk)
+        first = max(0, self.num_outputs - self._sizes.left)
         self._features = self._features[(first - self._first) * self._factor :]
         self._first = first
         return chunk
@@ -220,7 +215,7 @@ class WindowStream:
 
     def of_utterance(self, outputs: Tensor) -> Tensor:
         """The outputs for `utterance` without those of its right context; blank if all was noise."""
-        return self._unless_noise(outputs[: self._next - self._begin])
+        return self._unless_noise(outputs[: self.num_outputs - self._begin])
 
     def _normalized(self, features: Tensor, statistics: tuple[Tensor, Tensor] | None) -> Tensor:
         self._is_noise = statistics is None
