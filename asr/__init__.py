@@ -20,8 +20,7 @@ from asr.errors import AsrError
 
 if TYPE_CHECKING:
     from asr.bundle import Bundle
-    from asr.decoding.interface import DecodingOptions
-    from asr.decoding.settings import ResourceOptions
+    from asr.decoding.settings import DecodingOptions, ResourceOptions
     from asr.lm.interface import LanguageModel
     from asr.recognizer import Recognizer
     from asr.streaming import StreamingOptions, StreamingRecognizer
@@ -42,7 +41,7 @@ __all__ = [
 
 _MODULES = {
     "Bundle": "asr.bundle",
-    "DecodingOptions": "asr.decoding.interface",
+    "DecodingOptions": "asr.decoding.settings",
     "LanguageModel": "asr.lm.interface",
     "Recognizer": "asr.recognizer",
     "ResourceOptions": "asr.decoding.settings",

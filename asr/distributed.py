@@ -236,3 +236,23 @@ def batches_done(trainer: Any) -> int:
     progress = trainer.fit_loop.epoch_loop.batch_progress
     # Not `completed`: checkpoints are written by a hook that runs before a batch counts as completed.
     return 0 if progress.is_last_batch else int(progress.current.processed)
+
+
+class ResumesEpoch:
+    """A base of Lightning data modules: a run that was stopped within an epoch continues with the next batch."""
+
+    trainer: Any
+    _resume_at = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position within the epoch."""
+        return {"batches_done": 0 if self.trainer is None else batches_done(self.trainer)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Makes the next training loader start at the saved position."""
+        self._resume_at = state_dict["batches_done"]
+
+    def take_start(self) -> int:
+        """The batch with which the next training loader starts; the ones after it start with the first."""
+        start, self._resume_at = self._resume_at, 0
+        return start

@@ -1,4 +1,4 @@
-"""Import paths of earlier versions, which work for one release: importing one gives a hint."""
+"""Import paths of earlier versions, of modules and of single names; they work for one release, with a hint."""
 
 from __future__ import annotations
 
@@ -6,10 +6,17 @@ import importlib
 import sys
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_loader
 from types import ModuleType
+from typing import Any
+
+
+def _names(old: str, new: str, names: str) -> dict[str, tuple[str, ...]]:
+    return {f"{old}.{name}": (new,) for name in names.split()}
+
 
 MOVED = {
     "asr.decoding.confidence": ("asr.decoding.words",),
@@ -27,8 +34,29 @@ MOVED = {
     "asr.models.chain_network": ("asr.models.tdnnf",),
     "asr.models.ensemble": ("asr.models.tdnnf",),
     "asr.models.layers": ("asr.models.interface", "asr.models.tdnnf", "asr.kernels.linear", "asr.distributed"),
+    **_names("asr.audio.io", "asr.audio.pcm", "RAW_FORMATS PcmFormat byte_pieces"),
+    **_names("asr.audio.segments", "asr.audio.samples", "as_samples to_mono"),
+    **_names("asr.decoding.backend", "asr.decoding.chunk_backend", "Chunk ChunkBackend SearchSink"),
+    **_names("asr.decoding.interface", "asr.decoding.settings", "DecodingOptions"),
+    **_names("asr.decoding.lattice", "asr.decoding.lattice_records", "LatticeRecords collects_on lattice_margin"),
+    **_names("asr.decoding.lattice_io", "asr.decoding.lattice_links", "LatticeLinks"),
+    **_names(
+        "asr.decoding.lattice_io",
+        "asr.decoding.slf",
+        "NO_WORD log_of_base read_slf require_whole slf_fields write_slf",
+    ),
 }
-"""Old module -> the modules that its names are in now."""
+"""Old module -> the modules that its names are in now; or a name of a module that calls `offer` -> its module now."""
+
+GONE = {
+    "asr.decoding.backend.Backend": "a search takes one ChunkBackend, and asr.decoding.frame.FrameSearch makes one of "
+    "a FrameBackend; see docs/adding.md",
+}
+"""A name without a successor, of a module that calls `offer` -> what to use instead."""
+
+
+def _warn(old: str, now: Sequence[str]) -> None:
+    warnings.warn(f"{old} is now {' and '.join(now)}; the old path will go.", FutureWarning, stacklevel=3)
 
 
 class _OldPaths(MetaPathFinder, Loader):
@@ -41,9 +69,7 @@ class _OldPaths(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         now = MOVED[module.__name__]
-        warnings.warn(
-            f"{module.__name__} is now {' and '.join(now)}; the old path will go.", FutureWarning, stacklevel=2
-        )
+        _warn(module.__name__, now)
         for name in now:
             found = vars(importlib.import_module(name)).items()
             vars(module).update({key: value for key, value in found if not key.startswith("__")})
@@ -53,3 +79,19 @@ def install() -> None:
     """Lets Python find modules by their old names."""
     if not any(isinstance(finder, _OldPaths) for finder in sys.meta_path):
         sys.meta_path.append(_OldPaths())
+
+
+def offer(module: str) -> None:
+    """Lets a module, which calls this with its `__name__`, give the names that were once in it."""
+    vars(sys.modules[module])["__getattr__"] = partial(_name_of, module)
+
+
+def _name_of(module: str, name: str) -> Any:
+    old = f"{module}.{name}"
+    if old in GONE:
+        raise ImportError(f"{old} is gone: {GONE[old]}.")
+    if old not in MOVED:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    (now,) = MOVED[old]
+    _warn(old, [f"{now}.{name}"])
+    return getattr(importlib.import_module(now), name)

@@ -34,10 +34,10 @@ from asr.decoding.build import (
     recognition_settings,
 )
 from asr.decoding.carried import CarriedStates
-from asr.decoding.interface import Decoder, DecodeResult, DecodingOptions, Hypothesis, LanguageModels
+from asr.decoding.interface import Decoder, DecodeResult, Hypothesis, LanguageModels
 from asr.decoding.nbest import n_best
 from asr.decoding.rescoring import SecondPass
-from asr.decoding.settings import Pass, ResourceOptions, refuse_unused, setting_options
+from asr.decoding.settings import DecodingOptions, Pass, ResourceOptions, refuse_unused, setting_options
 from asr.decoding.warmup import made_up_log_prob, needs_warm_up, query_many
 from asr.decoding.words import WordAligner, can_align, with_final_words
 from asr.errors import AsrError
@@ -214,7 +214,7 @@ class Recognizer(nn.Module):
             self._require_history()
         self.keep_lattices = keep_lattices
         self.calibration = calibration_of(bundle, self.final_mode)
-        asks_network = {"rnn", "interpolated"} & set(Pass(self.mode, fusion, *self.settings.models).modes)
+        asks_network = {"rnn", "interpolated"} & set(possible.modes)
         self.recurrent_model: nn.Module | None = None
         # Weights that are spread over host and device are moved by the language model itself, not as a submodule.
         if bundle.rnn_lm is not None and asks_network and self.resources.lm_device_bytes is None:
@@ -223,9 +223,7 @@ class Recognizer(nn.Module):
         self.aligner: WordAligner | None = None
         if bundle.lexicon is not None and can_align(bundle.graph):
             self.aligner = WordAligner(bundle.lexicon, bundle.graph)
-        # Built on first use, for the device that holds the weights at that time.
-        self._decoders: dict[bool, Decoder] = {}  # by whether lattices are kept
-        self._engines = self._new_pool()
+        self._rebuild_on_demand()
         self.eval()
 
     def _require_history(self) -> None:
@@ -683,6 +681,11 @@ class Recognizer(nn.Module):
         if keep_lattices:  # for the words of least risk, or for confidences
             mbr.warm_up()
 
+    def _rebuild_on_demand(self) -> None:
+        """Drops decoders and language model caches; they are built on first use, for the weights of that time."""
+        self._decoders: dict[bool, Decoder] = {}  # by whether lattices are kept
+        self._engines = self._new_pool()
+
     def _new_pool(self) -> EnginePool:
         return EnginePool(is_exclusive=self.language_model is not None)
 
@@ -748,9 +751,8 @@ class Recognizer(nn.Module):
         return {**self.__dict__, "_decoders": {}, "_engines": self._new_pool()}
 
     def _apply(self: _Self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> _Self:
-        """Moves the weights; decoders and caches are rebuilt on demand. Only the acoustic model changes its dtype."""
-        self._decoders = {}
-        self._engines = self._new_pool()
+        """Moves the weights. Only the acoustic model changes its dtype."""
+        self._rebuild_on_demand()
         super()._apply(moves_only(fn), *args, **kwargs)
         self.acoustic_model._apply(fn, *args, **kwargs)
         if self.recurrent_model is not None:
@@ -758,7 +760,6 @@ class Recognizer(nn.Module):
         return self
 
     def _load_from_state_dict(self, *args: Any) -> None:
-        """Loads weights and graph; decoders and caches that were built from the old ones are dropped."""
-        self._decoders = {}
-        self._engines = self._new_pool()
+        """Loads weights and graph."""
+        self._rebuild_on_demand()
         super()._load_from_state_dict(*args)

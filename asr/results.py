@@ -16,8 +16,9 @@ from torch import Tensor
 from asr.decoding.words import only_words, spoken
 
 if TYPE_CHECKING:
-    from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis
+    from asr.decoding.interface import DecodeResult, Hypothesis
     from asr.decoding.lattice import Lattice
+    from asr.decoding.settings import DecodingOptions
     from asr.decoding.words import WordAligner
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from asr.audio.resample import FeatureStream, ResampleStream, checked_rate
-from asr.audio.segments import as_samples
+from asr.audio.samples import as_samples
 from asr.decoding import mbr
 from asr.decoding.build import device_with_loops
 from asr.decoding.interface import DecodeResult, Hypothesis, LanguageModels
@@ -217,15 +217,12 @@ class SecondLook:
         graph: the decoding graph.
         models: the language model that rescores the lattice, if any.
         keeps_words: whether the words of the live search stay, so that only their confidences are new.
-
-    Attributes:
-        keeps_words: as the argument.
     """
 
     def __init__(self, recognizer: Recognizer, graph: DecodingGraph, models: LanguageModels, keeps_words: bool) -> None:
         self._calibration = recognizer.calibration
         self._models = models
-        self.keeps_words = keeps_words
+        self._keeps_words = keeps_words
         self._options = recognizer.options
         self._graph = graph
         fusion = "chunks" if recognizer.lm_fusion == "chunks" else "lattice"
@@ -252,7 +249,7 @@ class SecondLook:
 
     def _final(self, again: DecodeResult, before: DecodeResult) -> DecodeResult:
         options = self._options
-        if again.best is None or (self.keeps_words and before.best is not None):
+        if again.best is None or (self._keeps_words and before.best is not None):
             again = replace(again, hypotheses=before.hypotheses, reached_final=before.reached_final)
             options = replace(options, mbr_scale=None)
         return with_final_words(again, self._graph, options, self._calibration)
@@ -354,12 +351,11 @@ class StreamingRecognizer:
     def _new_second_look(self, models: LanguageModels) -> SecondLook | None:
         recognizer = self._recognizer
         needs_lattice = recognizer.calibration is not None or self._has_risk
-        if self._lm_comes_last and (models.model is not None or needs_lattice):
-            return SecondLook(recognizer, self._graph, models, keeps_words=False)
-        if not needs_lattice:
+        if not needs_lattice and not (self._lm_comes_last and models.model is not None):
             return None
-        models = LanguageModels(None, None)
-        if not self._keeps_words:
+        if self._keeps_words:
+            models = LanguageModels(None, None)
+        elif not self._lm_comes_last:
             models = recognizer.build_language_models(self.options.cache_bytes)
         return SecondLook(recognizer, self._graph, models, self._keeps_words)
 
@@ -488,8 +484,9 @@ class StreamingRecognizer:
         with self.times.measure("search", device):
             self._decoder.advance([one.search for one in streams], log_prob, num_frames)
             ended = self._ended(numbers)
-        ended |= self._looked_at_again({number: found for number, found in ended.items() if found is not None})
-        self._carry({number: found for number, found in ended.items() if found is not None})
+        results = self._looked_at_again({number: found for number, found in ended.items() if found is not None})
+        self._carry(results)
+        ended |= results
         with self.times.measure("search", device):
             return [
                 result
@@ -557,7 +554,7 @@ class StreamingRecognizer:
             one.shown = word_ids[:num_shown]
             words = self._words(one, hypothesis, num_shown)
             begin, end = self._span(one)
-            is_revised = self._second_look is not None and not self._second_look.keeps_words
+            is_revised = self._second_look is not None and not self._keeps_words
             num_stable = 0 if is_revised else len(self._words(one, hypothesis, num_settled))
             yield StreamResult(number, False, "", begin, end, words, num_stable)
 

@@ -5,10 +5,18 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
-from asr.old_paths import MOVED
+from asr.old_paths import GONE, MOVED
+
+ROOT = Path(__file__).resolve().parents[1]
+OFFERING = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for path in (ROOT / "asr").rglob("*.py")
+    if "\nold_paths.offer(__name__)\n" in path.read_text("utf-8")
+)
 
 # A name of each old module that user code is likely to import.
 NAMES = {
@@ -30,7 +38,15 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize("old", MOVED)
+MOVED_NAMES = [old for old in MOVED if old not in NAMES]
+
+
+def test_every_old_module_has_a_name_to_try() -> None:
+    assert NAMES.keys() <= MOVED.keys()
+    assert all(old.rpartition(".")[0] in OFFERING for old in [*MOVED_NAMES, *GONE])
+
+
+@pytest.mark.parametrize("old", NAMES)
 def test_old_paths_lead_to_the_same_objects(old: str) -> None:
     sys.modules.pop(old, None)
     with pytest.warns(FutureWarning, match=re.escape(f"{old} is now {MOVED[old][0]}")):
@@ -39,34 +55,29 @@ def test_old_paths_lead_to_the_same_objects(old: str) -> None:
     assert getattr(module, NAMES[old]) in found
 
 
+@pytest.mark.parametrize("old", MOVED_NAMES)
+def test_old_names_lead_to_the_same_objects(old: str) -> None:
+    (new,), (module, _, name) = MOVED[old], old.rpartition(".")
+    found: dict[str, object] = {}
+    with pytest.warns(FutureWarning, match=re.escape(f"{old} is now {new}.{name}; the old path will go.")) as hints:
+        exec(f"from {module} import {name}", found)
+    assert found[name] is getattr(importlib.import_module(new), name)
+    assert [hint.filename for hint in hints] == ["<string>"], "one hint, at the line that imports"
+
+
 def test_unknown_modules_are_not_found() -> None:
     with pytest.raises(ModuleNotFoundError, match="nothing"):
         importlib.import_module("asr.decoding.nothing")
 
 
+@pytest.mark.parametrize("module", OFFERING)
+def test_names_that_never_were_are_not_found(module: str) -> None:
+    with pytest.raises(ImportError, match="cannot import name 'Nothing'"):
+        exec(f"from {module} import Nothing")
+    with pytest.raises(AttributeError, match=f"module '{module}' has no attribute 'Nothing'"):
+        importlib.import_module(module).Nothing  # noqa: B018
+
+
 def test_the_old_class_of_backends_is_explained() -> None:
     with pytest.raises(ImportError, match="Backend is gone: a search takes one ChunkBackend"):
         from asr.decoding.backend import Backend  # type: ignore[attr-defined]  # noqa: F401
-    with pytest.raises(ImportError, match="cannot import name 'Nothing'"):
-        from asr.decoding.backend import Nothing  # type: ignore[attr-defined]  # noqa: F401
-
-
-def test_names_that_moved_out_of_the_module_of_lattices() -> None:
-    from asr.decoding import lattice, lattice_records
-
-    for name in ("LatticeRecords", "collects_on", "lattice_margin"):
-        with pytest.warns(FutureWarning, match=f"lattice.{name} is now in asr.decoding.lattice_records"):
-            assert getattr(lattice, name) is getattr(lattice_records, name)
-    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
-        lattice.Nothing  # type: ignore[attr-defined]  # noqa: B018
-
-
-def test_the_modules_of_audio_and_lattice_files_offer_what_moved_out_of_them() -> None:
-    from asr.audio import io, pcm
-    from asr.decoding import lattice_io, lattice_links, slf
-
-    assert all(getattr(io, name) is getattr(pcm, name) for name in ("RAW_FORMATS", "PcmFormat", "byte_pieces"))
-    of_slf = ("NO_WORD", "log_of_base", "read_slf", "require_whole", "slf_fields", "write_slf")
-    assert all(getattr(lattice_io, name) is getattr(slf, name) for name in of_slf)
-    of_links = ("NO_ARC", "NO_TOKEN", "LatticeLinks", "Link", "lattice_from_links", "links_of")
-    assert all(getattr(lattice_io, name) is getattr(lattice_links, name) for name in of_links)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import asr
-from asr.audio.segments import as_recordings
+from asr.audio.samples import as_recordings
 from asr.decoding.build import recognition_settings
 from asr.testing.tones import RATE, tones
 from asr.text.symbols import Vocabulary

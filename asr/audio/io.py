@@ -22,14 +22,12 @@ import soundfile
 import torch
 from torch import Tensor
 
+from asr import old_paths
 from asr.audio.decoder_messages import kept_complaints
 from asr.audio.media import MEDIA_SUFFIXES, container_of, open_media
-from asr.audio.pcm import RAW_FORMATS as RAW_FORMATS  # an alias is for imports by the old path
-from asr.audio.pcm import PcmFormat as PcmFormat
-from asr.audio.pcm import byte_pieces as byte_pieces
 from asr.audio.pcm import is_unknown_length, read_wav_header, samples_of
 from asr.audio.resample import ResampleStream, checked_rate
-from asr.audio.segments import to_mono
+from asr.audio.samples import to_mono
 from asr.errors import AsrError
 
 _LOGGER = logging.getLogger(__name__)
@@ -434,3 +432,6 @@ def _decoded(path: Path, file: _SequentialFile, size: int) -> Iterator[Tensor]:
                     _LOGGER.warning("%s: the audio is cut short: its header announces more than there is.", path)
                 return
             yield torch.from_numpy(to_mono(samples, int(file.samplerate)))
+
+
+old_paths.offer(__name__)

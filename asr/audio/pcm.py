@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asr.audio.segments import to_mono
+from asr.audio.samples import to_mono
 from asr.errors import AsrError
 
 _LOGGER = logging.getLogger(__name__)

@@ -1,27 +1,25 @@
 """From recordings to batches of segments.
 
-Arrays become float samples of one channel, long recordings are cut at pauses, and segments of similar length are
-batched together. Files are read only as far as needed.
+Long recordings are cut at pauses, and segments of similar length are batched together. Files are read only as far as
+needed.
 
-Shapes: N recordings, C channels, L samples.
+Shapes: N recordings, L samples.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from numbers import Real
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from asr import old_paths
 from asr.audio.resample import checked_rate, resample
+from asr.audio.samples import as_recording, as_recordings
 from asr.errors import AsrError
 
 if TYPE_CHECKING:
@@ -30,159 +28,8 @@ if TYPE_CHECKING:
 # The quietest stretch of this length is where a long recording is cut.
 _PAUSE_SECONDS = 0.2
 
-# Full scale of each integer type of samples.
-_FULL_SCALE = {torch.int16: 2.0**15, torch.int32: 2.0**31}
-
-# Channels cancel each other if the power of their mean is below this fraction of their own, for this many seconds.
-_CANCELLED = 1e-4
-_JUDGED_SECONDS = 10.0
-
 # Batches that are read from files before they are recognized: enough to find segments of similar length.
 _BATCHES_AHEAD = 6
-
-
-def to_mono(block: npt.NDArray[np.float32], rate: int) -> npt.NDArray[np.float32]:
-    """(L, channels) -> (L,), the mean of the channels; the first channel in those seconds in which they cancel."""
-    if block.shape[1] == 1:
-        return block[:, 0]
-    with np.errstate(all="ignore"):  # samples that are not numbers are reported later
-        mean: npt.NDArray[np.float32] = block.mean(axis=1)
-        size = int(_JUDGED_SECONDS * rate)
-        for begin in range(0, len(block), size):
-            channels, mixed = block[begin : begin + size], mean[begin : begin + size]
-            power, power_of_channels = (np.square(each, dtype=np.float64).mean() for each in (mixed, channels))
-            if power < _CANCELLED * power_of_channels:
-                mixed[:] = channels[:, 0]
-    return mean
-
-
-def as_samples(array: Any, name: str) -> Tensor:
-    """A tensor or NumPy array as floating-point samples in [-1, 1], of the same shape.
-
-    Args:
-        array: floating-point samples in [-1, 1], or 16-bit or 32-bit integer PCM.
-        name: what error messages call the array.
-
-    Raises:
-        AsrError: the array is of another type.
-    """
-    if isinstance(array, np.ndarray):
-        if array.dtype.kind not in "fi" or array.dtype.itemsize > 8:
-            raise _wrong_type(array.dtype, name)
-        # torch supports neither the other byte order nor negative strides, and warns of arrays that are read-only.
-        array = torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
-    if not isinstance(array, Tensor):
-        # Many functions return samples and their rate as a pair, which looks like two recordings.
-        cure = ", and their sampling rate as an argument of its own" if isinstance(array, Real) else ""
-        raise AsrError(f"{name} is of type {type(array).__name__}; give a tensor or a NumPy array of samples{cure}.")
-    if array.dtype in _FULL_SCALE:
-        return array.float() / _FULL_SCALE[array.dtype]
-    if not array.is_floating_point():
-        raise _wrong_type(array.dtype, name)
-    return array
-
-
-def _wrong_type(dtype: object, name: str) -> AsrError:
-    return AsrError(f"{name} holds {dtype}; give floating-point samples in [-1, 1], int16 or int32.")
-
-
-def as_recording(waveform: Any, name: str, sampling_rate: int = 16000) -> Tensor:
-    """An array (L,) or (C, L) as a float tensor (L,); the rules and errors of `as_recordings`."""
-    return _mono(_row(waveform, name), name, sampling_rate)
-
-
-def as_recordings(
-    waveform: Any, num_samples: Tensor | Sequence[int] | None = None, sampling_rate: int = 16000
-) -> list[Tensor]:
-    """One float tensor (L,) for each recording.
-
-    One rule holds for all arrays: the last dimension is time, the one before it (in a batch, the middle one) is
-    channels, which are averaged; where they cancel each other, the first one is taken. More channels than samples are
-    refused: they are the samples, which come first in the arrays of soundfile and SciPy.
-
-    Args:
-        waveform: a tensor or NumPy array with one recording (L,), a batch of one channel (N, L), or a batch (N, C, L);
-            or a list of recordings of any length, each (L,) or (C, L). Types of samples as in `as_samples`.
-        num_samples: (N,) length of each recording of a padded batch. Without them, zeros at the end of a recording of a
-            batch are taken for padding, which would otherwise count as speech where features are normalized.
-        sampling_rate: in Hz; whether channels cancel each other is judged every 10 s.
-
-    Raises:
-        AsrError: another type or shape, no samples, NaN or infinite samples, or lengths that do not fit. The message
-            numbers the recording.
-    """
-    if isinstance(waveform, (list, tuple)):
-        rows = [_row(row, f"recording {index}") for index, row in enumerate(waveform)]
-    else:
-        rows = _rows(waveform, num_samples)
-    if num_samples is not None:
-        rows = _cut_to(rows, [int(num) for num in num_samples])
-    elif not isinstance(waveform, (list, tuple)) and len(rows) > 1:
-        rows = [_without_padding(row) for row in rows]
-    return [_mono(row, f"recording {index}", sampling_rate) for index, row in enumerate(rows)]
-
-
-def _rows(waveform: Any, num_samples: Tensor | Sequence[int] | None) -> list[Tensor]:
-    if not isinstance(waveform, (Tensor, np.ndarray)):
-        raise AsrError(
-            f"the recording is of type {type(waveform).__name__}; give a file, a tensor, a NumPy array, or a list of "
-            "these."
-        )
-    if waveform.ndim not in (1, 2, 3):
-        raise AsrError(
-            f"the waveform has the shape {tuple(waveform.shape)}; give (samples,), (recordings, samples) or "
-            "(recordings, channels, samples)."
-        )
-    if waveform.ndim == 1:
-        return [_row(waveform, "recording 0")]
-    if waveform.ndim == 2 and num_samples is None and waveform.shape[0] > waveform.shape[1] > 0:
-        raise AsrError(
-            f"the waveform has {waveform.shape[0]} recordings of {waveform.shape[1]} samples; give (recordings, "
-            "samples), or [waveform.T] for one recording of (samples, channels)."
-        )
-    return [_row(row, f"recording {index}") for index, row in enumerate(waveform)]
-
-
-def _row(array: Any, name: str) -> Tensor:
-    """`as_samples` of a recording (L,) or (C, L)."""
-    row = as_samples(array, name)
-    if row.dim() not in (1, 2):
-        raise AsrError(f"{name} has the shape {tuple(row.shape)}; give (samples,) or (channels, samples).")
-    if row.dim() == 2 and row.shape[0] > row.shape[1] > 0:
-        raise AsrError(
-            f"{name} has {row.shape[0]} channels of {row.shape[1]} samples; give (channels, samples), such as the "
-            "transpose of (samples, channels)."
-        )
-    return row
-
-
-def _without_padding(row: Tensor) -> Tensor:
-    """A recording (L,) or (C, L) without the zeros at its end; all of it if there is nothing else."""
-    sounding = row.ne(0).any(0) if row.ndim == 2 else row.ne(0)
-    last = sounding.nonzero()
-    return row[..., : int(last[-1]) + 1] if len(last) else row
-
-
-def _cut_to(rows: list[Tensor], num_samples: list[int]) -> list[Tensor]:
-    if len(num_samples) != len(rows):
-        raise AsrError(f"there are {len(num_samples)} lengths (num_samples) for {len(rows)} recordings.")
-    for index, (row, num) in enumerate(zip(rows, num_samples, strict=True)):
-        if not 0 <= num <= row.shape[-1]:
-            raise AsrError(f"recording {index} has {row.shape[-1]} samples, but num_samples says {num}.")
-    return [row[..., :num] for row, num in zip(rows, num_samples, strict=True)]
-
-
-def _mono(row: Tensor, name: str, sampling_rate: int) -> Tensor:
-    if row.numel() == 0:
-        raise AsrError(f"{name} has no samples.")
-    row = row.float()
-    # Padding that `num_samples` cuts off may hold anything. Extremes need no memory; what torch.isfinite needs would,
-    # with hours of audio, be more than the audio itself.
-    if not all(math.isfinite(float(extreme)) for extreme in torch.aminmax(row)):
-        raise AsrError(f"{name} has samples that are NaN or infinite.")
-    if row.dim() == 1:
-        return row
-    return torch.from_numpy(to_mono(row.detach().cpu().numpy().T, checked_rate(sampling_rate))).to(row.device)
 
 
 def at_rate(waveform: Tensor, old_rate: int, new_rate: int) -> Tensor:
@@ -394,3 +241,6 @@ def _turns(sessions: Sequence[Iterator[Segment]], most: int) -> Iterator[list[Se
     for begin in range(0, len(sessions), most):
         for turn in itertools.zip_longest(*sessions[begin : begin + most]):
             yield [segment for segment in turn if segment is not None]
+
+
+old_paths.offer(__name__)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import sys
 from dataclasses import replace
@@ -13,9 +12,9 @@ from typing import Any, NamedTuple
 
 from asr import hub
 from asr.audio.fbank import Fbank
-from asr.bundle import FILE_NAME, Bundle, all_bundle_folders, bundle_folder, read_card, read_manifest, read_rnn_lm
+from asr.bundle import FILE_NAME, Bundle, all_bundle_folders, read_card, read_manifest, read_rnn_lm
 from asr.cli.main import Command
-from asr.cli.options import fetching, graph_notice
+from asr.cli.options import fetched_bundle_folder, fetching, graph_notice
 from asr.ctc.bundles import bundle_with_acoustic_model
 from asr.decoding.build import OLD_MODES, chosen_mode, recognition_settings
 from asr.decoding.settings import MODES
@@ -28,7 +27,7 @@ from asr.models.external.base import KINDS
 from asr.models.tdnnf import Ensemble
 from asr.options import flag_of
 from asr.serialization import ModelSpec, atomic_folder, fingerprint_of_description, output_path
-from asr.text.documents import parse_yaml
+from asr.text.documents import parse_yaml, read_text
 from asr.text.lexicon import Lexicon, has_stress
 from asr.text.symbols import TokenTable
 
@@ -111,8 +110,15 @@ def run_bundle(args: argparse.Namespace) -> int:
     folder: Path = args.output
     name = folder.resolve().name
     is_external = any(name.partition(":")[0] in KINDS for name in args.acoustic_model)
-    bundle = _external(args, name) if is_external else _assembled(args, name)
-    bundle.default_mode = args.default_mode
+    bundle = _external(args) if is_external else _assembled(args, name)
+    decoding = _mapping(Path(args.decoding)) if args.decoding else bundle.decoding
+    bundle = replace(
+        bundle,
+        name=name,
+        decoding={OLD_MODES.get(mode, mode): options for mode, options in decoding.items()},
+        default_mode=args.default_mode,
+        card=read_text(args.card) if args.card else "",
+    )
     chosen_mode(bundle, "auto")
     _check_decoding(bundle)
     graph_file = Path(args.graph) if args.graph is not None else None
@@ -127,7 +133,7 @@ def run_bundle(args: argparse.Namespace) -> int:
     return 0
 
 
-def _external(args: argparse.Namespace, name: str) -> Bundle:
+def _external(args: argparse.Namespace) -> Bundle:
     """The bundle of an acoustic model from elsewhere."""
     for option in ("recipe", "small_ngram"):
         if getattr(args, option) is not None:
@@ -149,9 +155,7 @@ def _external(args: argparse.Namespace, name: str) -> Bundle:
         bundle = bundle_with_acoustic_model(
             args.acoustic_model[0], None, args.ngram, lexicon, progress, graph=args.graph
         )
-    bundle = bundle.with_language_models(args.large_ngram, args.rnn_lm)
-    decoding = _by_mode(_mapping(Path(args.decoding))) if args.decoding else bundle.decoding
-    return replace(bundle, name=name, decoding=decoding, card=_text(Path(args.card)) if args.card else "")
+    return bundle.with_language_models(args.large_ngram, args.rnn_lm)
 
 
 def _assembled(args: argparse.Namespace, name: str) -> Bundle:
@@ -177,14 +181,8 @@ def _assembled(args: argparse.Namespace, name: str) -> Bundle:
         denominator=acoustics.denominator
         if args.denominator is None
         else DenominatorGraph.load(Path(args.denominator)),
-        decoding=_by_mode(_mapping(Path(args.decoding)) if args.decoding else acoustics.decoding),
-        card=_text(Path(args.card)) if args.card else "",
+        decoding=acoustics.decoding,
     )
-
-
-def _by_mode(decoding: dict[str, Any]) -> dict[str, Any]:
-    """The decoding options by the current names of the modes."""
-    return {OLD_MODES.get(mode, mode): options for mode, options in decoding.items()}
 
 
 def _check_decoding(bundle: Bundle) -> None:
@@ -263,20 +261,12 @@ def _ngram(path: str | None) -> NgramLM | None:
 
 def _mapping(path: Path) -> dict[str, Any]:
     try:
-        content = parse_yaml(_text(path))
+        content = parse_yaml(read_text(path))
     except ValueError as error:
         raise AsrError(f"{path}: this is not valid YAML or JSON ({error}).") from error
     if not isinstance(content, dict):
         raise AsrError(f"{path}: the file does not contain a mapping of names to values.")
     return content
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else error
-        raise AsrError(f"{path}: the file cannot be read ({reason}).") from error
 
 
 LIST_HELP = """Lists the bundles on this machine: those of the checkout, and fetched ones.
@@ -336,11 +326,11 @@ def add_fetch_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_fetch(args: argparse.Namespace) -> int:
     source = hub.source_of(args.bundle)
-    with fetching(args.bundle) as report:
-        if source is not None and args.refresh:
+    if source is not None and args.refresh:
+        with fetching(args.bundle) as report:
             folder = hub.fetch(source, refresh=True, on_progress=report)
-        else:
-            folder = bundle_folder(args.bundle, on_progress=report)
+    else:
+        folder = fetched_bundle_folder(args.bundle)
     manifest = read_manifest(folder)
     if args.output is not None:
         output: Path = args.output
@@ -368,8 +358,7 @@ def add_info_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_info(args: argparse.Namespace) -> int:
-    with fetching(str(args.bundle)) as report:
-        folder = bundle_folder(args.bundle, on_progress=report)
+    folder = fetched_bundle_folder(args.bundle)
     info = describe(folder)
     if args.json:
         print(json.dumps(info))
@@ -385,6 +374,9 @@ def run_info(args: argparse.Namespace) -> int:
     return 0
 
 
+_PARTS = "features acoustic_model graph small_ngram large_ngram rnn_lm lexicon denominator".split()
+
+
 def describe(folder: Path) -> dict[str, Any]:
     """The contents of a bundle as JSON values; no model is loaded.
 
@@ -393,16 +385,7 @@ def describe(folder: Path) -> dict[str, Any]:
     """
     manifest = read_manifest(folder)
     parts = {}
-    for part in (
-        "features",
-        "acoustic_model",
-        "graph",
-        "small_ngram",
-        "large_ngram",
-        "rnn_lm",
-        "lexicon",
-        "denominator",
-    ):
+    for part in _PARTS:
         if part not in manifest:
             continue
         entry = manifest[part]

@@ -63,7 +63,6 @@ from asr.nist import (
 )
 from asr.nist import align as align_like_sclite
 from asr.reports.evaluation import Clip
-from asr.reports.word_graph import WordGraph
 from asr.results import StageTimes, format_cache, later_cache
 from asr.serialization import output_path, require_writable, write_whole_text
 from asr.text.documents import parse_json, read_text
@@ -149,7 +148,7 @@ def run(args: argparse.Namespace) -> int:
     if args.recipe:
         from asr.cli.evaluate_recipe import run_recipe
 
-        return run_recipe(args)
+        return run_recipe(args, add_arguments, run)
     if not args.cuts:
         refuse_without("--cuts", add_recognizer_arguments, args)
     # Files that cannot be read or written are reported before anything is recognized.
@@ -164,11 +163,11 @@ def run(args: argparse.Namespace) -> int:
     is_sclite = args.scoring == "sclite" or any(is_nist(path) for path in read[:3] if path)
     other = _read_other(args) if args.compare else None
     extra: dict[str, Any] = {}
-    details, graphs = Details(), dict[str, WordGraph]()
+    details = Details()
     if args.cuts:
         if args.hypotheses or args.reference:
             raise AsrError("--cuts has its own reference; leave out the hypotheses and --reference, or --cuts.")
-        references, hypotheses, extra = _recognize(args, other, details, graphs)
+        references, hypotheses, extra = _recognize(args, other, details)
     elif args.hypotheses and args.reference:
         references, hypotheses = read_pair(args.reference, args.hypotheses)
         details = details_of_file(args.hypotheses)
@@ -204,7 +203,7 @@ def run(args: argparse.Namespace) -> int:
     if args.details:
         if Path(args.details).suffix == ".json":
             name, summary = Path(args.details).stem, _as_dict(report, extra)
-            evaluation_of(name, references, hypotheses, summary, details, graphs, is_sclite).save(args.details)
+            evaluation_of(name, references, hypotheses, summary, details, is_sclite).save(args.details)
         else:
             align_words = align_like_sclite if is_sclite else align
             _write_details(Path(args.details), references, hypotheses, report, align_words)
@@ -314,10 +313,7 @@ def _upper(transcripts: Mapping[str, Sequence[str]]) -> Transcripts:
 
 
 def _recognize(
-    args: argparse.Namespace,
-    other: Mapping[str, Sequence[str]] | None,
-    details: Details,
-    graphs: dict[str, WordGraph],
+    args: argparse.Namespace, other: Mapping[str, Sequence[str]] | None, details: Details
 ) -> tuple[Transcripts, Transcripts, dict[str, Any]]:
     from asr.datasets.cuts import cut_source, cut_text, read_cuts
 
@@ -335,15 +331,11 @@ def _recognize(
                 f"{args.output}: there are results in it; continue with --resume, choose another --output, or delete "
                 "the file."
             )
-        return references, *_recognize_cuts(args, cuts, output, details, graphs)
+        return references, *_recognize_cuts(args, cuts, output, details)
 
 
 def _recognize_cuts(
-    args: argparse.Namespace,
-    cuts: Mapping[str, Any],
-    output: ResultsFile | None,
-    details: Details,
-    graphs: dict[str, WordGraph],
+    args: argparse.Namespace, cuts: Mapping[str, Any], output: ResultsFile | None, details: Details
 ) -> tuple[Transcripts, dict[str, Any]]:
     from asr.datasets.cuts import cut_session, cut_source, cut_speaker, cut_text, cut_waveform
 
@@ -405,7 +397,7 @@ def _recognize_cuts(
         if output is not None:
             output.add(record)
     print(f"{describe(recognizer)}: {times.format()}", file=sys.stderr)
-    graphs.update(details.word_graphs(recognizer))
+    details.draw_lattices(recognizer)
     extra = {
         "mode": recognizer.mode,
         "first_pass": old_first_pass(recognizer.decoder_name, recognizer.lm_fusion),

@@ -10,12 +10,11 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from asr.cli import evaluate
 from asr.errors import AsrError
 from asr.reports.evaluation import Evaluation
 from asr.reports.page import PageOptions, make_page
@@ -78,12 +77,21 @@ class _Parser(argparse.ArgumentParser):
         raise AsrError(message)
 
 
-def run_recipe(args: argparse.Namespace) -> int:
+def run_recipe(
+    args: argparse.Namespace,
+    add_arguments: Callable[[argparse.ArgumentParser], None],
+    evaluate: Callable[[argparse.Namespace], int],
+) -> int:
     """Recognizes each test set with each system, resuming an earlier run, and prints the table.
 
     For each test set, writes to the folder of `--output`: `SET/SYSTEM.json` (the input of `asr report`),
     `SET/SYSTEM.jsonl` (the recognition results) and `SET.html` (the report, with errors against time); also `table.md`
     and `table.json`.
+
+    Args:
+        args: the arguments of `asr evaluate`.
+        add_arguments: adds these arguments to a parser.
+        evaluate: runs `asr evaluate` with one test set and one system.
     """
     alone = ("hypotheses", "reference", "cuts", "compare", "export", "details")
     if given := [name for name in alone if getattr(args, name)]:
@@ -91,8 +99,10 @@ def run_recipe(args: argparse.Namespace) -> int:
     if not args.output:
         raise AsrError("--recipe writes tables, transcripts and reports; name their folder with --output.")
     recipe = Recipe.read(args.recipe)
+    parser = _Parser(add_help=False)
+    add_arguments(parser)
     # Wrong options are reported before anything is recognized.
-    systems = {name: _arguments(args, recipe, name) for name in recipe.systems}
+    systems = {name: _arguments(args, recipe, name, parser) for name in recipe.systems}
     present = {name: path for name, path in recipe.sets.items() if Path(path).is_file()}
     for name, path in recipe.sets.items():
         if name not in present:
@@ -108,7 +118,7 @@ def run_recipe(args: argparse.Namespace) -> int:
         for name, arguments in systems.items():
             print(f"{set_name}: {name}", file=sys.stderr)
             arguments.cuts = cuts
-            status |= _evaluate(arguments, folder / set_name, name)
+            status |= _evaluate(arguments, folder / set_name, name, evaluate)
             evaluations.append(Evaluation.load(arguments.details))
             table.append(_row(set_name, name, evaluations[-1]))
             write_whole_text(folder / "table.json", json.dumps(table, indent=1, ensure_ascii=False) + "\n")
@@ -119,10 +129,8 @@ def run_recipe(args: argparse.Namespace) -> int:
     return status
 
 
-def _arguments(args: argparse.Namespace, recipe: Recipe, name: str) -> argparse.Namespace:
+def _arguments(args: argparse.Namespace, recipe: Recipe, name: str, parser: _Parser) -> argparse.Namespace:
     """The command line's options, overridden by those of the system."""
-    parser = _Parser(add_help=False)
-    evaluate.add_arguments(parser)
     given = copy.copy(args)
     given.recipe, given.json = None, False
     try:
@@ -132,13 +140,15 @@ def _arguments(args: argparse.Namespace, recipe: Recipe, name: str) -> argparse.
     return parsed
 
 
-def _evaluate(arguments: argparse.Namespace, folder: Path, name: str) -> int:
+def _evaluate(
+    arguments: argparse.Namespace, folder: Path, name: str, evaluate: Callable[[argparse.Namespace], int]
+) -> int:
     """Recognizes and scores what has not been done yet; returns the exit code."""
     details, words = folder / f"{name}.json", folder / f"{name}.jsonl"
     arguments.details, arguments.output, arguments.resume = str(details), str(words), True
     before = (details.read_text("utf-8"), words.stat().st_size) if details.is_file() and words.is_file() else None
     with contextlib.redirect_stdout(io.StringIO()):
-        status = evaluate.run(arguments)
+        status = evaluate(arguments)
     # A run that recognized nothing made no queries: keep the counts of the earlier one.
     if before is not None and before[1] == words.stat().st_size:
         write_whole_text(details, before[0])

@@ -30,6 +30,7 @@ class Details:
         system: the recognizer and its options.
         cache: counts of the language model's caches, each with `audio_seconds`, the audio recognized until then.
         lattices: of a few utterances, those with the most errors among short ones.
+        graphs: the words of these lattices.
     """
 
     records: dict[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -37,6 +38,7 @@ class Details:
     system: dict[str, Any] = field(default_factory=dict)
     cache: list[dict[str, float]] = field(default_factory=list)
     lattices: dict[str, tuple[int, PieceLattice]] = field(default_factory=dict)
+    graphs: dict[str, WordGraph] = field(default_factory=dict)
     _audio_seconds: float = 0.0
 
     def add(self, name: str, result: RecognitionResult, num_errors: int) -> None:
@@ -64,10 +66,10 @@ class Details:
             "made_by": maker_of(recognizer),
         }
 
-    def word_graphs(self, recognizer: Recognizer) -> dict[str, WordGraph]:
-        """The words of the lattices that were kept."""
+    def draw_lattices(self, recognizer: Recognizer) -> None:
+        """Makes `graphs` of the lattices that were kept."""
         vocabulary = recognizer.bundle.graph.vocabulary
-        return {
+        self.graphs = {
             name: word_graph(
                 piece.lattice, vocabulary, recognizer.final_options, piece.frame_seconds, piece.original_frame
             )
@@ -102,7 +104,6 @@ def evaluation_of(
     hypotheses: Mapping[str, Sequence[str]],
     summary: Mapping[str, Any],
     details: Details,
-    graphs: Mapping[str, WordGraph],
     is_sclite: bool,
 ) -> Evaluation:
     """Collects what a report needs.
@@ -112,7 +113,6 @@ def evaluation_of(
         references, hypotheses: utterance -> words, as scored.
         summary: the figures of `asr evaluate --json`.
         details: further data.
-        graphs: utterance -> the words of its lattice.
         is_sclite: whether errors were counted like sclite.
     """
     utterances = []
@@ -131,7 +131,7 @@ def evaluation_of(
         )
     total = {**_times(utterances), **summary}
     scoring = SCLITE if is_sclite else SHORTEST
-    return Evaluation(name, tuple(utterances), total, details.system, scoring, tuple(details.cache), dict(graphs))
+    return Evaluation(name, tuple(utterances), total, details.system, scoring, tuple(details.cache), details.graphs)
 
 
 def _times(utterances: Sequence[Utterance]) -> dict[str, Any]:

@@ -162,9 +162,9 @@ def run_ngram(args: argparse.Namespace) -> int:
         raise AsrError(f"{given[0]} has no effect with --from-arpa, whose n-grams exist; leave it out.")
     if args.map_unknown and not args.vocabulary:
         raise AsrError("--map-unknown needs --vocabulary; without it, no word of the text is unknown.")
-    of_binary = [option for option in ("quantize", "no-index", "compress") if getattr(args, option.replace("-", "_"))]
+    of_binary = [flag_of(name) for name in ("quantize", "no_index", "compress") if getattr(args, name)]
     if of_binary and not args.binary:
-        raise AsrError(f"--{of_binary[0]} changes the binary file; give --binary.")
+        raise AsrError(f"{of_binary[0]} changes the binary file; give --binary.")
     if args.by_history and len(args.from_arpa or []) < 2:
         raise AsrError("--by-history mixes several models; give two or more after --from-arpa.")
     outputs = (path for path in (args.arpa, args.binary, args.write_vocabulary) if path is not None)

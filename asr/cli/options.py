@@ -105,13 +105,13 @@ def add_recognizer_arguments(parser: argparse.ArgumentParser) -> None:
         type=renamed("--mode", OLD_MODES),
         choices=["auto", *MODES],
         default="auto",
-        help=f"which language model decides; {_choices(MODES)}; auto: the default of the bundle",
+        help=f"which language model decides; {listed(MODES)}; auto: the default of the bundle",
     )
     group.add_argument("--ngram-only", action="store_true", help="the same as --mode ngram")
     group.add_argument(
         "--acoustic-model",
         metavar="KIND:NAME",
-        help=f"a CTC network from elsewhere, used instead of the bundle's; {_choices(KINDS)}",
+        help=f"a CTC network from elsewhere, used instead of the bundle's; {listed(KINDS)}",
     )
     group.add_argument(
         "--ngram",
@@ -148,11 +148,11 @@ def add_recognizer_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NUMBER",
         help=f"natural log, added for each word of a phrase in --hot-words (default: {DEFAULT_SCORE:g})",
     )
-    group.add_argument("--decoder", choices=DECODERS, default="auto", help=f"{_choices(DECODERS)} (default: auto)")
+    group.add_argument("--decoder", choices=DECODERS, default="auto", help=f"{listed(DECODERS)} (default: auto)")
     group.add_argument(
         "--lm-fusion",
         choices=LM_FUSIONS,
-        help=f"where the large language model is applied; {_choices(LM_FUSIONS)} (default: chunks in token passing on "
+        help=f"where the large language model is applied; {listed(LM_FUSIONS)} (default: chunks in token passing on "
         "a CPU, otherwise lattice)",
     )
     group.add_argument(
@@ -184,7 +184,7 @@ def _add_option(group: argparse._ArgumentGroup, one: Option, note: str) -> None:
     if one.kind is bool:
         group.add_argument(one.flag, dest=one.name, action=argparse.BooleanOptionalAction, default=None, help=one.help)
         return
-    text = one.help if not isinstance(one.choices, Mapping) else f"{one.help}; {_choices(one.choices)}"
+    text = one.help if not isinstance(one.choices, Mapping) else f"{one.help}; {listed(one.choices)}"
     metavar = None if one.choices else "MB" if one.unit else "NAME" if one.kind is str else "NUMBER"
     group.add_argument(
         one.flag,
@@ -235,7 +235,8 @@ def refuse_without(
         raise AsrError(f"{flag} has no effect without {needed}; give both, or leave it out.")
 
 
-def _choices(choices: Mapping[str, str]) -> str:
+def listed(choices: Mapping[str, str]) -> str:
+    """Choices and their descriptions, for help."""
     return "; ".join(f"{name}: {text}" for name, text in choices.items())
 
 
@@ -283,7 +284,7 @@ def _recognizer_from(args: argparse.Namespace, mode: str | None) -> Recognizer:
     elif args.ngram is not None:
         raise AsrError("--ngram needs --acoustic-model; with a bundle, which has its own graph, use --large-ngram.")
     else:
-        folder = _folder(args.bundle)
+        folder = fetched_bundle_folder(args.bundle)
         recognizer = Recognizer.from_folder(
             folder,
             large_ngram=args.large_ngram,
@@ -337,14 +338,15 @@ def recognizer_inputs(args: argparse.Namespace) -> list[str | Path | None]:
     return [local_bundle_folder(args.bundle), network, *others]
 
 
-def _folder(bundle: str | None) -> Path:
+def fetched_bundle_folder(bundle: str | None) -> Path:
+    """`bundle_folder`, with a progress bar if the bundle has to be fetched."""
     with fetching(str(bundle)) as report:
         return bundle_folder(bundle, on_progress=report)
 
 
 def _bundle_with_acoustic_model(args: argparse.Namespace) -> Bundle:
     is_alone = args.bundle is None and any(part is not None for part in (args.ngram, args.lexicon, args.graph))
-    base = None if is_alone else Bundle.load(_folder(args.bundle))
+    base = None if is_alone else Bundle.load(fetched_bundle_folder(args.bundle))
     with graph_notice() as progress:
         bundle = bundle_with_acoustic_model(
             args.acoustic_model, base, args.ngram, args.lexicon, progress, graph=args.graph

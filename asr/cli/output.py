@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import IO, Any, TextIO
 
 from asr.cli.file_names import enter_names, read_names, with_names
+from asr.cli.options import listed
 from asr.cli.recordings import Shard
 from asr.decoding.k2 import import_k2
-from asr.decoding.lattice_io import save_k2_lattice, write_kaldi_lattice, write_slf
+from asr.decoding.lattice_io import save_k2_lattice, write_kaldi_lattice
+from asr.decoding.slf import write_slf
 from asr.errors import AsrError
 from asr.recognizer import Recognizer
 from asr.results import RecognitionResult
@@ -336,8 +338,7 @@ def add_lattice_arguments(parser: argparse.ArgumentParser) -> None:
         help="write the alternatives: one lattice for each recording, or for each segment of a long one; words then "
         "have confidences with --jsonl",
     )
-    formats = "; ".join(f"{name}: {text}" for name, text in FORMATS.items())
-    parser.add_argument("--lattice-format", choices=[*FORMATS], default="slf", help=f"{formats} (default: slf)")
+    parser.add_argument("--lattice-format", choices=[*FORMATS], default="slf", help=f"{listed(FORMATS)} (default: slf)")
     parser.add_argument(
         "--lattice-gzip",
         action=argparse.BooleanOptionalAction,
@@ -443,17 +444,9 @@ class LatticeWriter:
                     with _open_text(self._archive, "a") as file:
                         write_kaldi_lattice(file, name, piece.lattice, self._options)
                 elif self._format == "slf":
+                    labels = self._graph.vocabulary, self._graph.tokens
                     with _open_text(self._folder / f"{name}.slf{self._suffix}", "w") as file:
-                        graph = self._graph
-                        write_slf(
-                            file,
-                            name,
-                            piece.lattice,
-                            graph.vocabulary,
-                            graph.tokens,
-                            self._options,
-                            piece.frame_seconds,
-                        )
+                        write_slf(file, name, piece.lattice, *labels, self._options, piece.frame_seconds)
                 else:
                     save_k2_lattice(self._folder / f"{name}.pt", piece.lattice, self._options)
 

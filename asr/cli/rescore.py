@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from asr.bundle import Bundle, bundle_folder, local_bundle_folder, read_rnn_lm
-from asr.cli.options import bytes_from, fetching
+from asr.bundle import Bundle, local_bundle_folder, read_rnn_lm
+from asr.cli.options import bytes_from, fetched_bundle_folder
 from asr.cli.output import STANDARD_OUTPUT
 from asr.decoding.kaldi_lattice import is_binary_lattice, read_kaldi_archive
 from asr.decoding.nbest_io import read_n_best, read_n_best_folder, visible_files
@@ -248,8 +248,7 @@ def language_model(args: argparse.Namespace) -> LanguageModel:
     ngram: Any = read_ngram_lm(args.ngram) if args.ngram else None
     vocabulary: Vocabulary | None = None if ngram is None else ngram.vocabulary
     if args.bundle or (network is None and ngram is None):
-        with fetching(str(args.bundle)) as report:
-            bundle = Bundle.load(bundle_folder(args.bundle, on_progress=report))
+        bundle = Bundle.load(fetched_bundle_folder(args.bundle))
         if network is None and bundle.rnn_lm is not None:
             network = bundle.rnn_lm.network
         ngram = ngram or bundle.large_ngram

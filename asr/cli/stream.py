@@ -18,7 +18,7 @@ from torch import Tensor
 from asr.audio.io import file_pieces
 from asr.audio.pcm import RAW_FORMATS, PcmFormat, byte_pieces
 from asr.cli.compile import compiling_notice
-from asr.cli.options import given_options, refuse_without, renamed
+from asr.cli.options import given_options, listed, refuse_without, renamed
 from asr.cli.output import ResultsFile, print_line, print_record, shown
 from asr.decoding.settings import WHOLE_RECORDINGS, ResourceOptions
 from asr.errors import AsrError
@@ -70,13 +70,13 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
             metavar="SECONDS",
             help=f"{text} (default: {getattr(defaults, name):g})",
         )
-    policies = "; ".join(f"{name}: {text}" for name, text in PARTIAL_POLICIES.items())
     group.add_argument(
         "--partials",
         type=renamed("--partials", {"settled": "stable"}),
         choices=[*PARTIAL_POLICIES],
         default=defaults.partial_policy,
-        help=f"which words of an unfinished utterance are shown; {policies} (default: {defaults.partial_policy})",
+        help=f"which words of an unfinished utterance are shown; {listed(PARTIAL_POLICIES)} (default: "
+        f"{defaults.partial_policy})",
     )
 
 

@@ -406,15 +406,14 @@ def _transcribe(args: argparse.Namespace, found: Recordings, output: ResultsFile
     if not args.no_progress and console.is_terminal:
         outcomes = iter(track(outcomes, "transcribing", total=len(todo), console=console))
     write = _writer(args, found, output)
-    failures: list[Outcome[str]] = []
-    times, cache = StageTimes(), dict[str, int | float]()
+    num_failed, times, cache = 0, StageTimes(), dict[str, int | float]()
     for outcome in outcomes:
         # The lattice is written first: a recording in the output counts as done.
         if outcome.result is not None and lattices is not None:
             lattices.write(outcome.name, outcome.result)
         write(outcome)
         if outcome.result is None:
-            failures.append(outcome)
+            num_failed += 1
             print(shown(f"asr: {outcome.error}"), file=sys.stderr)
         else:
             times.add(outcome.result.times)
@@ -423,9 +422,9 @@ def _transcribe(args: argparse.Namespace, found: Recordings, output: ResultsFile
         print(f"{describe(recognizer)}: {times.format()}", file=sys.stderr)
         for line in format_cache(cache):
             print(line, file=sys.stderr)
-    if failures:
-        print(f"{len(todo) - len(failures)} of {len(todo)} files transcribed, {len(failures)} failed.", file=sys.stderr)
-    return 1 if failures else 0
+    if num_failed:
+        print(f"{len(todo) - num_failed} of {len(todo)} files transcribed, {num_failed} failed.", file=sys.stderr)
+    return 1 if num_failed else 0
 
 
 def _run_streams(args: argparse.Namespace) -> int:
@@ -475,8 +474,7 @@ def _writer(
             transcript = Transcript(names[outcome.name], result.words, result.duration, record)
             if isinstance(output, TranscriptFolder):
                 output.add(outcome.name, transcript)
-            else:
-                if document := format_transcript(transcript, formats[0]):
-                    print_line(document.removesuffix("\n"), sys.stdout)
+            elif document := format_transcript(transcript, formats[0]):
+                print_line(document.removesuffix("\n"), sys.stdout)
 
     return write

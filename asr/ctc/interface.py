@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from numbers import Real
 from typing import Any
 
-from asr.decoding.interface import DecodingOptions
+from asr.decoding.settings import DecodingOptions
 from asr.errors import AsrError
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import numpy.typing as npt
 from torch import Tensor
 
-from asr.audio.segments import as_recordings, at_rate, split_at_pauses
+from asr.audio.samples import as_recordings
+from asr.audio.segments import at_rate, split_at_pauses
 from asr.ctc.decoder import CTCDecoder
 from asr.ctc.interface import CTCHypothesis
 from asr.errors import AsrError
@@ -53,7 +54,7 @@ class CTCRecognizer:
         """Recognizes one recording or several.
 
         Args:
-            waveform: samples (L,), (N, L) or a list of (L,), and so on, as for `asr.audio.segments.as_recordings`.
+            waveform: samples (L,), (N, L) or a list of (L,), and so on, as for `asr.audio.samples.as_recordings`.
             sampling_rate: of the samples, in Hz; the network's own if None.
 
         Returns:

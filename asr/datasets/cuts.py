@@ -21,7 +21,7 @@ from lhotse.dataset.sampling.base import CutSampler
 from lhotse.serialization import deserialize_item
 from torch import Tensor
 
-from asr.audio.segments import to_mono
+from asr.audio.samples import to_mono
 from asr.errors import AsrError
 from asr.text.documents import parse_json
 from asr.text.lexicon import Tokenizer
@@ -182,9 +182,8 @@ def hold_out_speakers(cuts: Sequence[MonoCut], fraction: float, seed: int) -> tu
             break
         held_out.add(speaker)
         taken += duration[speaker]
-    return [cut for cut in cuts if cut_speaker(cut) not in held_out], [
-        cut for cut in cuts if cut_speaker(cut) in held_out
-    ]
+    rest = [cut for cut in cuts if cut_speaker(cut) not in held_out]
+    return rest, [cut for cut in cuts if cut_speaker(cut) in held_out]
 
 
 def select_usable(

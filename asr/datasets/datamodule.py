@@ -24,7 +24,7 @@ from asr.datasets.dataset import (
     PlannedBatch,
     WaveformCache,
 )
-from asr.distributed import batches_done, current_share, epoch_to_draw
+from asr.distributed import ResumesEpoch, current_share, epoch_to_draw
 from asr.errors import AsrError
 from asr.text.lexicon import Tokenizer
 from asr.text.symbols import TokenTable
@@ -32,7 +32,7 @@ from asr.text.symbols import TokenTable
 Split = Literal["train", "valid", "test"]
 
 
-class AcousticDataModule(pl.LightningDataModule):
+class AcousticDataModule(ResumesEpoch, pl.LightningDataModule):
     """Batches of features and tokens from the cuts of any prepared corpora, bucketed by duration.
 
     Batches are those of all processes: if several train, each takes its share of every batch, and the result is that of
@@ -131,7 +131,6 @@ class AcousticDataModule(pl.LightningDataModule):
         self.plain_dataset = AcousticDataset(self.fbank, self.tokenizer, self.waveforms, self.features)
         self.cuts: dict[Split, CutSet] = {}
         self.left_out: dict[Split, FilterReport] = {}
-        self._resume_at = 0
 
     @property
     def token_table(self) -> TokenTable:
@@ -159,7 +158,7 @@ class AcousticDataModule(pl.LightningDataModule):
         """Shuffled and augmented batches."""
         loader = self._loader("train", self.train_dataset, shuffle=True)
         sampler: Any = loader.sampler
-        sampler.start, self._resume_at = self._resume_at, 0
+        sampler.start = self.take_start()
         if self.trainer is not None:
             sampler.set_epoch(epoch_to_draw(self.trainer))
         return loader
@@ -180,14 +179,6 @@ class AcousticDataModule(pl.LightningDataModule):
         """Number of batches in the first epoch; later epochs may differ by a few, since buckets fill differently."""
         return sum(1 for _ in self._sampler("train", shuffle=True))
 
-    def state_dict(self) -> dict[str, Any]:
-        """The position within the epoch."""
-        return {"batches_done": 0 if self.trainer is None else batches_done(self.trainer)}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next training loader start at the saved position."""
-        self._resume_at = state_dict["batches_done"]
-
     def _split(self, split: Split) -> CutSet:
         """The cuts of a split, which are read on first use."""
         if split not in self.cuts:
@@ -195,12 +186,12 @@ class AcousticDataModule(pl.LightningDataModule):
         return self.cuts[split]
 
     def _read_split(self, split: Split) -> None:
-        held_out_of_train = split == "valid" and not self.cut_paths["valid"] and self.valid_fraction > 0.0
-        source: Split = "train" if held_out_of_train else split
+        holds_out = not self.cut_paths["valid"] and self.valid_fraction > 0.0
+        source: Split = "train" if split == "valid" and holds_out else split
         if split != "valid" and not self.cut_paths[split]:
             raise AsrError(f"{split}_cuts: there is no manifest; give at least one that `asr prepare` wrote.")
         cuts = read_cuts(self.cut_paths[source])
-        if source == "train" and not self.cut_paths["valid"] and self.valid_fraction > 0.0:
+        if source == "train" and holds_out:
             rest, held_out = hold_out_speakers(cuts, self.valid_fraction, self.seed)
             cuts = held_out if split == "valid" else rest
         # Test utterances with unknown words are kept, since they count in the word error rate.

@@ -1,31 +1,26 @@
-"""The search as its backends see it: the graph, tokens and candidates, frames, and what a backend computes.
+"""The search as its backends see it: the graph, tokens and candidates, and what a backend computes in a frame.
 
 `asr.decoding.frame` is the algorithm in plain torch. A backend computes the same with numba or Triton, bit for bit. A
-`FrameBackend` does the parts of a frame before and after the language model; a `ChunkBackend` processes whole chunks,
-frame by frame or in one call. `asr.decoding.selection.select_backend` chooses.
+`FrameBackend` does the parts of a frame before and after the language model; a backend may also process whole chunks
+(`asr.decoding.chunk_backend`). `asr.decoding.selection.select_backend` chooses.
 
-Shapes: N streams, T frames, C tokens of the acoustic model, S states, E arcs of a set, W words, K active tokens, A
-candidates.
+Shapes: N streams, S states, E arcs of a set, W words, K active tokens, A candidates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from asr.decoding.interface import DecodingOptions
+from asr import old_paths
+from asr.decoding.settings import DecodingOptions
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.lm.interface import LanguageModel
-
-if TYPE_CHECKING:
-    from asr.decoding.backtrace import Backtrace
-    from asr.decoding.lattice_records import LatticeRecords
 
 
 def expand(arc_begin: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -383,61 +378,4 @@ class FrameBackend(Protocol):
         """Keeps the best candidate of each (stream, state, context), and prunes these by beam and limits."""
 
 
-class Chunk(NamedTuple):
-    """Several frames of all streams.
-
-    Attributes:
-        log_prob: (N, T, C) float32, scaled.
-        num_frames: (N,) int64, number of valid frames of each stream.
-        score_offset: (N,) float64, added to relative scores to give absolute ones; changed in place.
-    """
-
-    log_prob: Tensor
-    num_frames: Tensor
-    score_offset: Tensor
-
-
-@dataclass(frozen=True)
-class SearchSink:
-    """Where a search writes its records.
-
-    Args:
-        backtrace: stores the backpointers.
-        lattice: stores the losing arcs of whole utterances; None to keep none.
-        collect: to be called from time to time, and whenever the backtrace is due for garbage collection, with all
-            active tokens in any number of parts. It tells the language model which contexts are in use, and may
-            renumber backpointers.
-        is_end: (N,) bool on a CPU, whether a stream whose lattice is kept ends with the chunk; None if all do.
-    """
-
-    backtrace: Backtrace
-    lattice: LatticeRecords | None
-    collect: Callable[[list[ActiveTokens]], None]
-    is_end: Tensor | None = None
-
-
-class ChunkBackend(Protocol):
-    """A search over whole chunks, for one graph and one language model, used by one thread at a time.
-
-    `asr.decoding.frame.FrameSearch` makes one of a `FrameBackend`.
-    """
-
-    def search(self, tokens: ActiveTokens, chunk: Chunk, sink: SearchSink) -> ActiveTokens:
-        """Tokens before the chunk -> tokens after each stream's last frame.
-
-        Args:
-            tokens: grouped by stream; `stream` indexes the rows of the chunk.
-            chunk: `score_offset` is changed in place.
-            sink: receives backpointers and losing arcs.
-        """
-
-
-if not TYPE_CHECKING:  # for type checkers, the module would have any name
-
-    def __getattr__(name: str) -> None:
-        if name == "Backend":
-            raise ImportError(
-                "asr.decoding.backend.Backend is gone: a search takes one ChunkBackend, and "
-                "asr.decoding.frame.FrameSearch makes one of a FrameBackend; see docs/adding.md."
-            )
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+old_paths.offer(__name__)

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from asr.decoding.backend import ActiveTokens, Searchable, expand
-from asr.decoding.interface import DecodingOptions, Hypothesis
+from asr.decoding.interface import Hypothesis
+from asr.decoding.settings import DecodingOptions
 from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels.jit import gpu_module
 from asr.lm.interface import LanguageModel
@@ -36,14 +37,17 @@ class Backtrace:
     Args:
         device: device of the table.
         collects: whether to collect garbage; False keeps all backpointers and their numbers.
+        first_collection: number of backpointers below which no garbage is collected.
     """
 
-    def __init__(self, device: torch.device, collects: bool = True) -> None:
+    def __init__(
+        self, device: torch.device, collects: bool = True, *, first_collection: int = _FIRST_COLLECTION
+    ) -> None:
         self._previous = torch.empty(0, dtype=torch.int64, device=device)
         self._arc = torch.empty(0, dtype=torch.int64, device=device)
         self._block_begin: list[int] = []
         self._collects = collects
-        self._collect_at = _FIRST_COLLECTION
+        self._collect_at = self._first_collection = first_collection
         self.num_records = 0
 
     def add(self, previous: Tensor, arc: Tensor) -> Tensor:
@@ -94,7 +98,7 @@ class Backtrace:
         self._previous = number[self._previous.index_select(0, backpointer)]
         self._arc = self._arc.index_select(0, backpointer)
         self.num_records = len(backpointer)
-        self._collect_at = max(_FIRST_COLLECTION, 2 * self.num_records)
+        self._collect_at = max(self._first_collection, 2 * self.num_records)
         return number[living]
 
     @property
@@ -106,7 +110,7 @@ class Backtrace:
         """Replaces all backpointers, by previous (R,) and arc (R,), with the begins of their blocks."""
         self._previous, self._arc = previous, arc
         self.num_records, self._block_begin = len(arc), block_begin
-        self._collect_at = max(_FIRST_COLLECTION, 2 * self.num_records)
+        self._collect_at = max(self._first_collection, 2 * self.num_records)
 
     def path(self, backpointer: int) -> Tensor:
         """The arcs from the stream's start to a backpointer, (L,) int64."""

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from asr.bundle import Bundle
-from asr.decoding.interface import Decoder, DecodingOptions, LanguageModels
-from asr.decoding.settings import EXTERNAL_MODE, MODES, OLD_NAMES, ResourceOptions, Settings
+from asr.decoding.interface import Decoder, LanguageModels
+from asr.decoding.settings import EXTERNAL_MODE, MODES, OLD_NAMES, DecodingOptions, ResourceOptions, Settings
 from asr.decoding.token_passing import LM_FUSIONS, TokenPassingDecoder
 from asr.decoding.words import Calibration
 from asr.errors import AsrError

@@ -19,24 +19,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asr.decoding.backend import (
-    ActiveTokens,
-    ArcSet,
-    ArcWords,
-    Chunk,
-    ChunkBackend,
-    SearchGraph,
-    SearchSink,
-    best_score,
-    normalize_scores,
-)
+from asr.decoding.backend import ActiveTokens, ArcSet, ArcWords, SearchGraph, best_score, normalize_scores
 from asr.decoding.backtrace import Backtrace
+from asr.decoding.chunk_backend import Chunk, ChunkBackend, SearchSink
 from asr.decoding.cpu.lattice import ChunkRecords, LatticeBackpointers, LosingArcs, add_losses, connect_chunk
 from asr.decoding.frame import TokenSearch
-from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice_records import LatticeRecords
 from asr.decoding.rescoring import rescoring_options
 from asr.decoding.selection import BackendFactory
+from asr.decoding.settings import DecodingOptions
 from asr.kernels.jit import jit
 from asr.lm.interface import LanguageModel, contexts_at_start
 

@@ -19,21 +19,19 @@ from asr.decoding.backend import (
     ActiveTokens,
     ArcSet,
     Candidates,
-    Chunk,
-    ChunkBackend,
     Expansion,
     Frame,
     FrameBackend,
     Searchable,
-    SearchSink,
     Survivors,
     expand,
     normalize_scores,
 )
 from asr.decoding.backtrace import Backtrace
-from asr.decoding.interface import DecodingOptions
+from asr.decoding.chunk_backend import Chunk, ChunkBackend, SearchSink
 from asr.decoding.lattice_records import LatticeRecords
 from asr.decoding.recombination import NOT_REACHED, best_of_group, prune_tokens, recombine
+from asr.decoding.settings import DecodingOptions
 from asr.lm.interface import LanguageModel, contexts_at_start
 
 ROUNDING_SLACK = 0.01

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from asr.decoding.backend import SearchGraph
-from asr.decoding.interface import DecodeResult, DecodingOptions, LogProbCheck, skip_blanks, with_num_frames
+from asr.decoding.interface import DecodeResult, LogProbCheck, skip_blanks, with_num_frames
 from asr.decoding.lattice import Lattice, LatticeParts, pruned_lattice
 from asr.decoding.rescoring import LatticePath, rescore_lattice
+from asr.decoding.settings import DecodingOptions
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph

@@ -29,14 +29,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asr.decoding.backend import ActiveTokens, ArcSet, ArcWords, Chunk, SearchGraph, SearchSink
+from asr.decoding.backend import ActiveTokens, ArcSet, ArcWords, SearchGraph
 from asr.decoding.backtrace import Backtrace, SpelledPath, hypothesis_of_path
-from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis, LogProbCheck, check_chunks, skip_blanks
+from asr.decoding.chunk_backend import Chunk, SearchSink
+from asr.decoding.interface import DecodeResult, Hypothesis, LogProbCheck, check_chunks, skip_blanks
 from asr.decoding.k2 import FINAL_LABEL, WIDEST_BEAM, lattice_from_k2, require_k2, state_limits, to_k2
 from asr.decoding.lattice import Lattice, best_path
 from asr.decoding.online import EndpointRules
 from asr.decoding.rescoring import LatticePath, rescore_lattice, rescoring_options
 from asr.decoding.selection import select_backend
+from asr.decoding.settings import DecodingOptions
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph

@@ -9,19 +9,18 @@ Shapes: N utterances, T frames, C tokens, S lattice states, A lattice arcs, W wo
 from __future__ import annotations
 
 import functools
-import importlib
 import itertools
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from asr import old_paths
 from asr.decoding.cpu.lattice import build_pruned, order_by_source, spread_backward, spread_forward, sum_over_paths
-from asr.decoding.interface import DecodingOptions
+from asr.decoding.settings import DecodingOptions
 from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels.jit import gpu_module, jit
 from asr.kernels.memory import moved_together
@@ -510,13 +509,4 @@ def arc_posteriors(lattice: Lattice, options: DecodingOptions, scale: float = 1.
     return posterior
 
 
-_OF_RECORDS = ("LatticeRecords", "collects_on", "lattice_margin")
-
-if not TYPE_CHECKING:  # for type checkers, the module would have any name
-
-    def __getattr__(name: str) -> Any:
-        if name not in _OF_RECORDS:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        new = "asr.decoding.lattice_records"
-        warnings.warn(f"{__name__}.{name} is now in {new}; the old path will go.", FutureWarning, stacklevel=2)
-        return getattr(importlib.import_module(new), name)
+old_paths.offer(__name__)

@@ -21,37 +21,16 @@ from typing import Any, TextIO
 
 import torch
 
-from asr.decoding.interface import DecodingOptions
+from asr import old_paths
 from asr.decoding.k2 import FINAL_LABEL, import_k2
 from asr.decoding.lattice import Lattice
-from asr.decoding.lattice_links import NO_ARC, NO_TOKEN, LatticeLinks, Link, lattice_from_links, links_of
-from asr.decoding.slf import NO_WORD, log_of_base, read_slf, require_whole, slf_fields, write_slf
+from asr.decoding.lattice_links import NO_ARC, NO_TOKEN, Link, lattice_from_links, links_of
+from asr.decoding.settings import DecodingOptions
 from asr.errors import AsrError
 from asr.serialization import open_atomic
 from asr.text.documents import LARGEST_NUMBER, read_text
 from asr.text.symbols import EPSILON_ID
 from asr.torch_archive import load_tensors, ragged_parts
-
-# Links and SLF have modules of their own; their names are offered here as well, where all formats once were.
-__all__ = [
-    "NO_ARC",
-    "NO_TOKEN",
-    "NO_WORD",
-    "LatticeLinks",
-    "Link",
-    "lattice_from_links",
-    "lattice_to_k2",
-    "links_of",
-    "load_k2_lattice",
-    "log_of_base",
-    "read_kaldi_lattices",
-    "read_slf",
-    "require_whole",
-    "save_k2_lattice",
-    "slf_fields",
-    "write_kaldi_lattice",
-    "write_slf",
-]
 
 
 def write_kaldi_lattice(file: TextIO, utterance: str, lattice: Lattice, options: DecodingOptions) -> None:
@@ -288,3 +267,6 @@ def load_k2_lattice(path: str | Path) -> Lattice:
 
 def _is_tensor(value: Any, dtype: torch.dtype, num_dimensions: int) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype == dtype and value.dim() == num_dimensions
+
+
+old_paths.offer(__name__)

@@ -15,8 +15,8 @@ from torch import Tensor
 from asr.decoding.backend import ActiveTokens, Candidates, Survivors
 from asr.decoding.backtrace import Backtrace, Ending
 from asr.decoding.cpu.lattice import LatticeBackpointers, LosingArcs, add_losses, kept_within
-from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import LatticeParts
+from asr.decoding.settings import DecodingOptions
 from asr.kernels.hash_table import marked_positions
 from asr.kernels.jit import gpu_module, jit
 

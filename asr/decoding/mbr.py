@@ -33,9 +33,10 @@ from asr.decoding.cpu.mbr import (
     score_lattice,
     sentence_posteriors,
 )
-from asr.decoding.interface import DecodingOptions, Hypothesis
+from asr.decoding.interface import Hypothesis
 from asr.decoding.lattice import Lattice
 from asr.decoding.nbest import hypotheses_of_lattice
+from asr.decoding.settings import DecodingOptions
 from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels.jit import arrays_of, jit
 

@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 from asr.decoding.backend import expand
 from asr.decoding.cpu.nbest import SentenceLattice, best_sentences
-from asr.decoding.interface import DecodingOptions, Hypothesis
+from asr.decoding.interface import Hypothesis
 from asr.decoding.lattice import Lattice, best_to_end
+from asr.decoding.settings import DecodingOptions
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels.jit import jit

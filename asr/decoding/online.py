@@ -15,8 +15,9 @@ from torch import Tensor
 from asr.decoding.backend import SearchGraph
 from asr.decoding.backtrace import Backtrace, Ending, SpelledPath, ending_of
 from asr.decoding.frame import TokenSearch
-from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis, LogProbCheck, check_chunks, skip_blanks
+from asr.decoding.interface import DecodeResult, Hypothesis, LogProbCheck, check_chunks, skip_blanks
 from asr.decoding.selection import select_backend
+from asr.decoding.settings import DecodingOptions
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.lm.combine import mapped_to, on_device, without_weight

@@ -23,12 +23,12 @@ from torch import Tensor
 from asr.decoding.backend import ArcSet, ArcWords
 from asr.decoding.backtrace import Backtrace, best_arcs, endings_of, hypothesis_of_path
 from asr.decoding.frame import TokenSearch
-from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis
+from asr.decoding.interface import DecodeResult, Hypothesis
 from asr.decoding.lattice import Lattice, best_to_end, join, lattice_from_lattice, prune
 from asr.decoding.lattice_records import LatticeRecords, collects_on
 from asr.decoding.nbest import n_best, rescore_n_best
 from asr.decoding.selection import BackendFactory, select_backend
-from asr.decoding.settings import LanguageModelOptions
+from asr.decoding.settings import DecodingOptions, LanguageModelOptions
 from asr.graph.decoding_graph import DecodingGraph
 from asr.lm.combine import ADD, CombinedLM, Step, mapped_to, without_weight
 from asr.lm.interface import LanguageModel, device_of

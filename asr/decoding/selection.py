@@ -13,14 +13,15 @@ from collections.abc import Callable
 
 import torch
 
-from asr.decoding.backend import ChunkBackend, FrameBackend, Searchable
+from asr.decoding.backend import FrameBackend, Searchable
+from asr.decoding.chunk_backend import ChunkBackend
 from asr.decoding.cpu.chunk import NumbaChunkSearch
 from asr.decoding.cpu.chunk_lm import NumbaChunkSearchWithLM
 from asr.decoding.cpu.frame import NumbaFrameBackend
 from asr.decoding.cpu.lattice_search import NumbaLatticeSearch
 from asr.decoding.frame import FrameSearch, SplitFrameBackend, TorchFrameBackend
-from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice_records import lattice_margin
+from asr.decoding.settings import DecodingOptions
 from asr.errors import AsrError
 from asr.kernels.jit import has_loops, triton_available
 from asr.lm.interface import LanguageModel

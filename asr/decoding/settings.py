@@ -6,11 +6,11 @@ An option that would have no effect is refused, so that nobody measures a settin
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
-from asr.decoding.interface import DecodingOptions
 from asr.errors import AsrError
 from asr.kernels.linear import ACOUSTIC_PRECISIONS
 from asr.lm.cached.approximations import CacheOptions
@@ -35,6 +35,149 @@ SECOND_PASSES = {
     "nbest": "another language model over the best sentences of that lattice, as a prefix tree",
 }
 """`second_pass` -> its description."""
+
+
+_WIDEST_BEAM = 1e30  # wider beams become infinite: float32 cannot hold much more
+_MAX_SCALE = 1e6
+
+
+@dataclass(frozen=True)
+class DecodingOptions:
+    """Beams and scales. A path's score, higher is better, is
+
+        total = am_scale * am_score + graph_scale * graph_score + lm_scale * lm_score
+                + word_insertion_penalty * number of words
+
+    where `lm_score` is the score of the language model given to `decode`. To replace the graph's own language model,
+    give `Difference(large, small)`; to keep part of it, lower `lm_scale` as well.
+
+    Args:
+        search_beam: partial paths whose score is this far below the best one of their frame are pruned.
+        output_beam: lattice arcs are pruned if the best path through them is this far below the best path.
+        min_active_states: minimum number of partial paths of an utterance that survive a frame, even outside the beam.
+        max_active_states: maximum number of partial paths that survive, except for ties. Token passing counts (graph
+            state, word history) pairs. k2 counts graph states, and keeps within both limits only roughly: where a frame
+            is outside of them, it makes the beam of the next ones narrower or wider.
+        am_scale: weight of the frame log-probabilities.
+        graph_scale: weight of the graph's scores.
+        lm_scale: weight of the language model's scores.
+        word_insertion_penalty: added for each word; negative values give fewer words.
+        skip_beam: words whose partial path, without their language model score, is this far below the best one are
+            pruned before the language model is queried, in the search and in rescoring. None queries it for all.
+        max_contexts_per_state: maximum number of word histories at a state; None keeps all (exact).
+        context_beam: in lattice rescoring, word histories whose score is this far below the best one of their frame are
+            pruned; None keeps all (exact, but with many times as many language model queries).
+        blank_skip_threshold: of consecutive frames whose blank probability exceeds this, only the first is decoded;
+            None decodes all frames (exact).
+        chunk_frames: with `lm_fusion="chunks"`, number of frames by which the lattice grows between two rescorings.
+        lookahead_frames: with `lm_fusion="chunks"`, number of frames that the search is ahead of the language model.
+        max_token_seconds: words whose tokens last longer than this on average count as noise and are left out of a
+            recognizer's results; see `asr.decoding.words`. None leaves nothing out.
+        mbr_scale: scale of the total scores by whose posteriors the words with the least expected errors are chosen
+            from the lattice (minimum-Bayes-risk decoding, `asr.decoding.mbr`); 1 is that of the search. None, or inf,
+            takes the words of the best path.
+        word_beam: the old name of `skip_beam`.
+
+    Raises:
+        AsrError: a value is out of range.
+    """
+
+    search_beam: float = option(
+        20.0, "drop partial paths that are this much worse than the best one; larger is slower and better"
+    )
+    output_beam: float = option(
+        8.0, "drop lattice paths that are this much worse than the best one before rescoring", needs="lattice"
+    )
+    min_active_states: int = option(30, "minimum number of partial paths that survive a frame, even outside the beam")
+    max_active_states: int = option(7000, "maximum number of partial paths that survive a frame")
+    am_scale: float = option(1.0, "weight of the acoustic model")
+    graph_scale: float = option(1.0, "weight of the decoding graph and its n-gram")
+    lm_scale: float = option(1.0, "weight of the large language model", needs="large model")
+    word_insertion_penalty: float = option(0.0, "added for each word; negative for fewer words")
+    skip_beam: float | None = option(
+        None,
+        "do not ask the large language model about words that are this much worse than the best path without it",
+        needs="large model",
+        kind=float,
+    )
+    max_contexts_per_state: int | None = option(
+        None,
+        "keep only this many word histories at a state; slower on a CPU",
+        needs="large model",
+        kind=int,
+    )
+    context_beam: float | None = option(
+        10.0,
+        "while a lattice is rescored, drop word histories this much worse than the best; inf keeps all",
+        needs="rescoring",
+        optional=True,
+    )
+    blank_skip_threshold: float | None = option(
+        None,
+        "of frames in a row that are blank with a higher probability than this, decode only the first",
+        kind=float,
+    )
+    chunk_frames: int = option(
+        100, "frames after which the large language model prunes the growing lattice", needs="chunks"
+    )
+    lookahead_frames: int = option(12, "frames that the search is ahead of the large language model", needs="chunks")
+    max_token_seconds: float | None = option(
+        None,
+        "leave out words whose tokens last longer than this on average, which is noise",
+        kind=float,
+    )
+    mbr_scale: float | None = option(
+        None,
+        "choose the words with the least expected errors from the lattice, by posteriors of its scores at this scale "
+        "(minimum-Bayes-risk decoding; try 1; inf: those of the best path)",
+        needs="rescored lattice",
+        kind=float,
+    )
+    word_beam: InitVar[float | None] = None
+
+    def __post_init__(self, word_beam: float | None) -> None:
+        if word_beam is not None:
+            warnings.warn("word_beam is now skip_beam; the old name will go.", FutureWarning, stacklevel=3)
+            object.__setattr__(self, "skip_beam", word_beam)
+        check_options(self, "decoding options")
+        beams = ("search_beam", "output_beam", "skip_beam", "context_beam")
+        for name in (*beams, "am_scale", "max_token_seconds", "mbr_scale"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise AsrError(f"decoding options: {name} is {value}; it must be above 0.")
+            if name in beams and value is not None and value > _WIDEST_BEAM:
+                object.__setattr__(self, name, math.inf)
+        # On a command line nothing else turns off what the bundle sets; total scores times such a scale may overflow.
+        if self.mbr_scale is not None and self.mbr_scale > _WIDEST_BEAM:
+            object.__setattr__(self, "mbr_scale", None)
+        for name in ("am_scale", "graph_scale", "lm_scale", "word_insertion_penalty"):
+            if not abs(getattr(self, name)) <= _MAX_SCALE:  # with larger scales, sums of scores overflow float32
+                raise AsrError(
+                    f"decoding options: {name} is {getattr(self, name)}; it must be a finite number, at most "
+                    f"{_MAX_SCALE:.0e}."
+                )
+        for name in ("graph_scale", "lm_scale"):  # a negative one would make what is impossible the best
+            if getattr(self, name) < 0:
+                raise AsrError(f"decoding options: {name} is {getattr(self, name)}; it must be 0 or more.")
+        if not 0 <= self.min_active_states <= self.max_active_states or self.max_active_states < 1:
+            raise AsrError(
+                f"decoding options: min_active_states is {self.min_active_states} and max_active_states "
+                f"{self.max_active_states}; choose 0 <= min_active_states <= max_active_states."
+            )
+        if self.chunk_frames < 1 or self.lookahead_frames < 0 or self.chunk_frames + self.lookahead_frames >= 2**31:
+            raise AsrError(
+                f"decoding options: chunk_frames is {self.chunk_frames} and lookahead_frames {self.lookahead_frames}; "
+                "give at least 1 and 0, below 2^31 together."
+            )
+        if self.max_contexts_per_state is not None and self.max_contexts_per_state < 1:
+            raise AsrError(
+                f"decoding options: max_contexts_per_state is {self.max_contexts_per_state}; give at least 1."
+            )
+        if self.blank_skip_threshold is not None and not 0 < self.blank_skip_threshold < 1:
+            raise AsrError(
+                f"decoding options: blank_skip_threshold is {self.blank_skip_threshold}; it must be above 0 and "
+                "below 1."
+            )
 
 
 @dataclass(frozen=True)

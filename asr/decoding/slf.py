@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
 
-from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import Lattice
 from asr.decoding.lattice_links import MAX_LINKS, NO_ARC, NO_TOKEN, Link, lattice_from_links, links_of
+from asr.decoding.settings import DecodingOptions
 from asr.errors import AsrError
 from asr.text.documents import finite_number, read_text
 from asr.text.symbols import EPSILON_ID, TokenTable, Vocabulary

@@ -16,15 +16,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from asr.decoding.backend import ChunkBackend, SearchGraph
+from asr.decoding.backend import SearchGraph
 from asr.decoding.backtrace import Backtrace, Ending, best_arcs, endings_of
+from asr.decoding.chunk_backend import ChunkBackend
 from asr.decoding.chunks import ChunkedSearch
 from asr.decoding.frame import TokenSearch
-from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis, LogProbCheck, skip_blanks, with_num_frames
+from asr.decoding.interface import DecodeResult, Hypothesis, LogProbCheck, skip_blanks, with_num_frames
 from asr.decoding.lattice import Lattice, pruned_lattice
 from asr.decoding.lattice_records import LatticeRecords, collects_on
 from asr.decoding.rescoring import rescore_lattice
 from asr.decoding.selection import BackendFactory, backend_name, select_backend
+from asr.decoding.settings import DecodingOptions
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.lm.combine import WordMapper, on_device, without_weight

@@ -27,8 +27,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asr.decoding.interface import DecodeResult, DecodingOptions, Hypothesis
+from asr.decoding.interface import DecodeResult, Hypothesis
 from asr.decoding.mbr import PathPosteriors
+from asr.decoding.settings import DecodingOptions
 from asr.errors import AsrError
 from asr.graph.context import BIPHONE_TOPOLOGY, TIED_STATES, TiedStates
 from asr.graph.decoding_graph import DecodingGraph

@@ -161,7 +161,12 @@ class TiedStates:
 
 
 def compose_biphones(
-    states: TiedStates, phones: Sequence[str], graph: GraphArrays, compiled: bool = True
+    states: TiedStates,
+    phones: Sequence[str],
+    graph: GraphArrays,
+    compiled: bool = True,
+    *,
+    states_at_a_time: int = 1 << 17,
 ) -> GraphArrays:
     """Composes H and C with a graph of phones; the result reads one column per frame.
 
@@ -173,6 +178,7 @@ def compose_biphones(
         phones: the phones of the graph's labels 0, 1, ...
         graph: labels are phones; no input epsilons.
         compiled: whether a compiled loop fills the arcs, if numba is installed; the result is the same.
+        states_at_a_time: number of states whose arcs are looked at together.
 
     Raises:
         AsrError: the tied states lack a phone.
@@ -185,7 +191,7 @@ def compose_biphones(
     graph = graph.best_first().breadth_first()  # the result keeps this order, for the search
     phone_of_label = np.array([states.phones.index(phone) for phone in phones], dtype=np.int64)
     graph = replace(graph, label=phone_of_label[graph.label].astype(np.int32))
-    entered = _entered(states, graph)
+    entered = _entered(states, graph, states_at_a_time)
     # Node 0 is the start, with silence as its context (column 0); the others follow. Each of these has a loop, which
     # comes first as it has the score 0, the best one.
     state, column = (
@@ -297,7 +303,7 @@ def _fill_arrays(graph: _Arcs, nodes: _Nodes, columns: _Columns, composed: _Arcs
     composed.word_begin[:], composed.word_id[:] = offsets(num_words), words.word_id
 
 
-def _entered(states: TiedStates, graph: GraphArrays) -> IntArray:
+def _entered(states: TiedStates, graph: GraphArrays, states_at_a_time: int) -> IntArray:
     """The pairs of state and loop column in which arcs end, as `state * num_columns + column`, distinct and sorted."""
     num_phones = len(states.phones)
     # The phones that lead to each state; for the start, silence.
@@ -306,8 +312,8 @@ def _entered(states: TiedStates, graph: GraphArrays) -> IntArray:
     begin = offsets(np.bincount(arrival_state, minlength=graph.num_states))
     found = []
     # In blocks, because the system takes longer to provide the memory for large arrays than it takes to fill them.
-    for first in range(0, graph.num_states, _STATES_AT_A_TIME):
-        block = slice(first, first + _STATES_AT_A_TIME)
+    for first in range(0, graph.num_states, states_at_a_time):
+        block = slice(first, first + states_at_a_time)
         num_arcs = np.diff(graph.arc_begin[block.start : block.stop + 1])
         src_state = np.repeat(np.arange(len(num_arcs)), num_arcs)
         # Each arc after each phone that may precede it.
@@ -316,6 +322,3 @@ def _entered(states: TiedStates, graph: GraphArrays) -> IntArray:
         column = states.loop[arrival_phone[position], graph.label[arc]]
         found.append(distinct(graph.dst_state[arc].astype(np.int64) * states.num_columns + column))
     return distinct(np.concatenate(found))
-
-
-_STATES_AT_A_TIME = 1 << 17

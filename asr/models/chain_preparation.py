@@ -29,7 +29,6 @@ from asr.models.chain_corpus import FRAME_SECONDS, SILENCE, Alignment, PreparedC
 from asr.models.interface import UtteranceCmvn
 from asr.models.state_tying import ContextStatistics, grow_trees
 from asr.serialization import atomic_path, write_whole_text
-from asr.text.documents import parse_json
 from asr.text.lexicon import Lexicon, word_ends
 
 _CEPSTRA = 13
@@ -261,8 +260,7 @@ def load_chain(folder: Path) -> tuple[TiedStates, DenominatorGraph]:
     for name in (STATES_FILE, DENOMINATOR_FILE):
         if not (folder / name).is_file():
             raise AsrError(f"{folder / name}: there is no such file; prepare the training first.")
-    states = TiedStates.from_json(parse_json((folder / STATES_FILE).read_text(encoding="utf-8")))
-    return states, DenominatorGraph.load(folder / DENOMINATOR_FILE)
+    return TiedStates.from_file(folder / STATES_FILE), DenominatorGraph.load(folder / DENOMINATOR_FILE)
 
 
 def pronunciation_scores(

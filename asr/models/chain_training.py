@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from asr.audio.fbank import Fbank
 from asr.datasets.augment import SpecAugment
-from asr.distributed import batch_rows, batches_done, current_share, draw_from, epoch_to_draw, prepare_wrapping, total
+from asr.distributed import ResumesEpoch, batch_rows, current_share, draw_from, epoch_to_draw, prepare_wrapping, total
 from asr.errors import AsrError
 from asr.graph.context import TIED_STATES, TiedStates
 from asr.models.chain_corpus import FRAME_SECONDS, Alignment, PreparedCorpus
@@ -35,7 +35,7 @@ _TEACHER = "teacher_posteriors"  # in checkpoints: `TeacherPosteriors.key`
 _OUTPUTS = re.compile(r"(branch|auxiliary)\.(out\.)?(weight|bias)")
 
 
-class ChainDataModule(pl.LightningDataModule):
+class ChainDataModule(ResumesEpoch, pl.LightningDataModule):
     """Batches of pieces of prepared utterances; if several processes train, each takes a share of every batch.
 
     A run that was stopped within an epoch continues with the batch it had reached.
@@ -102,7 +102,6 @@ class ChainDataModule(pl.LightningDataModule):
         self.train_chunks: ChunkLoader | None = None
         self.valid_chunks: ChunkLoader | None = None
         self._num_train_batches = 0
-        self._resume_at = 0
 
     def open(self, network: ChainNetwork) -> None:
         """Makes the loaders for a network's context and frame rate.
@@ -147,21 +146,11 @@ class ChainDataModule(pl.LightningDataModule):
 
     def train_dataloader(self) -> Any:
         """Batches of the current epoch; each epoch has other pieces."""
-        batches = _Epochs(self.train_chunks, self.seed, self.trainer, self._resume_at)
-        self._resume_at = 0
-        return DataLoader(batches, batch_size=None)
+        return DataLoader(_Epochs(self.train_chunks, self.seed, self.trainer, self.take_start()), batch_size=None)
 
     def val_dataloader(self) -> Any:
         """Batches of the held-out speakers, the same each time."""
         return DataLoader(_Epochs(self.valid_chunks, 0, None), batch_size=None)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The position within the epoch."""
-        return {"batches_done": 0 if self.trainer is None else batches_done(self.trainer)}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next training loader start at the saved position."""
-        self._resume_at = state_dict["batches_done"]
 
     def pieces(self, batch: ChunkBatch, chunks: ChunkLoader, tolerance: float) -> list[NumeratorPiece]:
         """The numerators of a batch."""

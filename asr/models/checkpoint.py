@@ -13,7 +13,7 @@ from asr.errors import AsrError
 from asr.graph.context import TIED_STATES
 from asr.models.tdnnf import Ensemble
 from asr.serialization import ACOUSTIC_MODEL_CLASSES, ModelSpec, build_network, read_checkpoint, registered_name
-from asr.text.documents import parse_yaml
+from asr.text.documents import parse_yaml, read_text
 from asr.text.symbols import TokenTable
 
 _AVERAGE_PREFIX = "average.network."
@@ -115,10 +115,8 @@ def _tokens(content: dict[str, Any], checkpoint: str | Path) -> list[str]:
 
 def _network_section(recipe: Path) -> tuple[str, dict[str, Any]]:
     try:
-        config = parse_yaml(recipe.read_text(encoding="utf-8"))
+        config = parse_yaml(read_text(recipe, "recipe"))
         section = config["model"]["init_args"]["network"]
         return registered_name(str(section["class_path"]), ACOUSTIC_MODEL_CLASSES), dict(section.get("init_args", {}))
-    except OSError as error:
-        raise AsrError(f"{recipe}: the recipe cannot be read ({error.strerror}).") from error
-    except (KeyError, TypeError, ValueError, UnicodeDecodeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise AsrError(f"{recipe}: it has no model.init_args.network; use the YAML of an acoustic model.") from error

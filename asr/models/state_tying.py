@@ -175,11 +175,11 @@ def _best_question(
     square = statistics.square[state, :, phone]
     yes = (asked & members).astype(np.float64)
     everything = members.astype(np.float64)[None]
-    sides = []
-    for selection in (everything, yes, everything - yes):
-        sides.append((selection @ count, selection @ total, selection @ square))
-    enough = (sides[1][0] >= min_frames) & (sides[2][0] >= min_frames)
-    gain = _log_likelihood(*sides[1]) + _log_likelihood(*sides[2]) - _log_likelihood(*sides[0])
+    whole, of_yes, of_no = (
+        (selection @ count, selection @ total, selection @ square) for selection in (everything, yes, everything - yes)
+    )
+    enough = (of_yes[0] >= min_frames) & (of_no[0] >= min_frames)
+    gain = _log_likelihood(*of_yes) + _log_likelihood(*of_no) - _log_likelihood(*whole)
     gain = np.where(enough, gain, -np.inf)
     best = int(gain.argmax())
     return (float(gain[best]), best) if gain[best] > 0 else (0.0, -1)

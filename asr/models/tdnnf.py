@@ -211,7 +211,8 @@ class FactorizedLayer(nn.Module):
     Args:
         dim: D.
         bottleneck_dim: B.
-        stride: output frames between the frames that a factor reads; 0 makes it a linear layer over one frame.
+        stride: output frames between the frames that a factor reads; as many are lost on each side. 0 makes it a linear
+            layer over one frame.
     """
 
     def __init__(self, dim: int, bottleneck_dim: int, stride: int = 1) -> None:
@@ -224,11 +225,6 @@ class FactorizedLayer(nn.Module):
         nn.init.zeros_(self.factor.bias)
         self.norm = FrameNorm(dim)
         self.dropout = SharedDropout()
-
-    @property
-    def context(self) -> int:
-        """Output frames that are lost on each side."""
-        return self.stride
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, T, D) -> (N, T - 2 * stride, D)."""
@@ -325,7 +321,7 @@ class Tdnnf(ChainNetwork):
         self.prefinal = PackedLinear(dim, prefinal_dim)
         self.branch = OutputBranch(prefinal_dim, dim, small_dim, num_tokens)
         self.auxiliary = OutputBranch(prefinal_dim, dim, small_dim, num_tokens) if has_auxiliary else None
-        self.context = sum(layer.context for layer in self._factorized())
+        self.context = sum(layer.stride for layer in self._factorized())
 
     def _factorized(self) -> list[FactorizedLayer]:
         return [layer for layer in self.layers if isinstance(layer, FactorizedLayer)]

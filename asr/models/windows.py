@@ -132,6 +132,11 @@ class WindowStream:
         sizes: sizes of the windows.
         device: where the network is.
         speaker: what is known about the speaker, if anything.
+
+    Attributes:
+        num_outputs: frames of output so far.
+        is_done: whether all windows of a closed stream have been evaluated.
+        is_whole: whether the last window was complete, with all of its right context; if not, it was the stream's last.
     """
 
     def __init__(
@@ -145,12 +150,11 @@ class WindowStream:
         self._factor = factor
         self._sizes = sizes
         self._features = torch.zeros(0, feature_dim, device=device)
-        # The frame of output at which the buffered features begin, and the next one to be output.
-        self._first = 0
-        self._next = 0
+        self._first = 0  # the frame of output at which the buffered features begin
+        self.num_outputs = 0
         self._is_closed = False
-        self._is_done = False
-        self._is_whole = True
+        self.is_done = False
+        self.is_whole = True
         self._is_noise = False
         self._speaker = speaker
         known = None if speaker is None else speaker.statistics
@@ -168,32 +172,17 @@ class WindowStream:
     def begin_utterance(self) -> None:
         """Begins a new utterance with the next outputs."""
         self._utterance: list[Tensor] = []
-        self._begin = self._next
-
-    @property
-    def num_outputs(self) -> int:
-        """Frames of output so far."""
-        return self._next
+        self._begin = self.num_outputs
 
     @property
     def is_ready(self) -> bool:
         """Whether a window can be evaluated."""
-        return len(self._features) >= self._wanted() or (self._is_closed and not self._is_done)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether all windows of a closed stream have been evaluated."""
-        return self._is_done
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the last window was complete, with all of its right context; if not, it was the stream's last."""
-        return self._is_whole
+        return len(self._features) >= self._wanted() or (self._is_closed and not self.is_done)
 
     @property
     def num_history(self) -> int:
         """Frames of features that the next window has before its chunk."""
-        return (self._next - self._first) * self._factor
+        return (self.num_outputs - self._first) * self._factor
 
     def _wanted(self) -> int:
         """Number of features in the buffer when the next window is complete."""
@@ -201,7 +190,7 @@ class WindowStream:
 
     def window(self) -> Tensor:
         """The next window (T, F), normalized; call `accept` with its outputs."""
-        self._is_whole = len(self._features) >= self._wanted()
+        self.is_whole = len(self._features) >= self._wanted()
         seen = self._features[: self._wanted()]
         return self._normalized(seen, self._norm.statistics(seen[self.num_history :]))
 
@@ -212,9 +201,9 @@ class WindowStream:
         taken = self._features[self.num_history :][: len(chunk) * self._factor]
         self._norm.add(taken, has_speech)
         self._utterance.append(taken.clone())  # a view would keep the whole buffer in memory
-        self._is_done = not self._is_whole
-        self._next += len(chunk)
-        first = max(0, self._next - self._sizes.left)
+        self.is_done = not self.is_whole
+        self.num_outputs += len(chunk)
+        first = max(0, self.num_outputs - self._sizes.left)
         self._features = self._features[(first - self._first) * self._factor :]
         self._first = first
         return chunk
@@ -226,7 +215,7 @@ class WindowStream:
 
     def of_utterance(self, outputs: Tensor) -> Tensor:
         """The outputs for `utterance` without those of its right context; blank if all was noise."""
-        return self._unless_noise(outputs[: self._next - self._begin])
+        return self._unless_noise(outputs[: self.num_outputs - self._begin])
 
     def _normalized(self, features: Tensor, statistics: tuple[Tensor, Tensor] | None) -> Tensor:
         self._is_noise = statistics is None

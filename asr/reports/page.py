@@ -95,7 +95,7 @@ def make_page(evaluations: Sequence[Evaluation], options: PageOptions) -> Page:
         "confidence": ("Confidences", calibration_section(compared)),
         "cache": ("Caches", cache_section(compared)),
         "confusions": ("Confusions", shown),
-        "pictures": ("Examples", _pictures_section(evaluations, rows, options.num_pictures)),
+        "pictures": ("Examples", _pictures_section(compared, rows, options.num_pictures)),
         "utterances": ("Utterances", _utterances_section(compared, by_errors, clips, pair_numbers)),
     }
     return Page(_document(options.title, _summary(evaluations[0], clips), sections), clips)
@@ -165,12 +165,10 @@ def _confusions_section(rows: Sequence[_Row]) -> tuple[str, dict[tuple[str, str]
     return f'{note}<div class="grid">{"".join(tables)}</div>', numbers
 
 
-def _pictures_section(evaluations: Sequence[Evaluation], rows: Sequence[_Row], most: int) -> str:
+def _pictures_section(compared: Sequence[Evaluation], rows: Sequence[_Row], most: int) -> str:
     """Draws short utterances with the most errors, only those with lattices if there are any."""
-    graphs = next((one.lattices for one in evaluations if one.lattices), {})
-    source = next((number for number, one in enumerate(evaluations) if one.lattices), 0)
-    if source >= len(rows[0].heard if rows else ()):
-        graphs, source = {}, 0
+    source = next((number for number, one in enumerate(compared) if one.lattices), 0)
+    graphs = compared[source].lattices
     drawable = [row for row in rows if 0.0 < (row.heard[source].duration or 0.0) <= _LONGEST_PICTURE]
     if graphs:
         drawable = [row for row in drawable if row.heard[source].id in graphs]
@@ -198,7 +196,7 @@ def _pictures_section(evaluations: Sequence[Evaluation], rows: Sequence[_Row], m
         if graphs
         else ""
     )
-    note = f"Mel spectrogram, with the words that {escape(evaluations[source].name)} recognized below, errors in red."
+    note = f"Mel spectrogram, with the words that {escape(compared[source].name)} recognized below, errors in red."
     return f'<p class="soft">{note}{lattice}</p>' + "".join(parts)
 
 

@@ -30,9 +30,7 @@ _ANCHORS = ((13, 8, 60), (84, 15, 109), (159, 42, 99), (212, 72, 66), (245, 125,
 def png(values: NDArray[np.uint8], palette: Sequence[tuple[int, int, int]]) -> bytes:
     """Encodes indices (height, width) into a palette of at most 256 colors as a PNG."""
     height, width = values.shape
-    rows = np.concatenate(
-        [np.zeros((height, 1), np.uint8), values], axis=1
-    )  # each row begins with its filter type, 0 for none
+    rows = np.pad(values, ((0, 0), (1, 0)))  # each row begins with its filter type, 0 for none
 
     def chunk(kind: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import Lattice, arc_posteriors
+from asr.decoding.settings import DecodingOptions
 from asr.text.symbols import Vocabulary
 
 START, END = -1, -2

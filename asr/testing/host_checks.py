@@ -33,8 +33,7 @@ from asr.decoding.build import default_decoder
 from asr.decoding.gpu import kernels
 from asr.decoding.gpu.cuda_graph import BufferSizes, FrameBuffers, FrameReplay
 from asr.decoding.gpu.frame import FrameLimits
-from asr.decoding.interface import DecodingOptions
-from asr.decoding.settings import ResourceOptions
+from asr.decoding.settings import DecodingOptions, ResourceOptions
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.kernels.hash_table import HashTable
 from asr.pipeline import EnginePool, StreamPool, pipelined

@@ -22,14 +22,15 @@ import torch
 import triton
 from torch import Tensor
 
-from asr.decoding.backend import ArcSet, ArcWords, Candidates, ChunkBackend, Searchable
+from asr.decoding.backend import ArcSet, ArcWords, Candidates, Searchable
+from asr.decoding.chunk_backend import ChunkBackend
 from asr.decoding.frame import FrameSearch, TorchFrameBackend
 from asr.decoding.gpu import cut_off, losing_arcs
 from asr.decoding.gpu import kernels as search_kernels
 from asr.decoding.gpu.cuda_graph import CudaGraphSearch
 from asr.decoding.gpu.frame import FrameLimits, Recombination, TritonFrameBackend
-from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice_records import LatticeRecords
+from asr.decoding.settings import DecodingOptions
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels import hash_table_triton

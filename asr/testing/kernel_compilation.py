@@ -26,8 +26,8 @@ from asr.decoding.backend import ActiveTokens, Candidates, Frame, SearchGraph
 from asr.decoding.gpu import cut_off, kernels, losing_arcs, spread, traceback
 from asr.decoding.gpu.cuda_graph import BufferSizes, FrameBuffers
 from asr.decoding.gpu.frame import FrameLimits, TritonFrameBackend
-from asr.decoding.interface import DecodingOptions
 from asr.decoding.rescoring import LatticeGraph
+from asr.decoding.settings import DecodingOptions
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels import hash_table_triton

@@ -40,14 +40,21 @@ TEXT = ["PAT TO KIT", "KIT TO SICK", "SICK TO SKIP", "PAT TWO", "KIT TWO", "SKIP
 _PHONE_SECONDS = 0.12
 
 
-def tones(words: Sequence[str], rate: int = RATE, noise: float = 0.003, seed: int = 0) -> Tensor:
+def tones(
+    words: Sequence[str],
+    rate: int = RATE,
+    noise: float = 0.003,
+    seed: int = 0,
+    *,
+    phone_seconds: float = _PHONE_SECONDS,
+) -> Tensor:
     """The words as a waveform (L,), with a pause around each."""
     generator = torch.Generator().manual_seed(seed)
     parts = []
     for word in words:
         parts.append(torch.zeros(int(0.1 * rate)))
         for phone in PRONUNCIATIONS[word][0]:
-            time = torch.arange(int(_PHONE_SECONDS * rate)) / rate
+            time = torch.arange(int(phone_seconds * rate)) / rate
             parts.append(0.4 * torch.sin(2 * math.pi * PITCH[phone] * time))
     waveform = torch.cat([*parts, torch.zeros(int(0.1 * rate))])
     return waveform + noise * torch.randn(waveform.shape, generator=generator)

@@ -25,9 +25,9 @@ from torch import Tensor
 
 from asr.bundle import Bundle
 from asr.decoding.build import language_models, recognition_settings
-from asr.decoding.interface import DecodeResult, DecodingOptions, LanguageModels
+from asr.decoding.interface import DecodeResult, LanguageModels
 from asr.decoding.online import StreamingDecoder
-from asr.decoding.settings import ResourceOptions, Settings
+from asr.decoding.settings import DecodingOptions, ResourceOptions, Settings
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from scripts.benchmarks import decode_tables

@@ -22,8 +22,8 @@ import torch
 from asr.bundle import Bundle
 from asr.decoding.backtrace import hypothesis_of_path
 from asr.decoding.build import recognition_settings
-from asr.decoding.interface import DecodingOptions
 from asr.decoding.k2 import K2Decoder
+from asr.decoding.settings import DecodingOptions
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph

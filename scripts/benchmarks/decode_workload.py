@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from asr.bundle import Bundle
-from asr.decoding.interface import Decoder, DecodeResult, DecodingOptions, Hypothesis
+from asr.decoding.interface import Decoder, DecodeResult, Hypothesis
+from asr.decoding.settings import DecodingOptions
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph

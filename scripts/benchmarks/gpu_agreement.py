@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 
 from asr.bundle import Bundle
-from asr.decoding.backend import ChunkBackend, Searchable
+from asr.decoding.backend import Searchable
 from asr.decoding.build import recognition_settings
+from asr.decoding.chunk_backend import ChunkBackend
 from asr.decoding.frame import FrameSearch
-from asr.decoding.interface import DecodeResult, DecodingOptions
+from asr.decoding.interface import DecodeResult
 from asr.decoding.selection import BackendFactory, frame_backend, select_backend
+from asr.decoding.settings import DecodingOptions
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from asr.kernels import hash_table

@@ -425,12 +425,11 @@ def training(bench: Bench) -> dict[str, Any]:
     return {**found, **steps(device, *((500, 2, 1) if is_small else (33_000, 256, 50)))}
 
 
-_SANITIZER_SECONDS = 20.0
-"""Less than the check's limit, so that what has been found by then is reported."""
+def sanitizer(bench: Bench, *, most_seconds: float = 20.0) -> dict[str, Any]:
+    """compute-sanitizer over the kernels on a small scale, where it is installed.
 
-
-def sanitizer(bench: Bench) -> dict[str, Any]:
-    """compute-sanitizer over the kernels on a small scale, where it is installed."""
+    `most_seconds` is less than the check's limit, so that what has been found by then is reported.
+    """
     tool = shutil.which("compute-sanitizer")
     if tool is None:
         return {"not_here": "compute-sanitizer is not installed"}
@@ -441,7 +440,7 @@ def sanitizer(bench: Bench) -> dict[str, Any]:
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
         try:
-            code: int | None = process.wait(_SANITIZER_SECONDS * (5 if bench.is_simulated else 1))
+            code: int | None = process.wait(most_seconds * (5 if bench.is_simulated else 1))
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -70,7 +70,7 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
             "2 -> 3",
         ): _GROWTH,
         (
-            "self._collect_at = max(_FIRST_COLLECTION, 2 * self.num_records)",
+            "self._collect_at = max(self._first_collection, 2 * self.num_records)",
             "2 * self.num_records -> 2 + self.num_records",
         ): _GROWTH,
     },

@@ -28,7 +28,8 @@ from torch import Tensor
 from asr.bundle import Bundle, bundle_folder
 from asr.datasets.cuts import cut_text, cut_waveform, read_cuts
 from asr.decoding.build import OLD_FIRST_PASSES, build_decoder, language_models, recognition_settings
-from asr.decoding.interface import Decoder, DecodingOptions
+from asr.decoding.interface import Decoder
+from asr.decoding.settings import DecodingOptions
 from asr.graph.decoding_graph import DecodingGraph
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM

@@ -21,7 +21,7 @@ from asr.cli.options import add_recognizer_arguments, recognizer_from
 from asr.cli.recordings import audio_files
 from asr.decoding.backend import ActiveTokens, Candidates, Expansion, Frame, Searchable, Survivors
 from asr.decoding.frame import FrameSearch, TorchFrameBackend
-from asr.decoding.interface import DecodingOptions
+from asr.decoding.settings import DecodingOptions
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.combine import CombinedLM, Difference, RemappedLM

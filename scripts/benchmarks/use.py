@@ -44,7 +44,6 @@ from asr.transcripts import FORMATS, Transcript, format_transcript
 from scripts.benchmarks.inputs import ROOT
 from scripts.benchmarks.processes import largest_differences
 
-_NUM_FILES = 100_000
 _NUM_SENTENCES = 300
 _BREAK_AFTER = 3_000_000
 _LARGEST_DIFFERENCE = 1e-4
@@ -182,15 +181,15 @@ def _is_installed(name: str) -> bool:
     return True
 
 
-def resume_seconds(folder: Path) -> float:
-    """Processor seconds until it is known which of 100,000 recordings are done.
+def resume_seconds(folder: Path, num_files: int = 100_000) -> float:
+    """Processor seconds until it is known which of `num_files` recordings are done.
 
     The folder is listed, no input may be the output, and the results are read.
     """
     audio = folder / "audio"
     words = [{"word": "WORD", "start": 0.1 * place, "end": 0.1 * place + 0.1} for place in range(8)]
     line = json.dumps({"audio": "@", "text": "WORD " * 8, "words": words, "made_by": "bench ngram 0"})
-    names = [f"{audio}/{place // 1000:03d}/{place}.wav" for place in range(_NUM_FILES)]
+    names = [f"{audio}/{place // 1000:03d}/{place}.wav" for place in range(num_files)]
     for name in names:
         if name.endswith(("000.wav", "/0.wav")):
             Path(name).parent.mkdir(parents=True)
@@ -202,7 +201,7 @@ def resume_seconds(folder: Path) -> float:
     with ResultsFile(folder / "words.jsonl", "audio") as output:
         left = [name for name in found.names if name not in output.done]
     seconds = time.process_time() - begin
-    assert not left and len(found.names) == _NUM_FILES
+    assert not left and len(found.names) == num_files
     return seconds
 
 

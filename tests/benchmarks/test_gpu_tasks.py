@@ -72,8 +72,8 @@ def test_the_sanitizer_is_run(
     tool.write_text(f'#!/bin/sh\necho "$PYTORCH_NO_CUDA_MEMORY_CACHING $@" > {called}\n{said}\nexit {code}\n')
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(gpu_tasks, "_SANITIZER_SECONDS", 0.4 if output is None else 20.0)
-    found = gpu_tasks.sanitizer(bench._replace(is_simulated=output is not None))
+    most_seconds = 0.4 if output is None else 20.0
+    found = gpu_tasks.sanitizer(bench._replace(is_simulated=output is not None), most_seconds=most_seconds)
     assert called.read_text().startswith("1 --tool memcheck --error-exitcode 9 ")
     assert called.read_text().split()[-1] == "kernels"
     assert ("unfinished" in found, found["num_errors"]) == (output is None, 2 if code else 0)

@@ -13,7 +13,8 @@ import torch
 
 from asr.bundle import Bundle
 from asr.cli.main import main
-from asr.decoding.lattice_io import read_kaldi_lattices, read_slf
+from asr.decoding.lattice_io import read_kaldi_lattices
+from asr.decoding.slf import read_slf
 from asr.testing.tones import RATE, tones
 from tests.reference.lattice_oracle import oracle_errors
 

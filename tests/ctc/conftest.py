@@ -26,6 +26,18 @@ def frames_of() -> Callable[..., torch.Tensor]:
 
 
 @pytest.fixture
+def forget_graphs() -> Callable[[], None]:
+    """Lets the process forget the graphs that it has compiled, in favor of others."""
+    from asr.ctc import CTCDecoder
+
+    def forget() -> None:
+        for words in (["a"], ["b"], ["ab"], ["a", "b"]):
+            CTCDecoder(["<blk>", "a", "b"], words=words, warm_up=False)
+
+    return forget
+
+
+@pytest.fixture
 def arpa_file(tmp_path: Path) -> Callable[[NgramLM], Path]:
     """Writes a model as ARPA text."""
     from asr.ctc.word_models import trie_of

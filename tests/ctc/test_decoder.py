@@ -644,32 +644,33 @@ def test_scores_of_kenlm(word_model: NgramLM, arpa_file: Callable[[NgramLM], Pat
         few.retain(few.start(1))
 
 
-def test_graphs_are_kept_in_a_folder(tmp_path: Path, word_model: NgramLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    from asr.ctc import graphs
-
+def test_graphs_are_kept_in_a_folder(tmp_path: Path, word_model: NgramLM, forget_graphs: Callable[[], None]) -> None:
     log_prob = random_frames(12, 5)
-    wanted = CTCDecoder(SYMBOLS, ngram=word_model, warm_up=False, graph_folder=tmp_path / "graphs")(log_prob)
-    monkeypatch.setattr(graphs, "_kept_graphs", graphs.OrderedDict())
-    monkeypatch.setattr(graphs, "_compiled", None)
-    again = CTCDecoder(SYMBOLS, ngram=word_model, warm_up=False, graph_folder=tmp_path / "graphs")
-    assert again(log_prob) == wanted
+    steps: list[str] = []
+    wanted = None
+    for is_kept in (False, True):
+        decoder = CTCDecoder(
+            SYMBOLS, ngram=word_model, warm_up=False, graph_folder=tmp_path / "graphs", progress=steps.append
+        )
+        wanted = wanted or decoder(log_prob)
+        assert decoder(log_prob) == wanted and bool(steps) != is_kept
+        forget_graphs()
+        steps.clear()
     # Each graph with the n-gram model inside it.
     assert [path.suffix for path in sorted((tmp_path / "graphs").iterdir())] == [".ngram", ".safetensors"]
-    monkeypatch.undo()
     CTCDecoder(SYMBOLS, ngram=word_model, words=["a", "b"], warm_up=False, graph_folder=tmp_path / "graphs")
     assert len(list((tmp_path / "graphs").glob("*.safetensors"))) == 2
 
 
 def test_a_folder_for_graphs_that_fails_is_told_and_does_no_harm(
-    tmp_path: Path, word_model: NgramLM, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, word_model: NgramLM, caplog: pytest.LogCaptureFixture, forget_graphs: Callable[[], None]
 ) -> None:
     log_prob = random_frames(12, 5)
     wanted = CTCDecoder(SYMBOLS, ngram=word_model, warm_up=False)(log_prob)
 
     def decoded(folder: Path) -> Any:
         caplog.clear()
-        for words in (["a"], ["b"], ["ab"], ["a", "b"]):  # the process forgets its graphs in favor of these
-            CTCDecoder(SYMBOLS, words=words, warm_up=False)
+        forget_graphs()
         return CTCDecoder(SYMBOLS, ngram=word_model, warm_up=False, graph_folder=folder)(log_prob)
 
     (tmp_path / "file").touch()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import math
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import torch
 
 pytest.importorskip("kaldifst", reason="compiling graphs needs kaldifst")
 
-from asr.ctc import CTCDecoder, graphs
+from asr.ctc import CTCDecoder
 from asr.ctc.word_models import ngram_of_spellings, with_unlisted_as_unknown
 from asr.lm.ngram.model import NgramLM
 
@@ -159,13 +158,13 @@ def test_phones_of_unknown_words_become_letters(
     ngram_of: Callable[..., NgramLM],
     frames_of: Callable[..., torch.Tensor],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    forget_graphs: Callable[[], None],
 ) -> None:
     listed = ("ca", "sab", "bad", "dab", "cabs", "scab", "dabs", "basc", "daba", "casba")
     lexicon = {word: " ".join(SOUND_OF[letter] for letter in word) for word in listed}
     word_model = ngram_of(["ca sab", "bad <unk> ca", "<unk> sab", "sab <unk> sab"], list(lexicon), order=2)
     for _ in range(1 + is_kept):
-        monkeypatch.setattr(graphs, "_kept_graphs", OrderedDict())
+        forget_graphs()
         decoder = CTCDecoder(
             PHONES,
             lexicon=lexicon,

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asr.decoding.interface import DecodingOptions
+from asr.decoding.settings import DecodingOptions
 from asr.graph.decoding_graph import DecodingGraph
 from asr.text.symbols import SPECIAL_WORDS, TokenTable, Vocabulary
 

@@ -13,12 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from asr.decoding.backend import ActiveTokens, ChunkBackend, Searchable, SearchGraph
+from asr.decoding.backend import ActiveTokens, Searchable, SearchGraph
 from asr.decoding.backtrace import Backtrace
+from asr.decoding.chunk_backend import ChunkBackend
 from asr.decoding.cpu.arrays import arc_arrays, largest_excess
 from asr.decoding.frame import TokenSearch
-from asr.decoding.interface import DecodingOptions
 from asr.decoding.selection import BackendFactory, select_backend
+from asr.decoding.settings import DecodingOptions
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.graph.decoding_graph import DecodingGraph
 from asr.lm.cached.approximations import CacheOptions
@@ -59,18 +60,16 @@ def test_kernels_in_buffers_of_a_fixed_size(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("triton", reason="the kernels need triton; its interpreter runs them without a GPU")
-    from asr.decoding.gpu import cuda_graph
     from asr.decoding.gpu.cuda_graph import CudaGraphSearch
     from asr.decoding.gpu.frame import FrameLimits
 
     # So few streams already move to smaller buffers as others end.
-    monkeypatch.setattr(cuda_graph, "_FEWEST_STREAMS", 1)
-    monkeypatch.setattr(cuda_graph, "_ROOM_FACTOR", 2)
+    rooms = {"fewest_streams": 1, "room_factor": 2}
     searches: list[CudaGraphSearch] = []
 
     def made(graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, _: bool) -> ChunkBackend:
         frame_limits = FrameLimits(options, False, torch.device("cpu"))
-        searches.append(CudaGraphSearch(graph, frame_limits, False, frames_per_call, initial_capacity))
+        searches.append(CudaGraphSearch(graph, frame_limits, False, frames_per_call, initial_capacity, **rooms))
         return searches[-1]
 
     _check_same_paths(made, beam, limits, monkeypatch)

@@ -15,12 +15,13 @@ import torch
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from asr.decoding.backend import ActiveTokens, Frame, FrameBackend, Searchable, SearchGraph, SearchSink
+from asr.decoding.backend import ActiveTokens, Frame, FrameBackend, Searchable, SearchGraph
 from asr.decoding.backtrace import Backtrace
+from asr.decoding.chunk_backend import SearchSink
 from asr.decoding.frame import FrameSearch, SplitFrameBackend, TorchFrameBackend, follow_epsilons
-from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice_records import LatticeRecords
 from asr.decoding.selection import frame_backend
+from asr.decoding.settings import DecodingOptions
 from tests.decoding.random_graphs import random_graph, random_log_prob
 from tests.reference.table_lm import TableLM
 

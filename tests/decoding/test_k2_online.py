@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asr.decoding.interface import DecodingOptions
 from asr.decoding.online import EndpointRules
+from asr.decoding.settings import DecodingOptions
 from asr.errors import AsrError
 from asr.lm.combine import Difference, Interpolated
 from tests.decoding.random_graphs import random_graph, random_log_prob

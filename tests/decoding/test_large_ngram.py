@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from asr.decoding.interface import Decoder, DecodingOptions
+from asr.decoding.interface import Decoder
+from asr.decoding.settings import DecodingOptions
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.graph.build import build_graph
 from asr.graph.decoding_graph import DecodingGraph

@@ -15,16 +15,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import Lattice
-from asr.decoding.lattice_io import (
-    load_k2_lattice,
-    read_kaldi_lattices,
-    read_slf,
-    write_kaldi_lattice,
-    write_slf,
-)
-from asr.decoding.slf import slf_fields
+from asr.decoding.lattice_io import load_k2_lattice, read_kaldi_lattices, write_kaldi_lattice
+from asr.decoding.settings import DecodingOptions
+from asr.decoding.slf import read_slf, slf_fields, write_slf
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from asr.text.symbols import TokenTable, Vocabulary

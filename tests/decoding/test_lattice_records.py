@@ -13,19 +13,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asr.decoding import lattice
-from asr.decoding.backend import ChunkBackend, Searchable, SearchGraph
+from asr.decoding.backend import Searchable, SearchGraph
 from asr.decoding.backtrace import Backtrace, best_arcs, endings_of
+from asr.decoding.chunk_backend import ChunkBackend
 from asr.decoding.cpu.chunk import NumbaChunkSearch
 from asr.decoding.cpu.chunk_lm import NumbaChunkSearchWithLM
 from asr.decoding.cpu.frame import NumbaFrameBackend
 from asr.decoding.cpu.lattice import LatticeBackpointers, LosingArcs, add_losses, kept_within, order_by_source
 from asr.decoding.cpu.lattice_search import NumbaLatticeSearch
 from asr.decoding.frame import FrameSearch, TokenSearch, TorchFrameBackend
-from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import Lattice
 from asr.decoding.lattice_records import LatticeRecords
 from asr.decoding.rescoring import rescore_lattice
 from asr.decoding.selection import BackendFactory, select_backend
+from asr.decoding.settings import DecodingOptions
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.combine import Difference, RemappedLM

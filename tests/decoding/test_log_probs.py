@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from asr.decoding.interface import DecodingOptions, check_chunks, check_log_prob, check_numbers
+from asr.decoding.interface import check_chunks, check_log_prob, check_numbers
 from asr.decoding.online import StreamingDecoder
+from asr.decoding.settings import DecodingOptions
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph

@@ -23,10 +23,11 @@ from asr.decoding.cpu.mbr import (
     position_posteriors,
     sentence_posteriors,
 )
-from asr.decoding.interface import DecodingOptions, Hypothesis
+from asr.decoding.interface import Hypothesis
 from asr.decoding.lattice import Lattice, best_to_end
 from asr.decoding.mbr import PartPosteriors, PathPosteriors
 from asr.decoding.nbest import n_best
+from asr.decoding.settings import DecodingOptions
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.decoding.words import with_final_words
 from asr.errors import AsrError

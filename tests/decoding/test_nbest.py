@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from asr.decoding.backtrace import hypothesis_of_path
 from asr.decoding.cpu.nbest import SentenceLattice, best_sentences
-from asr.decoding.interface import DecodeResult, DecodingOptions, skip_blanks
+from asr.decoding.interface import DecodeResult, skip_blanks
 from asr.decoding.lattice import Lattice, arc_posteriors, best_to_end
 from asr.decoding.mbr import PathPosteriors
 from asr.decoding.nbest import (
@@ -27,6 +27,7 @@ from asr.decoding.nbest import (
     score_tree,
     score_tree_by_network,
 )
+from asr.decoding.settings import DecodingOptions
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.decoding.words import with_final_words, with_posteriors
 from asr.errors import AsrError

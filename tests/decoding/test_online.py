@@ -5,16 +5,18 @@ from __future__ import annotations
 import itertools
 import random
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-import asr.decoding.backtrace as backtrace_module
-from asr.decoding.backtrace import SpelledPath
-from asr.decoding.interface import DecodeResult, DecodingOptions
+from asr.decoding import online, token_passing
+from asr.decoding.backtrace import Backtrace, SpelledPath
+from asr.decoding.interface import DecodeResult
 from asr.decoding.online import EndpointRules, StreamingDecoder
+from asr.decoding.settings import DecodingOptions
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from tests.decoding.random_graphs import random_graph, random_log_prob
@@ -67,14 +69,14 @@ def test_collected_back_pointers_tell_the_same_paths(monkeypatch: pytest.MonkeyP
     log_prob = random_log_prob(7, 2, 200)
     num_frames = torch.tensor([200, 150])
     whole = TokenPassingDecoder(graph).decode(log_prob, num_frames)
-    monkeypatch.setattr(backtrace_module, "_FIRST_COLLECTION", 100)
+    monkeypatch.setattr(token_passing, "Backtrace", partial(Backtrace, first_collection=100))
     for one, other in zip(TokenPassingDecoder(graph).decode(log_prob, num_frames), whole, strict=True):
         same(one, other)
 
 
 def test_paths_traced_together_are_those_traced_one_by_one() -> None:
     """Frames with 2, 2 and 1 backpointers: 0 and 1 begin, 2 and 3 follow 1, and 4 follows 2; the last path is empty."""
-    backtrace = backtrace_module.Backtrace(torch.device("cpu"))
+    backtrace = Backtrace(torch.device("cpu"))
     for previous, arc in (([-1, -1], [5, 6]), ([1, 1], [7, 8]), ([2], [9])):
         backtrace.add(torch.tensor(previous), torch.tensor(arc))
     expected = [[6, 7, 9], [6, 8], [5], []]
@@ -108,8 +110,8 @@ def test_partial_results_and_endpoints_share_a_path(monkeypatch: pytest.MonkeyPa
     decoder = StreamingDecoder(graph)
     (stream,) = decoder.start()
     log_prob, traced = random_log_prob(3, 1, 6), []
-    path = backtrace_module.Backtrace.path
-    monkeypatch.setattr(backtrace_module.Backtrace, "path", lambda *args: traced.append(1) or path(*args))
+    path = Backtrace.path
+    monkeypatch.setattr(Backtrace, "path", lambda *args: traced.append(1) or path(*args))
     partial = []
     for begin in (0, 3):
         decoder.advance([stream], log_prob[:, begin : begin + 3], torch.tensor([3]))
@@ -198,7 +200,7 @@ def test_a_path_spelled_in_pieces_is_the_path_spelled_at_once(seed: int, cuts: l
 
 
 def test_an_endless_stream_holds_only_what_is_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backtrace_module, "_FIRST_COLLECTION", 100)
+    monkeypatch.setattr(online, "Backtrace", partial(Backtrace, first_collection=100))
     graph = random_graph(3, num_states=20, num_arcs=80)
     options = DecodingOptions(search_beam=4.0, min_active_states=1, max_active_states=8, blank_skip_threshold=0.9)
     decoder = StreamingDecoder(graph, options)

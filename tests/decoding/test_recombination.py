@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asr.decoding.backend import expand
-from asr.decoding.interface import DecodingOptions, skip_blanks
+from asr.decoding.interface import skip_blanks
 from asr.decoding.recombination import NOT_REACHED, best_of_group, group, kth_best_score, prune_tokens, recombine
+from asr.decoding.settings import DecodingOptions
 from asr.errors import AsrError
 
 SCORES = st.lists(st.floats(-50.0, 0.0, width=32), min_size=1, max_size=40)

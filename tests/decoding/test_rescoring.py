@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asr.decoding.backtrace import hypothesis_of_path
-from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import Lattice, best_path, join, prune
 from asr.decoding.rescoring import LatticeGraph, rescore_lattice
 from asr.decoding.selection import select_backend
+from asr.decoding.settings import DecodingOptions
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.lm.combine import Difference, RemappedLM
 from asr.lm.corpus import read_word_stream

@@ -10,9 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asr.decoding.interface import DecodingOptions
 from asr.decoding.rescoring import SecondPass
-from asr.decoding.settings import LanguageModelOptions
+from asr.decoding.settings import DecodingOptions, LanguageModelOptions
 from asr.decoding.token_passing import TokenPassingDecoder
 from tests.decoding.random_graphs import random_graph, random_log_prob
 from tests.reference.lattice_paths import all_sentences

@@ -14,12 +14,13 @@ import pytest
 import torch
 
 from asr.cli import doctor
-from asr.decoding.backend import ActiveTokens, Chunk, ChunkBackend, Searchable, SearchGraph, SearchSink
+from asr.decoding.backend import ActiveTokens, Searchable, SearchGraph
+from asr.decoding.chunk_backend import Chunk, ChunkBackend, SearchSink
 from asr.decoding.chunks import ChunkGraph
 from asr.decoding.frame import FrameSearch, SplitFrameBackend, TorchFrameBackend
-from asr.decoding.interface import DecodingOptions
 from asr.decoding.rescoring import LatticeGraph
 from asr.decoding.selection import frame_backend, select_backend
+from asr.decoding.settings import DecodingOptions
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from asr.kernels.jit import triton_available

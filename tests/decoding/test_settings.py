@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asr.decoding.interface import DecodingOptions
 from asr.decoding.settings import (
     EXTERNAL_MODE,
     NEEDS,
     WHOLE_RECORDINGS,
+    DecodingOptions,
     LanguageModelOptions,
     Pass,
     ResourceOptions,

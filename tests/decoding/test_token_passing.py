@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from asr.decoding import token_passing
-from asr.decoding.interface import Decoder, DecodingOptions
+from asr.decoding.interface import Decoder
 from asr.decoding.lattice import best_path
 from asr.decoding.online import StreamingDecoder
+from asr.decoding.settings import DecodingOptions
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph

@@ -16,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asr.decoding.backtrace import hypothesis_of_path
-from asr.decoding.interface import DecodingOptions, Hypothesis
+from asr.decoding.interface import Hypothesis
 from asr.decoding.mbr import PathPosteriors
+from asr.decoding.settings import DecodingOptions
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.decoding.words import (
     FEATURES,

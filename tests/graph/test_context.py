@@ -84,10 +84,9 @@ def test_the_compiled_loop_equals_operations_on_arrays(seed: int) -> None:
         np.testing.assert_array_equal(ours, expected, err_msg=name)
 
 
-def test_blocks_of_states_do_not_change_the_composition(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_states_do_not_change_the_composition() -> None:
     whole = compose_biphones(tied_states(), PHONES, random_graph(3))
-    monkeypatch.setattr("asr.graph.context._STATES_AT_A_TIME", 2)
-    blocks = compose_biphones(tied_states(), PHONES, random_graph(3))
+    blocks = compose_biphones(tied_states(), PHONES, random_graph(3), states_at_a_time=2)
     np.testing.assert_array_equal(blocks.dst_state, whole.dst_state)
     np.testing.assert_array_equal(blocks.label, whole.label)
 

@@ -11,14 +11,15 @@ import torch
 
 from asr.audio.io import read_audio
 from asr.bundle import Bundle
-from asr.decoding.backend import ChunkBackend, Searchable
+from asr.decoding.backend import Searchable
+from asr.decoding.chunk_backend import ChunkBackend
 from asr.decoding.cpu.frame import NumbaFrameBackend
 from asr.decoding.frame import FrameSearch
-from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import Lattice
 from asr.decoding.mbr import PathPosteriors
 from asr.decoding.rescoring import rescore_lattice
 from asr.decoding.selection import select_backend
+from asr.decoding.settings import DecodingOptions
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.lm.interface import LanguageModel
 from asr.recognizer import Recognizer

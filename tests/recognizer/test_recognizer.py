@@ -15,8 +15,7 @@ import torch.multiprocessing
 
 from asr.bundle import Bundle
 from asr.decoding.build import available_modes
-from asr.decoding.interface import DecodingOptions
-from asr.decoding.settings import MODES, ResourceOptions
+from asr.decoding.settings import MODES, DecodingOptions, ResourceOptions
 from asr.errors import AsrError
 from asr.kernels.jit import has_package
 from asr.lm import offload

@@ -11,8 +11,7 @@ import torch
 
 from asr.bundle import Bundle
 from asr.cli.options import add_recognizer_arguments, given_options, recognizer_from
-from asr.decoding.interface import DecodingOptions
-from asr.decoding.settings import MODES, ResourceOptions, setting_options
+from asr.decoding.settings import MODES, DecodingOptions, ResourceOptions, setting_options
 from asr.errors import AsrError
 from asr.kernels.linear import has_byte_products
 from asr.options import options_of

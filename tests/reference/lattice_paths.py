@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import Lattice
+from asr.decoding.settings import DecodingOptions
 from tests.reference.table_lm import TableLM
 
 

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import Lattice, arc_posteriors
+from asr.decoding.settings import DecodingOptions
 
 
 class WeightedLattice(NamedTuple):

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from asr.decoding.interface import DecodingOptions
-from asr.decoding.lattice_io import Link, lattice_from_links
+from asr.decoding.lattice_links import Link, lattice_from_links
+from asr.decoding.settings import DecodingOptions
 from asr.errors import AsrError
 from asr.reports.evaluation import SCLITE, Clip, Evaluation, HeardWord, Utterance
 from asr.reports.word_graph import END, START, word_graph

@@ -14,7 +14,7 @@ import pytest
 
 from asr.bundle import Bundle
 from asr.cli.main import main
-from asr.decoding.interface import DecodingOptions
+from asr.decoding.settings import DecodingOptions
 from asr.errors import AsrError
 from asr.lm.ngram.io import load_ngram_lm, save_ngram_lm
 from asr.recognizer import Recognizer

@@ -14,9 +14,9 @@ pytest.importorskip("triton", reason="the kernels need triton; its interpreter r
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from asr.decoding.backtrace import Backtrace
-from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import Lattice, best_from_start, best_to_end, join
 from asr.decoding.lattice_records import LatticeRecords
+from asr.decoding.settings import DecodingOptions
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.testing.simulated_gpu import SimulatedDevice, simulated_gpu
 from tests.decoding.random_graphs import random_graph, random_log_prob

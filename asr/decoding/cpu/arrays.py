@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from asr.decoding.backend import ActiveTokens, ArcSet, SearchSink
-from asr.decoding.interface import DecodingOptions
+from asr.decoding.backend import ActiveTokens, ArcSet
+from asr.decoding.chunk_backend import SearchSink
+from asr.decoding.settings import DecodingOptions
 from asr.kernels.jit import jit_required, kernel
 
 _NONE = -1

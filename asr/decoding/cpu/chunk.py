@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asr.decoding.backend import ActiveTokens, Chunk, Searchable, SearchSink
+from asr.decoding.backend import ActiveTokens, Searchable
+from asr.decoding.chunk_backend import Chunk, SearchSink
 from asr.decoding.cpu.arrays import CandidateArrays, arc_arrays, ensure_capacity, pruning_of
 from asr.decoding.cpu.frame import count_arcs, expand_stream, prune_winners, wider
-from asr.decoding.interface import DecodingOptions
+from asr.decoding.settings import DecodingOptions
 from asr.kernels.jit import Intrinsic, jit_required, kernel
 
 _NONE = -1

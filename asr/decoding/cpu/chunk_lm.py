@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from asr.decoding.backend import ActiveTokens, Chunk, Searchable, SearchSink
+from asr.decoding.backend import ActiveTokens, Searchable
+from asr.decoding.chunk_backend import Chunk, SearchSink
 from asr.decoding.cpu.arrays import (
     CandidateArrays,
     Frames,
@@ -32,7 +33,7 @@ from asr.decoding.cpu.arrays import (
     token_arrays,
 )
 from asr.decoding.cpu.frame import count_arcs, expand_stream, keep_frame, keep_stream, normalize_scores
-from asr.decoding.interface import DecodingOptions
+from asr.decoding.settings import DecodingOptions
 from asr.kernels.jit import jit_required, kernel
 from asr.kernels.lookup import look_up, of_any_type
 from asr.lm.interface import LanguageModel

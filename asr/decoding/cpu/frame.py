@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from asr.decoding.backend import ActiveTokens, Candidates, Expansion, Frame, Searchable, Survivors
 from asr.decoding.cpu.arrays import CandidateArrays, arc_arrays, pruning_of, stream_end
 from asr.decoding.frame import ROUNDING_SLACK
-from asr.decoding.interface import DecodingOptions
 from asr.decoding.recombination import HASH_MULTIPLIERS
+from asr.decoding.settings import DecodingOptions
 from asr.kernels.jit import Intrinsic, jit_required, kernel
 
 # After this margin, the next one is infinite.

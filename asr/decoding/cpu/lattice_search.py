@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from asr.decoding.backend import ActiveTokens, Chunk, Searchable, SearchSink
+from asr.decoding.backend import ActiveTokens, Searchable
+from asr.decoding.chunk_backend import Chunk, SearchSink
 from asr.decoding.cpu.arrays import (
     CandidateArrays,
     TokenArrays,
@@ -28,7 +29,7 @@ from asr.decoding.cpu.arrays import (
     token_arrays,
 )
 from asr.decoding.cpu.frame import context_slot, count_arcs, normalize_scores, prune_winners, resolve_winners
-from asr.decoding.interface import DecodingOptions
+from asr.decoding.settings import DecodingOptions
 from asr.kernels.jit import jit_required, kernel
 from asr.kernels.lookup import look_up, of_any_type
 from asr.lm.interface import LanguageModel

@@ -16,11 +16,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from asr.decoding.backend import ActiveTokens, Candidates, Chunk, Frame, Searchable, SearchSink
+from asr.decoding.backend import ActiveTokens, Candidates, Frame, Searchable
+from asr.decoding.chunk_backend import Chunk, SearchSink
 from asr.decoding.frame import FRAMES_BETWEEN_COLLECTIONS, extended, score_words
 from asr.decoding.gpu.frame import CountedSurvivors, TritonFrameBackend, counted_positions
-from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice_records import LatticeRecords
+from asr.decoding.settings import DecodingOptions
 from asr.kernels.hash_table import marked_positions
 from asr.lm.interface import LanguageModel
 

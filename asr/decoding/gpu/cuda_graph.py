@@ -18,8 +18,9 @@ import torch
 import triton
 from torch import Tensor
 
-from asr.decoding.backend import ActiveTokens, ArcSet, Chunk, Searchable, SearchSink
+from asr.decoding.backend import ActiveTokens, ArcSet, Searchable
 from asr.decoding.backtrace import Backtrace
+from asr.decoding.chunk_backend import Chunk, SearchSink
 from asr.decoding.gpu import frame, kernels
 from asr.decoding.gpu.frame import ArcExpansion, FrameLimits, Recombination
 from asr.decoding.gpu.losing_arcs import LosingArcBuffers
@@ -202,10 +203,6 @@ class FrameReplay:
         return graph
 
 
-# Buffers have room for the first number of streams, or for it times a power of the second.
-_FEWEST_STREAMS, _ROOM_FACTOR = 8, 4
-
-
 class CudaGraphSearch:
     """A `ChunkBackend` without a language model or input epsilons, in which the host rarely waits for the device.
 
@@ -219,8 +216,10 @@ class CudaGraphSearch:
         capture: whether to capture frames as CUDA graphs; ignored without a GPU.
         frames_per_call: number of frames after which the host reads the counts.
         initial_capacity: first capacity of the buffers, `FIRST_CAPACITY` if None; they grow.
-        margin: `asr.decoding.lattice.lattice_margin` if a lattice, which is one of whole utterances, is kept; None
-            otherwise.
+        margin: `asr.decoding.lattice_records.lattice_margin` if a lattice, which is one of whole utterances, is kept;
+            None otherwise.
+        fewest_streams, room_factor: buffers have room for the first number of streams, or for it times a power of the
+            second.
     """
 
     def __init__(
@@ -231,9 +230,13 @@ class CudaGraphSearch:
         frames_per_call: int = 32,
         initial_capacity: int | None = None,
         margin: float | None = None,
+        *,
+        fewest_streams: int = 8,
+        room_factor: int = 4,
     ) -> None:
         initial_capacity = initial_capacity or frame.FIRST_CAPACITY
         self._margin = margin
+        self._fewest_streams, self._room_factor = fewest_streams, room_factor
         self._frames_per_call = frames_per_call
         self._arcs = graph.emitting
         self._limits = limits
@@ -344,9 +347,9 @@ class CudaGraphSearch:
 
     def _sizes_for(self, num_streams: int, num_columns: int) -> BufferSizes:
         """Sizes for this many streams: those of the last call, or a share of those for another number of streams."""
-        room = _FEWEST_STREAMS
+        room = self._fewest_streams
         while room < num_streams:
-            room *= _ROOM_FACTOR
+            room *= self._room_factor
         if room in self._sizes:
             return replace(self._sizes[room], columns=num_columns)
         sizes = BufferSizes(room, self._frames_per_call, num_columns, *(5 * (self._initial_capacity,)))

@@ -16,7 +16,7 @@ from asr.decoding.frame import ROUNDING_SLACK
 from asr.decoding.gpu import kernels
 from asr.decoding.gpu.cut_off import CutOff
 from asr.decoding.gpu.kernels import LOWEST
-from asr.decoding.interface import DecodingOptions
+from asr.decoding.settings import DecodingOptions
 from asr.kernels.hash_table import marked_positions
 
 NO_LIMIT = 0x7FFFFFFF

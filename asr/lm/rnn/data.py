@@ -81,11 +81,11 @@ class TokenFile:
         write_whole_text(counts_path, json.dumps({**asdict(counts), "fingerprint": key, "stamp": stamp}))
         return cls(tokens, counts)
 
-    def unigram_counts(self, vocabulary_size: int) -> NDArray[np.int64]:
-        """How often each id is predicted, `</s>` included, (V,)."""
+    def unigram_counts(self, vocabulary_size: int, *, words_at_once: int = _WORDS_AT_ONCE) -> NDArray[np.int64]:
+        """How often each id is predicted, `</s>` included, (V,); counts are added up for `words_at_once` words each."""
         counts = np.zeros(vocabulary_size, dtype=np.int64)
-        for begin in range(0, len(self.token_id), _WORDS_AT_ONCE):
-            counts += np.bincount(self.token_id[begin : begin + _WORDS_AT_ONCE], minlength=vocabulary_size)
+        for begin in range(0, len(self.token_id), words_at_once):
+            counts += np.bincount(self.token_id[begin : begin + words_at_once], minlength=vocabulary_size)
         return counts
 
 

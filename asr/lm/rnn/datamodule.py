@@ -10,13 +10,13 @@ import pytorch_lightning as pl
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-from asr.distributed import batches_done, current_share
+from asr.distributed import ResumesEpoch, current_share
 from asr.errors import AsrError
 from asr.lm.rnn.data import TokenBatch, TokenFile, TokenStreams
 from asr.text.symbols import Vocabulary
 
 
-class TextDataModule(pl.LightningDataModule):
+class TextDataModule(ResumesEpoch, pl.LightningDataModule):
     """Training and validation text in windows of `num_steps` words of `num_streams` streams.
 
     A run that was stopped within an epoch continues at the window it had reached. If several processes train, each
@@ -63,7 +63,6 @@ class TextDataModule(pl.LightningDataModule):
         self.num_history_words = 0
         self.train_tokens: TokenFile | None = None
         self.validation_tokens: TokenFile | None = None
-        self._resume_at = 0
 
     def prepare_data(self) -> None:
         """Makes the token files; called in one process per machine."""
@@ -83,9 +82,7 @@ class TextDataModule(pl.LightningDataModule):
         """One epoch's windows in order."""
         assert self.train_tokens is not None
         streams = self._streams(self.train_tokens, self.num_streams)
-        sampler = _WindowSampler(len(streams), self._resume_at)
-        self._resume_at = 0
-        return DataLoader(streams, batch_size=None, sampler=sampler)
+        return DataLoader(streams, batch_size=None, sampler=_WindowSampler(len(streams), self.take_start()))
 
     def val_dataloader(self) -> DataLoader[TokenBatch] | list[Any]:
         """The validation text in few streams, so that few sentences are split between streams."""
@@ -98,14 +95,6 @@ class TextDataModule(pl.LightningDataModule):
         """Batches of an epoch."""
         assert self.train_tokens is not None
         return len(self._streams(self.train_tokens, self.num_streams))
-
-    def state_dict(self) -> dict[str, Any]:
-        """The position within the epoch."""
-        return {"batches_done": 0 if self.trainer is None else batches_done(self.trainer)}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next training loader start at the saved position."""
-        self._resume_at = state_dict["batches_done"]
 
     def _streams(self, tokens: TokenFile, num_streams: int) -> TokenStreams:
         return TokenStreams(tokens.token_id, num_streams, self.num_steps, self.num_history_words, current_share())

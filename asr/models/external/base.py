@@ -22,7 +22,7 @@ from torch import Tensor
 
 from asr.audio.fbank import Fbank
 from asr.audio.resample import resample
-from asr.audio.segments import as_samples
+from asr.audio.samples import as_samples
 from asr.errors import AsrError
 from asr.text.ctc_tokens import CTCTokens
 

@@ -122,6 +122,10 @@ class StateStream:
     Args:
         network: the network that reads the samples.
         device: where log-probabilities are returned.
+
+    Attributes:
+        num_outputs: frames of output so far.
+        is_done: whether all of a closed stream has been read.
     """
 
     def __init__(self, network: ExternalNetwork, device: torch.device) -> None:
@@ -130,8 +134,8 @@ class StateStream:
         self.device = device
         self._held: list[Tensor] = []
         self._is_closed = False
-        self._is_done = False
-        self._num_outputs = 0
+        self.is_done = False
+        self.num_outputs = 0
         self.begin_utterance()
 
     def begin_utterance(self) -> None:
@@ -148,19 +152,9 @@ class StateStream:
         self._is_closed = True
 
     @property
-    def num_outputs(self) -> int:
-        """Frames of output so far."""
-        return self._num_outputs
-
-    @property
     def is_ready(self) -> bool:
         """Whether there is something to read."""
-        return bool(self._held) or (self._is_closed and not self._is_done)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether all of a closed stream has been read."""
-        return self._is_done
+        return bool(self._held) or (self._is_closed and not self.is_done)
 
     def read(self) -> Tensor:
         """Reads the next chunk's samples -> log-probabilities (T', C) of the frames that they complete, blank first.
@@ -172,9 +166,9 @@ class StateStream:
         self._held = [rest] if len(rest) else []
         is_last = self._is_closed and not self._held
         log_prob = self._network.blank_first(self._model.accept(samples, is_last=is_last))
-        self._num_outputs += len(log_prob)
-        self._is_done = is_last
-        if self._is_done:
+        self.num_outputs += len(log_prob)
+        self.is_done = is_last
+        if is_last:
             boundary = self._network.tokens.boundary_id
             log_prob = with_last_boundary(log_prob[None], torch.tensor([len(log_prob)]), boundary)[0][0]
         self.utterance.append(log_prob.half())

@@ -11,12 +11,13 @@ import torch
 pytest.importorskip("triton", reason="the kernels need triton; its interpreter runs them without a GPU")
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
-from asr.decoding.backend import ChunkBackend, SearchGraph
+from asr.decoding.backend import SearchGraph
 from asr.decoding.backtrace import Backtrace
+from asr.decoding.chunk_backend import ChunkBackend
 from asr.decoding.frame import FrameSearch, TokenSearch, TorchFrameBackend
 from asr.decoding.gpu.chunk_lm import TritonChunkSearchWithLM
 from asr.decoding.gpu.frame import FrameLimits, TritonFrameBackend
-from asr.decoding.interface import DecodingOptions
+from asr.decoding.settings import DecodingOptions
 from tests.decoding.random_graphs import random_graph, random_log_prob
 from tests.reference.table_lm import TableLM
 
@@ -36,7 +37,6 @@ def test_chunks_find_the_same(
     options = DecodingOptions(search_beam=beam, min_active_states=limits[0], max_active_states=limits[1])
     searched = SearchGraph(graph, options)
     if collects:
-        monkeypatch.setattr("asr.decoding.backtrace._FIRST_COLLECTION", 16)
         monkeypatch.setattr("asr.decoding.gpu.chunk_lm.FRAMES_BETWEEN_COLLECTIONS", 2)
     outcomes = []
     for with_kernels in (False, True):
@@ -45,7 +45,7 @@ def test_chunks_find_the_same(
         if with_kernels:
             frames = TritonFrameBackend(searched, FrameLimits(options, True, torch.device("cpu"), block=64), 16)
             backend = TritonChunkSearchWithLM(searched, options, lm, frames)
-        backtrace = Backtrace(graph.device, collects)
+        backtrace = Backtrace(graph.device, collects, first_collection=16)
         search = TokenSearch(searched, options, lm, backend, backtrace)
         stream = search.start(torch.zeros(4, dtype=torch.int64))
         search.advance(stream, log_prob[:, :2], num_frames.clamp(max=2))

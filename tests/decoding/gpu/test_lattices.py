@@ -13,15 +13,16 @@ from torch import Tensor
 pytest.importorskip("triton", reason="the kernels need triton; its interpreter runs them without a GPU")
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
-from asr.decoding.backend import ChunkBackend, Searchable, SearchGraph
+from asr.decoding.backend import Searchable, SearchGraph
 from asr.decoding.backtrace import Backtrace, endings_of
+from asr.decoding.chunk_backend import ChunkBackend
 from asr.decoding.frame import FrameSearch, TokenSearch, TorchFrameBackend
 from asr.decoding.gpu.chunk_lm import TritonChunkSearchWithLM
 from asr.decoding.gpu.cuda_graph import CudaGraphSearch
 from asr.decoding.gpu.frame import FrameLimits, TritonFrameBackend
-from asr.decoding.interface import DecodingOptions
 from asr.decoding.lattice import Lattice
 from asr.decoding.lattice_records import LatticeRecords, lattice_margin
+from asr.decoding.settings import DecodingOptions
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.lm.interface import LanguageModel
 from tests.decoding.random_graphs import random_graph, random_log_prob

@@ -39,12 +39,12 @@ def test_texts_and_transcripts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words_at_once", [1, 4, 9, 100])
-def test_words_are_counted(words_at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asr.lm.rnn.data._WORDS_AT_ONCE", words_at_once)
+def test_words_are_counted(words_at_once: int, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("A B A\nX A\n")
     vocabulary = Vocabulary(["A", "B", "C"])
     tokens = TokenFile.build([tmp_path / "a.txt"], [], vocabulary, tmp_path / "t.tokens")
-    assert tokens.unigram_counts(len(vocabulary)).tolist() == [0, 0, 2, 1, 3, 1, 0]
+    counts = tokens.unigram_counts(len(vocabulary), words_at_once=words_at_once)
+    assert counts.tolist() == [0, 0, 2, 1, 3, 1, 0]
 
 
 def test_a_changed_text_is_read_again(tmp_path: Path) -> None:
