@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asr.errors import AsrError
-from asr.graph.fst import GraphArrays, IntArray, Words, distinct, expand, offsets
+from asr.graph.fst import Arcs, GraphArrays, IntArray, Words, distinct, expand, offsets
 from asr.kernels.jit import jit
 from asr.text.documents import parse_json, read_text
 from asr.text.symbols import BLANK, TokenTable
@@ -210,7 +210,7 @@ def compose_biphones(
     )
     nodes = _Nodes(state, column, offsets(np.bincount(state[1:], minlength=graph.num_states)) + 1)
     fill = (jit(fill_arcs) if compiled else None) or _fill_arrays
-    fill(_arcs(graph), nodes, _Columns(states.entry, states.loop, states.phone_of_column), _arcs(composed))
+    fill(Arcs.of(graph), nodes, _Columns(states.entry, states.loop, states.phone_of_column), Arcs.of(composed))
     return composed
 
 
@@ -228,17 +228,6 @@ class _Nodes(NamedTuple):
     begin: IntArray
 
 
-class _Arcs(NamedTuple):
-    """The arrays of `GraphArrays` that describe arcs, for compiled loops."""
-
-    arc_begin: IntArray
-    dst_state: npt.NDArray[np.int32]
-    label: npt.NDArray[np.int32]
-    score: npt.NDArray[np.float32]
-    word_begin: IntArray
-    word_id: npt.NDArray[np.int32]
-
-
 class _Columns(NamedTuple):
     """The tables of `TiedStates`, and the phone of each column."""
 
@@ -247,11 +236,7 @@ class _Columns(NamedTuple):
     phone: IntArray
 
 
-def _arcs(graph: GraphArrays) -> _Arcs:
-    return _Arcs(*(getattr(graph, name) for name in _Arcs._fields))
-
-
-def fill_arcs(graph: _Arcs, nodes: _Nodes, columns: _Columns, composed: _Arcs) -> None:
+def fill_arcs(graph: Arcs, nodes: _Nodes, columns: _Columns, composed: Arcs) -> None:
     """Fills the arcs of all nodes, in a compiled loop."""
     place = word = 0
     for node in range(len(nodes.state)):
@@ -279,7 +264,7 @@ def fill_arcs(graph: _Arcs, nodes: _Nodes, columns: _Columns, composed: _Arcs) -
     composed.word_begin[place] = word
 
 
-def _fill_arrays(graph: _Arcs, nodes: _Nodes, columns: _Columns, composed: _Arcs) -> None:
+def _fill_arrays(graph: Arcs, nodes: _Nodes, columns: _Columns, composed: Arcs) -> None:
     """The same in operations on whole arrays."""
     counts = np.diff(composed.arc_begin)
     node = np.repeat(np.arange(len(nodes.state)), counts)

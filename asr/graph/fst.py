@@ -6,7 +6,7 @@ Shapes: S states, A arcs, W words on all arcs together, Q requested arcs.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -193,27 +193,80 @@ class GraphArrays:
         found_before = np.maximum.accumulate(np.append(np.int32(0), self.dst_state[:-1]))
         if (self.dst_state <= found_before[: self.num_arcs] + 1).all():
             return self
-        state = np.empty(self.num_states, dtype=np.int32)
-        (jit(list_breadth_first) or list_breadth_first)(self.arc_begin, self.dst_state, state)
-        return self.take_states(state)
+        state, number = np.empty(self.num_states, dtype=np.int32), np.empty(self.num_states, dtype=np.int32)
+        (jit(list_breadth_first) or list_breadth_first)(self.arc_begin, self.dst_state, state, number)
+        reorder = jit(reorder_states)
+        if reorder is None:
+            return self.take_states(state)
+        empty: dict[str, Any] = {name: np.empty_like(part) for name, part in Arcs.of(self)._asdict().items()}
+        ordered = replace(self, final_score=self.final_score[state], **empty)
+        reorder(Arcs.of(self), state, number, Arcs.of(ordered))
+        return ordered
 
 
-def list_breadth_first(arc_begin: IntArray, dst_state: npt.NDArray[np.int32], state: npt.NDArray[np.int32]) -> None:
-    """Fills state (S,) with the states as `GraphArrays.breadth_first` orders them, for a compiled loop."""
-    is_found = np.zeros(len(state), dtype=np.bool_)
+class Arcs(NamedTuple):
+    """The arrays of `GraphArrays` that describe arcs, in its order, for compiled loops."""
+
+    arc_begin: IntArray
+    dst_state: npt.NDArray[np.int32]
+    label: npt.NDArray[np.int32]
+    score: npt.NDArray[np.float32]
+    word_begin: IntArray
+    word_id: npt.NDArray[np.int32]
+
+    @classmethod
+    def of(cls, graph: GraphArrays) -> Arcs:
+        """Those of a graph."""
+        return cls(*(getattr(graph, name) for name in cls._fields))
+
+
+def list_breadth_first(
+    arc_begin: IntArray,
+    dst_state: npt.NDArray[np.int32],
+    state: npt.NDArray[np.int32],
+    number: npt.NDArray[np.int32],
+) -> None:
+    """Fills state (S,) with the states in the order of `GraphArrays.breadth_first`, and number (S,) with their places.
+
+    For a compiled loop.
+    """
+    number[:] = -1
     num_found = num_read = 0
     for start in range(len(state)):
-        if is_found[start]:
+        if number[start] >= 0:
             continue
-        state[num_found], is_found[start] = start, True
+        state[num_found], number[start] = start, num_found
         num_found += 1
         while num_read < num_found:
             own = state[num_read]
             num_read += 1
             for arc in range(arc_begin[own], arc_begin[own + 1]):
-                if not is_found[dst_state[arc]]:
-                    state[num_found], is_found[dst_state[arc]] = dst_state[arc], True
+                if number[dst_state[arc]] < 0:
+                    state[num_found], number[dst_state[arc]] = dst_state[arc], num_found
                     num_found += 1
+
+
+def reorder_states(graph: Arcs, state: npt.NDArray[np.int32], number: npt.NDArray[np.int32], ordered: Arcs) -> None:
+    """Fills the arcs of a graph whose states are those of another one in another order, in a compiled loop.
+
+    Args:
+        graph: the other one.
+        state: (S,), the states in the new order.
+        number: (S,), the place of each state there.
+        ordered: arrays as large as those of `graph`.
+    """
+    place = word = 0
+    for new in range(len(state)):
+        ordered.arc_begin[new] = place
+        for arc in range(graph.arc_begin[state[new]], graph.arc_begin[state[new] + 1]):
+            ordered.dst_state[place] = number[graph.dst_state[arc]]
+            ordered.label[place], ordered.score[place] = graph.label[arc], graph.score[arc]
+            ordered.word_begin[place] = word
+            place += 1
+            for position in range(graph.word_begin[arc], graph.word_begin[arc + 1]):
+                ordered.word_id[word] = graph.word_id[position]
+                word += 1
+    ordered.arc_begin[len(state)], ordered.word_begin[place] = place, word
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,13 @@
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asr.graph.fst import GraphArrays, Words, list_breadth_first
+from asr.graph.fst import Arcs, GraphArrays, Words, list_breadth_first, reorder_states
 
 
 def random_graph(num_states: int, num_arcs: int, seed: int) -> GraphArrays:
@@ -69,9 +70,13 @@ def test_states_in_breadth_first_order(num_states: int, num_arcs: int, seed: int
     assert rows_of(found.breadth_first()) == expected
     if order_of(graph, [0]) == list(range(num_states)):
         assert found is graph  # nothing to copy
-    plain = np.empty(num_states, dtype=np.int32)
-    list_breadth_first(graph.arc_begin, graph.dst_state, plain)
-    assert plain.tolist() == order
+    # Uncompiled, since compiled loops do not notice places beyond their arrays.
+    state, place = np.empty(num_states, dtype=np.int32), np.empty(num_states, dtype=np.int32)
+    list_breadth_first(graph.arc_begin, graph.dst_state, state, place)
+    assert state.tolist() == order and place[state].tolist() == list(range(num_states))
+    ordered = graph.take_states(np.arange(num_states))  # a copy
+    reorder_states(Arcs.of(graph), state, place, Arcs.of(ordered))
+    assert rows_of(replace(ordered, final_score=graph.final_score[state])) == expected
 
 
 @given(st.integers(1, 8), st.integers(0, 20), st.integers(0, 99))
