@@ -25,6 +25,7 @@ from asr.decoding.build import DECODERS, OLD_FIRST_PASSES, OLD_MODES
 from asr.decoding.settings import MODES, OLD_NAMES, Pass, ResourceOptions, setting_options
 from asr.decoding.token_passing import LM_FUSIONS
 from asr.errors import AsrError
+from asr.kernels.jit import torch_on_one_thread
 from asr.lm.hot_words import DEFAULT_SCORE, read_hot_words
 from asr.models.external.base import KINDS
 from asr.options import Option, device_named, flag_of, options_of
@@ -247,7 +248,8 @@ def recognizer_from(args: argparse.Namespace, mode: str | None = None) -> Recogn
         AsrError: the bundle or the device does not exist, or an option is out of range.
     """
     try:
-        return _recognizer_from(args, mode)
+        with torch_on_one_thread():  # its threads busy-wait, and the graph is loaded in a thread of its own
+            return _recognizer_from(args, mode)
     except AsrError as error:
         raise AsrError(_with_flags(str(error), args)) from error
 
