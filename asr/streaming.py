@@ -500,6 +500,11 @@ class StreamingRecognizer:
         """Whether some stream has a chunk for `step` to process."""
         return any(one.windows.is_ready for one in self._streams.values())
 
+    @_one_at_a_time
+    def has_chunk(self, stream: int) -> bool:
+        """Whether a stream has a chunk for `step` to process; False if it has ended."""
+        return stream in self._streams and self._streams[stream].windows.is_ready
+
     def _start(self, lm_state: Tensor | None = None) -> list[int]:
         """Opens a stream of the decoder."""
         started: list[int] = self._decoder.start(1) if lm_state is None else self._decoder.start(1, lm_state)

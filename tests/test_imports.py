@@ -44,6 +44,7 @@ ALLOWED = {
     "recognizer": "audio bundle ctc decoding errors graph kernels lm models options pipeline results serialization "
     "text",
     "streaming": "audio bundle decoding errors graph kernels lm models options recognizer results text",
+    "server": "audio errors recognizer results streaming transcripts",
     "testing": "audio bundle ctc decoding errors graph kernels lm models pipeline recognizer serialization text",
 }
 EVERYTHING = {"asr", "cli", "__main__"}  # these may import what they like
@@ -53,6 +54,7 @@ ONLY_IN = {
     "pytorch_lightning": "asr.*.datamodule asr.models.*training asr.lm.rnn.training asr.cli.train",
     "lhotse": "asr.datasets.*",
     "numba": "asr.kernels.*",
+    "aiohttp": "asr.server",
     "triton": "asr.decoding.gpu.* asr.kernels.*_triton asr.lm.ngram.lookup_triton "
     "asr.lm.rnn.outputs.softmax_loss_triton asr.testing.*",
 }  # fmt: skip

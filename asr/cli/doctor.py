@@ -107,6 +107,7 @@ _REQUIRED = ("numpy", "soundfile", "safetensors", "kaldialign", "yaml", "rich")
 _OPTIONAL = {
     "numba": "compiled loops on CPUs: search, lookup, training",
     "av": "m4a, mp4, webm and other formats of FFmpeg",
+    "aiohttp": "asr serve",
     "lhotse": "corpora and training data",
     "pytorch_lightning": "training",
     "jsonargparse": "training from YAML",

@@ -39,6 +39,7 @@ class Command(NamedTuple):
 # Command of one word or two -> (module, what it does), in the order in which a newcomer needs them.
 COMMANDS: dict[str, tuple[str, str]] = {
     "transcribe": ("asr.cli.transcribe", "turn audio files or folders into words"),
+    "serve": ("asr.cli.serve", "recognize live audio and recordings for clients on the network"),
     "doctor": ("asr.cli.doctor", "show what works on this machine, and what to install for the rest"),
     "prepare": ("asr.cli.prepare", "read a corpus (AN4, LibriSpeech, speechocean762, ...) and write manifests"),
     "lm vocabulary": ("asr.cli.lm", "choose the vocabulary that graph and language models share"),
@@ -172,7 +173,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 _EXTRA_OF = dict.fromkeys(("pytorch_lightning", "jsonargparse", "lhotse", "tensorboard", "torchmetrics"), "train")
-_EXTRA_OF |= {"kaldifst": "graph", "k2": "k2", "onnxruntime": "onnx", "av": "media"}
+_EXTRA_OF |= {"kaldifst": "graph", "k2": "k2", "onnxruntime": "onnx", "av": "media", "aiohttp": "serve"}
 
 
 def how_to_install(package: str) -> str:

@@ -61,6 +61,11 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NUMBER",
         help="number of files to stream at the same time (default: 1)",
     )
+    add_window_arguments(group)
+
+
+def add_window_arguments(group: argparse._ActionsContainer) -> None:
+    """Adds the options of `window_options`."""
     defaults = StreamingOptions()
     for name, text in _SECONDS.items():
         group.add_argument(
@@ -103,10 +108,19 @@ def streaming_options(args: argparse.Namespace) -> StreamingOptions:
     if args.raw_rate is None:
         refuse_without("--raw-rate", _add_raw_arguments, args)
     resources = options_of(ResourceOptions)
-    given = given_options(args, resources)
-    for name in given:
+    for name in given_options(args, resources):
         if resources[name].needs == WHOLE_RECORDINGS:
             raise AsrError(f"{resources[name].flag} has no effect with --stream; leave out one of them.")
+    return window_options(args)
+
+
+def window_options(args: argparse.Namespace) -> StreamingOptions:
+    """The options that the arguments of windows and results, and those of a recognizer, describe.
+
+    Raises:
+        AsrError: an option is out of range, or two of them exclude each other.
+    """
+    given = given_options(args, options_of(ResourceOptions))
     if args.partials == "stable" and args.lm_fusion in ("lattice", "chunks"):
         raise AsrError(
             f"--lm-fusion {args.lm_fusion} may revise all words of an utterance, but --partials stable only shows "

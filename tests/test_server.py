@@ -1,0 +1,358 @@
+"""The server: conversations in Vosk's protocol, side by side and broken off, and requests with recordings."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from aiohttp import ClientSession, FormData, WSMsgType
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import asr
+from asr.errors import AsrError
+from asr.recognizer import Recognizer
+from asr.server import Server, ServerOptions
+from asr.streaming import StreamingOptions, StreamingRecognizer, recognize_stream
+from asr.testing.tones import RATE, TEXT, tones
+
+SENTENCES = [line.split() for line in TEXT[:4]]
+PIECE = RATE // 4
+
+
+@pytest.fixture(scope="module")
+def recognizer(tiny_bundle_folder) -> Recognizer:
+    return asr.load(tiny_bundle_folder)
+
+
+@pytest.fixture(scope="module")
+def streaming(recognizer) -> StreamingRecognizer:
+    return StreamingRecognizer(recognizer)
+
+
+def serve(
+    recognizer: Recognizer,
+    streaming: StreamingRecognizer,
+    talk: Callable[[ClientSession], Awaitable[object]],
+    **limits: float,
+) -> object:
+    """What `talk` returns, with a client of a server on a free port."""
+
+    async def session() -> object:
+        server = Server(recognizer, streaming, ServerOptions(**limits))
+        async with server.listening("127.0.0.1", 0) as (address,), ClientSession(address) as client:
+            return await asyncio.wait_for(talk(client), 60)
+
+    return asyncio.run(session())
+
+
+def as_bytes(samples: torch.Tensor) -> bytes:
+    return (samples * 32767).to(torch.int16).numpy().astype("<i2").tobytes()
+
+
+async def conversation(client: ClientSession, content: bytes, size: int = 2 * PIECE, rate: int = RATE) -> list[dict]:
+    """As Vosk's own clients: each message waits for its answer."""
+    async with client.ws_connect("/") as socket:
+        await socket.send_json({"config": {"sample_rate": rate}})
+        answers = []
+        for begin in range(0, len(content), size):
+            await socket.send_bytes(content[begin : begin + size])
+            answers.append(await socket.receive_json())
+        await socket.send_json({"eof": 1})
+        answers.append(await socket.receive_json())
+        assert (await socket.receive()).type == WSMsgType.CLOSE
+    return answers
+
+
+def utterances_of(recognizer: Recognizer, content: bytes) -> list[list[tuple[str, float, float]]]:
+    """The words of a stream that nobody shares."""
+    samples = torch.from_numpy(np.frombuffer(content, "<i2").astype(np.float32) / 32768)
+    found = [result for result in recognize_stream(recognizer, samples.split(PIECE), RATE) if result.is_final]
+    return [[(word.text, word.start, word.end) for word in result.words] for result in found if result.words]
+
+
+def words_of(answers: list[dict]) -> list[tuple[str, float, float]]:
+    return [(word["word"], word["start"], word["end"]) for answer in answers for word in answer.get("result", [])]
+
+
+@pytest.mark.parametrize("size", [2 * PIECE, 4001, 2 * RATE])
+def test_each_message_has_one_answer_and_the_words_are_those_of_a_stream(recognizer, streaming, size):
+    """4001 bytes cut samples in two; a second of pause ends an utterance before the end."""
+    sound = torch.cat([tones(SENTENCES[0]), torch.zeros(2 * RATE), tones(SENTENCES[1])])
+    content = as_bytes(sound)
+    answers = serve(recognizer, streaming, lambda client: conversation(client, content, size))
+    assert all(set(answer) in ({"partial"}, {"text"}, {"text", "result"}) for answer in answers)
+    expected = utterances_of(recognizer, content)
+    assert len(expected) > 1
+    for answer, words in zip([answer for answer in answers if "result" in answer], expected, strict=True):
+        assert answer["text"] == " ".join(word for word, *_ in words)
+        assert words_of([answer]) == [
+            (word, pytest.approx(a, abs=1e-3), pytest.approx(b, abs=1e-3)) for word, a, b in words
+        ]
+    assert any(answer.get("partial") for answer in answers)
+    assert not streaming.is_ready and not streaming._streams
+
+
+def test_connections_side_by_side_share_batches_and_do_not_disturb_each_other(recognizer, streaming, monkeypatch):
+    contents = [as_bytes(tones(words)) for words in SENTENCES]
+    num_together: list[int] = []
+    windows_step = streaming._windows.step
+    monkeypatch.setattr(
+        streaming._windows, "step", lambda windows: num_together.append(len(windows)) or windows_step(windows)
+    )
+
+    async def talk(client: ClientSession) -> list[list[dict]]:
+        return await asyncio.gather(*(conversation(client, content, 2 * RATE) for content in contents))
+
+    answers = serve(recognizer, streaming, talk)
+    assert [[word for word, *_ in words_of(each)] for each in answers] == SENTENCES
+    assert max(num_together) > 1
+
+
+def test_reset_begins_a_new_stream_and_words_can_be_left_out(recognizer, streaming):
+    async def talk(client: ClientSession) -> list[dict]:
+        async with client.ws_connect("/") as socket:
+            await socket.send_json({"config": {"sample_rate": RATE, "words": 0}})
+            answers = []
+            for sentence in SENTENCES[:2]:
+                await socket.send_bytes(as_bytes(tones(sentence)))
+                await socket.receive_json()
+                await socket.send_json({"reset": 1})
+                answers.append(await socket.receive_json())
+            return answers
+
+    assert serve(recognizer, streaming, talk) == [{"text": " ".join(sentence)} for sentence in SENTENCES[:2]]
+
+
+def test_no_audio_has_no_words(recognizer, streaming):
+    async def talk(client: ClientSession) -> dict:
+        async with client.ws_connect("/") as socket:
+            await socket.send_json({"eof": 1})
+            return await socket.receive_json()
+
+    assert serve(recognizer, streaming, talk) == {"text": ""}
+
+
+@pytest.mark.parametrize(
+    ("message", "complaint"),
+    [
+        ("nothing", "text messages are"),
+        ("[1]", "text messages are"),
+        ('{"eof": 1, "config": {}}', "text messages are"),
+        ('{"config": {"grammar": 1}}', "config: 'grammar' is not supported; there are sample_rate and words."),
+        ('{"config": {"sample_rate": "8k"}}', "config: sample_rate must be a whole number of Hz."),
+        ('{"config": {"sample_rate": true}}', "config: sample_rate must be a whole number of Hz."),
+        ('{"config": {"sample_rate": 7}}', "7"),
+    ],
+)
+def test_a_message_that_cannot_be_followed_is_answered_by_one_sentence(recognizer, streaming, message, complaint):
+    async def talk(client: ClientSession) -> tuple[dict, WSMsgType]:
+        async with client.ws_connect("/") as socket:
+            await socket.send_str(message)
+            await socket.send_bytes(bytes(200))
+            return await socket.receive_json(), (await socket.receive()).type
+
+    answer, then = serve(recognizer, streaming, talk)
+    assert complaint in answer["error"] and then == WSMsgType.CLOSE
+    assert not streaming._streams
+
+
+def test_settings_come_before_samples(recognizer, streaming):
+    async def talk(client: ClientSession) -> dict:
+        async with client.ws_connect("/") as socket:
+            await socket.send_bytes(bytes(200))
+            await socket.receive_json()
+            await socket.send_json({"config": {"sample_rate": 8000}})
+            return await socket.receive_json()
+
+    assert serve(recognizer, streaming, talk) == {"error": "config: it must come before the first samples."}
+
+
+def test_streams_of_connections_that_break_off_are_closed(recognizer, streaming):
+    async def talk(client: ClientSession) -> None:
+        socket = await client.ws_connect("/")
+        await socket.send_bytes(as_bytes(tones(SENTENCES[0])))
+        await socket.receive_json()
+        assert len(streaming._streams) == 1
+        socket._response.connection.transport.abort()
+        while streaming._streams:
+            await asyncio.sleep(0.01)
+
+    serve(recognizer, streaming, talk)
+
+
+def test_more_streams_than_allowed_are_refused_until_one_ends(recognizer, streaming):
+    async def talk(client: ClientSession) -> int:
+        first = await client.ws_connect("/")
+        refused = (await client.get("/", headers={**_UPGRADE})).status
+        await first.close()
+        await conversation(client, bytes(100))
+        return refused
+
+    assert serve(recognizer, streaming, talk, max_streams=1) == 503
+
+
+_UPGRADE = {
+    "Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13",
+    "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
+}  # fmt: skip
+
+
+def test_silent_connections_get_their_last_words_and_are_ended(recognizer, streaming):
+    async def talk(client: ClientSession) -> tuple[dict, WSMsgType]:
+        async with client.ws_connect("/") as socket:
+            await socket.send_bytes(as_bytes(tones(SENTENCES[0])))
+            await socket.receive_json()
+            return await socket.receive_json(), (await socket.receive()).type
+
+    answer, then = serve(recognizer, streaming, talk, idle_seconds=0.2)
+    assert answer["text"] == " ".join(SENTENCES[0]) and then == WSMsgType.CLOSE
+
+
+def test_open_streams_get_their_last_words_when_the_server_ends(recognizer, streaming):
+    async def session() -> dict:
+        async with ClientSession() as client:
+            async with Server(recognizer, streaming, ServerOptions()).listening("127.0.0.1", 0) as (address,):
+                socket = await client.ws_connect(address)
+                await socket.send_bytes(as_bytes(tones(SENTENCES[0])))
+                await socket.receive_json()
+                answer = asyncio.ensure_future(socket.receive_json())
+            return await answer
+
+    assert asyncio.run(session())["text"] == " ".join(SENTENCES[0])
+
+
+def test_a_port_that_is_taken_is_named(recognizer, streaming):
+    async def talk(client: ClientSession) -> None:
+        port = client._base_url.port
+        async with Server(recognizer, streaming, ServerOptions()).listening("127.0.0.1", port):
+            pass
+
+    with pytest.raises(AsrError, match=r"^127\.0\.0\.1, port \d+: the server cannot listen there \("):
+        serve(recognizer, streaming, talk)
+
+
+_MESSAGES = st.one_of(
+    st.binary(max_size=3000),
+    st.text(max_size=50),
+    st.sampled_from([{"eof": 1}, {"reset": 1}, {"config": {}}, {"config": {"sample_rate": 8000}}]).map(json.dumps),
+    st.recursive(st.none() | st.integers() | st.floats() | st.text(max_size=5), st.lists, max_leaves=5).map(
+        lambda value: json.dumps({"config": value})
+    ),
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(conversations=st.lists(st.lists(_MESSAGES, max_size=6), min_size=10, max_size=10))
+def test_any_messages_leave_the_server_working(recognizer, streaming, conversations):
+    async def talk(client: ClientSession) -> list[dict]:
+        for messages in conversations:
+            async with client.ws_connect("/") as socket:
+                for message in messages:
+                    await (socket.send_bytes if isinstance(message, bytes) else socket.send_str)(message)
+                    answer = await socket.receive(0.05 if "config" in str(message) else None)
+                    if answer.type in (WSMsgType.CLOSE, WSMsgType.CLOSED, WSMsgType.CLOSING):
+                        break
+        return await conversation(client, as_bytes(tones(SENTENCES[0])))
+
+    async def patient(client: ClientSession) -> list[dict]:
+        try:
+            return await talk(client)
+        except asyncio.TimeoutError:  # config has no answer
+            return await conversation(client, as_bytes(tones(SENTENCES[0])))
+
+    answers = serve(recognizer, streaming, patient)
+    assert [word for word, *_ in words_of(answers)] == SENTENCES[0]
+    assert not streaming._streams
+
+
+def recording(sentence: list[str], form: str = "WAV") -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, tones(sentence).numpy(), RATE, format=form)
+    return file.getvalue()
+
+
+def posted(recognizer, streaming, content: bytes | None, name: str = "talk.wav", fields=None, **limits) -> tuple:
+    """Status, type and text of the answer to a recording."""
+
+    async def talk(client: ClientSession) -> tuple[int, str, str]:
+        form = FormData(default_to_multipart=True)
+        for key, value in (fields or {}).items():
+            form.add_field(key, value)
+        if content is not None:
+            form.add_field("file", content, filename=name)
+        async with client.post("/v1/audio/transcriptions", data=form) as response:
+            return response.status, response.content_type, await response.text()
+
+    return serve(recognizer, streaming, talk, **limits)
+
+
+def test_recordings_become_text_in_each_format(recognizer, streaming):
+    content, text = recording(SENTENCES[0]), " ".join(SENTENCES[0])
+    fields = {"model": "whisper-1", "language": "en"}  # what clients of OpenAI send
+    assert posted(recognizer, streaming, content, fields=fields) == (
+        200, "application/json", json.dumps({"text": text})
+    )  # fmt: skip
+    plain = posted(recognizer, streaming, recording(SENTENCES[0], "FLAC"), "talk.flac", {"response_format": "text"})
+    assert plain == (200, "text/plain", f"{text}\n")
+    _, kind, subtitles = posted(recognizer, streaming, content, fields={"response_format": "srt"})
+    assert (
+        kind == "application/x-subrip" and subtitles.startswith("1\n00:00:00,") and text in subtitles.replace("\n", " ")
+    )
+    _, kind, subtitles = posted(recognizer, streaming, content, fields={"response_format": "vtt"})
+    assert kind == "text/vtt" and subtitles.startswith("WEBVTT")
+    _, _, everything = posted(recognizer, streaming, content, fields={"response_format": "verbose_json"})
+    record, result = json.loads(everything), recognizer(tones(SENTENCES[0]))[0]
+    assert record["text"] == text and record["duration"] == pytest.approx(result.duration, abs=1e-3)
+    assert [word["word"] for word in record["words"]] == SENTENCES[0]
+    assert " ".join(segment["text"] for segment in record["segments"]) == text
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "fields", "complaint"),
+    [
+        (None, "", {}, "no field 'file'"),
+        (b"text", "../talk.wav", {}, "talk.wav"),
+        (b"RIFF", "talk.wav", {"prompt": "x"}, "the field 'prompt' is not supported"),
+        (b"", "talk.wav", {"response_format": "docx"}, "response_format: there is no 'docx'"),
+        (bytes(3 << 20), "long.wav", {}, "long.wav: the file has more than 2 MB"),
+    ],
+)
+def test_a_request_that_cannot_be_answered_gets_one_sentence(recognizer, streaming, content, name, fields, complaint):
+    status, _, answer = posted(recognizer, streaming, content, name, fields, max_upload_mb=2)
+    message = json.loads(answer)["error"]["message"]
+    assert status == 400 and complaint in message and "/tmp" not in message and "asr-" not in message
+
+
+def test_what_is_no_form_is_refused_and_models_are_named(recognizer, streaming):
+    async def talk(client: ClientSession) -> list[object]:
+        wrong = await client.post("/v1/audio/transcriptions", data=b"{}")
+        models = await client.get("/v1/models")
+        hint = await client.get("/")
+        return [wrong.status, await wrong.json(), await models.json(), hint.status]
+
+    status, answer, models, hint = serve(recognizer, streaming, talk)
+    assert status == 400 and "multipart/form-data" in answer["error"]["message"]
+    assert models["data"][0]["id"] == recognizer.bundle.name and hint == 200
+
+
+def test_limits_are_above_zero():
+    with pytest.raises(AsrError, match="max_streams is 0; give a number above 0"):
+        ServerOptions(max_streams=0)
+
+
+def test_streams_say_whether_they_have_a_chunk(recognizer):
+    streams = StreamingRecognizer(recognizer, StreamingOptions())
+    first, second = streams.open(), streams.open()
+    streams.push(first, torch.zeros(4 * RATE))
+    assert streams.has_chunk(first) and not streams.has_chunk(second) and not streams.has_chunk(7)
+    while streams.is_ready:
+        streams.step()
+    assert not streams.has_chunk(first)
