@@ -32,7 +32,7 @@ _T = TypeVar("_T")
 _MAX_MESSAGE_BYTES = 1 << 20
 _MAX_FIELD_BYTES = 1 << 12
 _BLOCK_BYTES = 1 << 16
-_SHUTDOWN_SECONDS, _MOMENT = 30.0, 0.01
+_SHUTDOWN_SECONDS = 30.0
 _MAX_NAME, _MAX_SUFFIX = 80, 12
 
 # The keys of `config` messages that are honoured.
@@ -275,9 +275,7 @@ class Server:
             self._recordings.shutdown()
 
     async def _end_all(self, _: web.Application) -> None:
-        self._is_ending.set()
-        while self._num_open:
-            await asyncio.sleep(_MOMENT)
+        self._is_ending.set()  # aiohttp then waits for all connections
 
     async def _converse(self, request: web.Request) -> web.StreamResponse:
         socket = web.WebSocketResponse(max_msg_size=_MAX_MESSAGE_BYTES)
