@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import fcntl
 import json
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -174,24 +174,18 @@ class TeacherPosteriors:
 
     def _make(self, condition: int, num_outputs: Sequence[int], title: str) -> SparsePosteriors:
         """Runs the network and the forward-backward pass on all utterances of a condition."""
-        # Groups of equal numbers of outputs: the paths of all phones end with the utterance, not with padding.
-        by_length: dict[int, list[int]] = defaultdict(list)
-        for index, num in enumerate(num_outputs):
-            if num:
-                by_length[num].append(index)
-        size = {num: max(1, _FRAMES_PER_BATCH // num) for num in by_length}
-        groups = [
-            (num, same[begin : begin + size[num]])
-            for num, same in by_length.items()
-            for begin in range(0, len(same), size[num])
-        ]
+        by_length = sorted(filter(num_outputs.__getitem__, range(len(num_outputs))), key=num_outputs.__getitem__)
         kept = [_larger(np.zeros((0, self._num_columns), dtype=np.float32))] * len(num_outputs)
-        for num, group in track(groups, title):
-            features = [torch.from_numpy(self._corpus.features(index, condition).astype(np.float32)) for index in group]
-            score = self._score(features)[:, :num]
-            posterior = self._objective.denominator(score)[1].numpy()
-            for row, index in enumerate(group):
-                kept[index] = _larger(posterior[row])
+        for batch in track(_batches(by_length, num_outputs), title):
+            features = [torch.from_numpy(self._corpus.features(index, condition).astype(np.float32)) for index in batch]
+            scores = dict(zip(batch, self._score(features), strict=True))
+            # Groups of equal numbers of outputs: the paths of all phones end with the utterance, not with padding.
+            for num, equally_long in groupby(batch, num_outputs.__getitem__):
+                group = list(equally_long)
+                posterior = self._objective.denominator(torch.stack([scores[index][:num] for index in group]))[1]
+                kept_of_group = map(_larger, posterior.numpy())
+                for index, entries in zip(group, kept_of_group, strict=True):
+                    kept[index] = entries
         counts = np.concatenate([each[0] for each in kept])
         return SparsePosteriors(
             np.concatenate([[0], np.cumsum(num_outputs)]),
@@ -206,6 +200,16 @@ class TeacherPosteriors:
         with rounded_products():
             score: Tensor = self._network(nn.utils.rnn.pad_sequence(features, batch_first=True), num_frames)[0]
         return score.float()
+
+
+def _batches(by_length: Sequence[int], num_outputs: Sequence[int]) -> list[Sequence[int]]:
+    """Cuts utterances, the shortest first, into batches of a few thousand outputs, padding included."""
+    batches, begin = [], 0
+    for end in range(1, len(by_length) + 1):
+        if end == len(by_length) or num_outputs[by_length[end]] * (end + 1 - begin) > _FRAMES_PER_BATCH:
+            batches.append(by_length[begin:end])
+            begin = end
+    return batches
 
 
 def _larger(posterior: npt.NDArray[np.float32]) -> tuple[npt.NDArray[Any], ...]:

@@ -207,11 +207,26 @@ def own(folder: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_teachers_posteriors_are_those_of_each_utterance_alone(own: Path, states: TiedStates) -> None:
-    bundle = bundle_of(own, states)
-    corpus, objective = PreparedCorpus(own / "prepared"), LfMmi(bundle.denominator)
-    teacher = teacher_of(own, bundle, states)
-    for utterance, condition, first, length in ((0, 0, 0, 80), (3, 1, 20, 40), (5, 0, 79, 1)):
+def test_a_teachers_posteriors_are_those_of_each_utterance_alone(
+    folder: Path, states: TiedStates, tmp_path: Path
+) -> None:
+    """Also if it is read in a batch with longer ones."""
+    utterances = []
+    for number, length in enumerate((38400, 16000, 25600, 38400, 25600, 38400)):
+        samples, rate = soundfile.read(folder / f"{number}.wav")
+        soundfile.write(tmp_path / f"{number}.wav", samples[:length], rate)
+        utterances.append(("toy", Utterance(str(number), tmp_path / f"{number}.wav", "A", "one")))
+    write_corpus(tmp_path / "prepared", utterances, Lexicon({"A": [("a",)]}), Fbank(num_mel_bins=20), ("1", "1.1"))
+    bundle = bundle_of(folder, states)
+    corpus, objective = PreparedCorpus(tmp_path / "prepared"), LfMmi(bundle.denominator)
+    teacher = teacher_of(tmp_path, bundle, states)
+    for utterance, condition, first, length in (
+        (0, 0, 0, 80),
+        (1, 0, 0, 33),
+        (2, 1, 20, 20),
+        (3, 1, 20, 40),
+        (5, 0, 79, 1),
+    ):
         features = torch.from_numpy(corpus.features(utterance, condition).astype(np.float32))[None]
         with torch.no_grad(), rounded_products():
             score = bundle.acoustic_model.network.eval()(features, torch.tensor([features.shape[1]]))[0].float()
