@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -49,7 +49,7 @@ class ServerOptions:
     """Limits of a server.
 
     Args:
-        max_streams: the maximum number of WebSocket connections at a time.
+        max_connections: the maximum number of streams and requests with recordings at a time, together.
         idle_seconds: a connection that has sent nothing for this long is ended.
         max_upload_mb: the maximum size of a recording, in MB of 2^20 bytes.
 
@@ -57,7 +57,7 @@ class ServerOptions:
         AsrError: a limit is not above 0.
     """
 
-    max_streams: int = 64
+    max_connections: int = 64
     idle_seconds: float = 60.0
     max_upload_mb: float = 256.0
 
@@ -281,19 +281,23 @@ class Server:
         socket = web.WebSocketResponse(max_msg_size=_MAX_MESSAGE_BYTES)
         if not socket.can_prepare(request).ok:
             return web.Response(text="Connect with a WebSocket, or POST a recording to /v1/audio/transcriptions.\n")
-        if self._num_open >= self._options.max_streams or self._is_ending.is_set():
-            raise web.HTTPServiceUnavailable(text="All streams are in use; try again later.\n")
-        self._num_open += 1
-        try:
+        with self._place(), suppress(ConnectionError):  # of clients that do not wait for an answer
             await socket.prepare(request)
             conversation = Conversation(self._streams, socket, self._recognizer.sampling_rate)
             await conversation.run(lambda: self._next_message(socket))
             await socket.close(code=WSCloseCode.GOING_AWAY if self._is_ending.is_set() else WSCloseCode.OK)
-        except ConnectionError:
-            pass  # the client did not wait for an answer
+        return socket
+
+    @contextmanager
+    def _place(self) -> Iterator[None]:
+        """One of the connections that may be open at a time; status 503 if there is none."""
+        if self._num_open >= self._options.max_connections or self._is_ending.is_set():
+            raise web.HTTPServiceUnavailable(text="The server is busy; try again later.\n")
+        self._num_open += 1
+        try:
+            yield
         finally:
             self._num_open -= 1
-        return socket
 
     async def _next_message(self, socket: web.WebSocketResponse) -> Any:
         """A client's next message; None if it is silent for too long or the server ends."""
@@ -311,7 +315,7 @@ class Server:
         return web.json_response({"object": "list", "data": [{"id": self._recognizer.bundle.name, "object": "model"}]})
 
     async def _transcribe(self, request: web.Request) -> web.Response:
-        with tempfile.TemporaryDirectory(prefix="asr-") as folder:
+        with self._place(), tempfile.TemporaryDirectory(prefix="asr-") as folder:
             try:
                 fields, name, path = await self._received(request, Path(folder))
                 form = fields.get("response_format", "json")

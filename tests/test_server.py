@@ -193,15 +193,16 @@ def test_streams_of_connections_that_break_off_are_closed(recognizer, streaming)
     serve(recognizer, streaming, talk)
 
 
-def test_more_streams_than_allowed_are_refused_until_one_ends(recognizer, streaming):
-    async def talk(client: ClientSession) -> int:
+def test_more_connections_than_allowed_are_refused_until_one_ends(recognizer, streaming):
+    async def talk(client: ClientSession) -> tuple[int, int]:
         first = await client.ws_connect("/")
         refused = (await client.get("/", headers={**_UPGRADE})).status
+        recordings = (await client.post("/v1/audio/transcriptions")).status
         await first.close()
         await conversation(client, bytes(100))
-        return refused
+        return refused, recordings
 
-    assert serve(recognizer, streaming, talk, max_streams=1) == 503
+    assert serve(recognizer, streaming, talk, max_connections=1) == (503, 503)
 
 
 _UPGRADE = {
@@ -363,8 +364,8 @@ def test_what_is_no_form_is_refused_and_models_are_named(recognizer, streaming):
 
 
 def test_limits_are_above_zero():
-    with pytest.raises(AsrError, match="max_streams is 0; give a number above 0"):
-        ServerOptions(max_streams=0)
+    with pytest.raises(AsrError, match="max_connections is 0; give a number above 0"):
+        ServerOptions(max_connections=0)
 
 
 def test_streams_say_whether_they_have_a_chunk(recognizer):

@@ -23,8 +23,8 @@ Recognizes live audio and recordings for clients on the network:
   POST /v1/audio/transcriptions      a recording, by OpenAI's interface: json, verbose_json, text, srt or vtt
 
 All connections share one batch and the language model's caches. Ctrl-C or SIGTERM ends the server; open streams get
-their last words. There are no passwords and no encryption: behind --host 127.0.0.1, the default, only this machine's
-programs reach it.
+their last words. There are no passwords and no encryption; unless --host is given, only programs of this machine can
+connect.
 
 example:
   asr serve --port 2700
@@ -32,7 +32,7 @@ example:
 """
 
 _LIMITS: dict[str, tuple[type, str, str]] = {
-    "max_streams": (int, "NUMBER", "live connections at the same time; more are refused"),
+    "max_connections": (int, "NUMBER", "streams and recordings at the same time; more are refused"),
     "idle_seconds": (float, "SECONDS", "a live connection that sends nothing for this long is ended"),
     "max_upload_mb": (float, "MB", "maximum size of a recording"),
 }
