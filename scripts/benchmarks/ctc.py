@@ -113,6 +113,7 @@ PEER_BEAMS: dict[str, tuple[Any, ...]] = {
 MORE_BEAMS = (50, 150, 500)
 # 3 milliseconds a frame with a beam of 50 already
 TOO_SLOW = {("flashlight", "pieces", 200)}
+QUICK_TOO_SLOW = {("flashlight", "pieces", 50)}
 NUM_FREQUENT = 5000
 # Chosen on training speakers.
 SPELLING_PENALTY = -4.0
@@ -439,15 +440,16 @@ def peer_systems(
     """Those of the others, at each beam."""
     systems: list[System] = []
     kind = workload.tokens.kind
-    ways = {word: lexicon[word] for word in words if word in lexicon}
+    ways = lexicon.restricted_to(words)[0].pronunciations
+    too_slow = QUICK_TOO_SLOW if quick else TOO_SLOW
     for name in QUICK_PEERS if quick else (*QUICK_PEERS, "torchaudio"):
         if name == "pyctcdecode" and kind == "phones":
             continue
         spellings = words if name == "pyctcdecode" else ways
         with_beam = loaded_once(getattr(peers, name), workload.tokens, spellings, arpa, *scales)
-        for beam in PEER_BEAMS[name][: 1 if quick else None]:
-            if (name, kind, beam) not in TOO_SLOW:
-                systems.append((name, str(beam), functools.partial(with_beam, beam)))
+        beams = [beam for beam in PEER_BEAMS[name] if (name, kind, beam) not in too_slow]
+        for beam in beams[: 1 if quick else None]:
+            systems.append((name, str(beam), functools.partial(with_beam, beam)))
     return systems
 
 
