@@ -80,17 +80,27 @@ class GraphSearch:
         self.graph = graph
         self.boundary_id = tokens.boundary_id
         self._aligner = None if _tells_words(tokens, word_graph.lexicon) else WordAligner(word_graph.lexicon, graph)
-        fusion = config.lm_fusion
-        self._plain = TokenPassingDecoder(graph, self._options, lm_fusion=fusion, inputs="scores")
-        self._with_lattice = TokenPassingDecoder(
-            graph, self._options, lm_fusion=fusion, keep_lattice=True, inputs="scores"
+        # The other one is made when it is needed, if ever: each copies the graph's scores.
+        self._decoder(confidences)
+
+    def _decoder(self, keeps_lattice: bool) -> TokenPassingDecoder:
+        return self._with_lattice if keeps_lattice else self._plain
+
+    @functools.cached_property
+    def _plain(self) -> TokenPassingDecoder:
+        return TokenPassingDecoder(self.graph, self._options, lm_fusion=self._config.lm_fusion, inputs="scores")
+
+    @functools.cached_property
+    def _with_lattice(self) -> TokenPassingDecoder:
+        return TokenPassingDecoder(
+            self.graph, self._options, lm_fusion=self._config.lm_fusion, keep_lattice=True, inputs="scores"
         )
 
     def decode(self, frames: Frames, nbest: int) -> list[list[CTCHypothesis]]:
         """The best hypotheses of each utterance, best first, with distinct texts."""
         log_prob, num_frames = with_last_boundary(frames.log_prob, frames.num_frames, self.boundary_id)
         keeps = nbest > 1 or self._confidences
-        decoder = self._with_lattice if keeps else self._plain
+        decoder = self._decoder(keeps)
         with self._models.lent() as lm:
             results = decoder.decode(log_prob, num_frames, lm)
         return [
@@ -193,14 +203,13 @@ class GraphSearch:
 def _tells_words(tokens: CTCTokens, lexicon: Lexicon) -> bool:
     """Whether `CTCTokens.group` finds the words of a lexicon: each ends in the only boundary, or begins as a piece."""
     symbols = tokens.table.tokens
-    ways = (way for spellings in lexicon.pronunciations.values() for way in spellings)
     if tokens.boundary_id is not None:
         boundary = symbols[tokens.boundary_id]
-        return all(way[-1] == boundary and way.count(boundary) == 1 for way in ways)
+        return all(way[-1] == boundary and way.count(boundary) == 1 for way in lexicon.each())
     if tokens.kind != "pieces":
         return False
     beginnings = {symbols[entry] for entry in range(1, len(symbols)) if tokens.begins_word(entry)}
-    return all(way[0] in beginnings and beginnings.isdisjoint(way[1:]) for way in ways)
+    return all(way[0] in beginnings and beginnings.isdisjoint(way[1:]) for way in lexicon.each())
 
 
 def _num_shared(one: Sequence[Any], other: Sequence[Any]) -> int:

@@ -91,12 +91,7 @@ def read_lexicon(source: str | Path | Lexicon | Mapping[str, Any], tokens: CTCTo
         )
     if tokens.boundary_id is None:
         return lexicon
-    boundary = tokens.table.tokens[tokens.boundary_id]
-    both = {
-        word: [spelling for way in ways for spelling in ((way,) if way[-1] == boundary else (way, (*way, boundary)))]
-        for word, ways in lexicon.pronunciations.items()
-    }
-    return Lexicon(both, name=lexicon.name)
+    return lexicon.with_optional(tokens.table.tokens[tokens.boundary_id])
 
 
 def read_words(source: str | Path | Iterable[str]) -> list[str]:
@@ -181,7 +176,7 @@ def compile_graph(
             "that was estimated from text that is split into these tokens."
         )
     spelled = None if spelling is None else (spelling.key, spelling.penalty)
-    key = (tokens.table, tokens.word_boundary, _content_of(lexicon), ngram, max_ngrams, spelled)
+    key = (tokens.table, tokens.word_boundary, lexicon.checksum, ngram, max_ngrams, spelled)
     with _kept_lock:
         kept = _kept_graphs.get(key)
         if kept is not None:
@@ -244,7 +239,7 @@ def _checksum(
     described: list[Any] = [
         tokens.table.tokens,
         tokens.word_boundary,
-        list(lexicon.pronunciations.items()),
+        lexicon.checksum,
         ngram.order,
         max_ngrams,
     ]
@@ -296,10 +291,6 @@ def _save(compiled: WordGraph, path: Path) -> None:
         save_ngram_lm(compiled.letters.ngram, path.with_suffix(_LETTERS_SUFFIX))
     with atomic_path(path.with_suffix(_GRAPH_SUFFIX)) as partial:
         compiled.graph.save(partial)
-
-
-def _content_of(lexicon: Lexicon) -> Hashable:
-    return hash(tuple((word, tuple(ways)) for word, ways in lexicon.pronunciations.items()))
 
 
 def _refuse_others(lexicon: Mapping[Any, Any]) -> None:

@@ -213,6 +213,13 @@ class BeamSearchDecoderCTC:
     def _numbered(self, word: str) -> list[int]:
         return list(map(self._char_of.__getitem__, word))
 
+    def _trie_of(self, words: Sequence[str]) -> WordTrie:
+        length = np.fromiter(map(len, words), np.int64, len(words))
+        code = np.frombuffer("".join(words).encode("utf-32-le", "surrogatepass"), dtype="<u4")
+        # Characters are numbered from 1 in their order.
+        known = np.fromiter(map(ord, self._char_of), np.int64, len(self._char_of))
+        return WordTrie.of_characters(1 + np.searchsorted(known, code), length)
+
     @functools.cached_property
     def _known_words(self) -> _KnownWords:
         return _KnownWords.build(self)
@@ -621,7 +628,7 @@ class _KnownWords:
         """Builds the trie of a decoder's words that can be written with its labels."""
         listed, vocabulary, known = decoder._listed, decoder._vocabulary, decoder._unigrams or decoder._listed
         written = [word for word in dict.fromkeys([*known, *listed]) if decoder._is_written(word)]
-        trie = WordTrie.build([decoder._numbered(word) for word in written])
+        trie = decoder._trie_of(written)
         word = np.full(trie.num_nodes, UNK_ID, dtype=np.int64)
         ends, best_below = np.zeros(trie.num_nodes, dtype=bool), np.zeros(trie.num_nodes)
         if vocabulary is not None:

@@ -37,14 +37,18 @@ class WordTrie:
     @classmethod
     def build(cls, words: Sequence[Sequence[int]]) -> WordTrie:
         """Builds the trie of words, each a sequence of character numbers from 1."""
-        num_words = len(words)
-        length = np.fromiter(map(len, words), np.int64, num_words)
-        longest = int(length.max(initial=0))
+        length = np.fromiter(map(len, words), np.int64, len(words))
+        chars = np.fromiter((char for word in words for char in word), np.int64, int(length.sum()))
+        return cls.of_characters(chars, length)
+
+    @classmethod
+    def of_characters(cls, characters: IntArray, length: IntArray) -> WordTrie:
+        """The same of words one after the other, given the length (W,) of each."""
+        num_words, longest = len(length), int(length.max(initial=0))
         matrix = np.zeros((num_words, longest), dtype=np.int64)
-        if num_words:
-            rows = np.repeat(np.arange(num_words), length)
-            columns = np.arange(int(length.sum())) - np.repeat(np.cumsum(length) - length, length)
-            matrix[rows, columns] = np.fromiter((char for word in words for char in word), np.int64, len(rows))
+        rows = np.repeat(np.arange(num_words), length)
+        columns = np.arange(len(characters)) - np.repeat(np.cumsum(length) - length, length)
+        matrix[rows, columns] = characters
         node = np.zeros(num_words, dtype=np.int64)
         parents, chars, depths = [np.array([-1])], [np.array([0])], [np.array([0])]
         num_nodes = 1

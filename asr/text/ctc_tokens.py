@@ -108,10 +108,11 @@ class CTCTokens:
         )
         self.columns = [self.blank_id, *(column for column in range(len(self.symbols)) if column != self.blank_id)]
         self.table = TokenTable((self._table_name(column) for column in self.columns[1:]), name=self.name)
-        self._longest = max(len(symbol) for symbol in self.symbols)
         self._text_symbols = frozenset(
             symbol for symbol in self.table.tokens[1:] if symbol not in _SPECIAL and not _PLACEHOLDERS.fullmatch(symbol)
         )
+        self._written = self._text_symbols - {self.word_boundary}  # those that words are written in
+        self._longest = max(map(len, self._written), default=0)
         marked = self.kind == "pieces" and not self.uses_continuations
         self.is_byte_level = marked and are_byte_level(self._text_symbols, PIECE_PREFIX)
         self._bytes_of = self._bytes_of_pieces()
@@ -180,7 +181,10 @@ class CTCTokens:
             if not all(piece in self._text_symbols for piece in pieces):
                 return []
             spellings.append(pieces)
-        if len(spellings) < self.num_spellings:
+        elif self.num_spellings == 1:
+            shortest = self._shortest(text)
+            spellings += () if shortest is None else (shortest,)
+        if len(spellings) < self.num_spellings > 1:
             others = (pieces for pieces in self._segmentations(text) if pieces not in spellings)
             spellings.extend(itertools.islice(others, self.num_spellings - len(spellings)))
         end = () if self.word_boundary is None else (_as_entry(self.word_boundary),)
@@ -206,10 +210,34 @@ class CTCTokens:
         # A lone `▁` is a boundary, not a word.
         return [span for span in words if any(self.text_of(entries[at]) for at in range(*span))]
 
+    def _shortest(self, word: str) -> tuple[str, ...] | None:
+        """The first of `_segmentations`, found in less time; None if there is none."""
+        text, written = self._marked(word), self._written
+        num = len(text)
+        if self._longest == 1 and not self.uses_continuations:
+            return tuple(text) if num and written.issuperset(text) else None
+        # For each place, the fewest symbols from there to the end, and the first of them, the longest if there are two.
+        fewest, first, ends = [num + 1] * num + [0], [""] * num, [0] * num
+        for begin in range(num - 1, -1, -1):
+            mark = CONTINUATION_PREFIX if self.uses_continuations and begin else ""
+            for end in range(min(num, begin + self._longest), begin, -1):
+                if fewest[end] + 1 < fewest[begin] and (symbol := mark + text[begin:end]) in written:
+                    fewest[begin], first[begin], ends[begin] = fewest[end] + 1, symbol, end
+        if not 0 < fewest[0] <= num:
+            return None
+        spelling, place = [], 0
+        while place < num:
+            spelling.append(first[place])
+            place = ends[place]
+        return tuple(spelling)
+
+    def _marked(self, word: str) -> str:
+        prefix = PIECE_PREFIX if self.kind == "pieces" and not self.uses_continuations else ""
+        return prefix + word.replace(" ", PIECE_PREFIX)
+
     def _segmentations(self, word: str) -> Iterator[tuple[str, ...]]:
         """All ways to write a word in symbols: fewer symbols come first, and among equally many, longer first ones."""
-        prefix = PIECE_PREFIX if self.kind == "pieces" and not self.uses_continuations else ""
-        text = prefix + word.replace(" ", PIECE_PREFIX)
+        text = self._marked(word)
         num = len(text)
         if not num:
             return
@@ -220,7 +248,7 @@ class CTCTokens:
             mark = CONTINUATION_PREFIX if self.uses_continuations and begin else ""
             for end in range(min(num, begin + self._longest), begin, -1):
                 symbol = mark + text[begin:end]
-                if most[end] < 0 or symbol not in self._text_symbols or symbol == self.word_boundary:
+                if most[end] < 0 or symbol not in self._written:
                     continue
                 symbols[begin].append((end, symbol))
                 fewest[begin] = min(fewest[begin], 1 + fewest[end])

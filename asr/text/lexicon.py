@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import lzma
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,8 +22,8 @@ _STRESSED_VOWEL = re.compile(r"^(?P<phone>[A-Z]{2})[0-2]$")
 _PROBABILITY = re.compile(r"^(?:[0-9]*\.[0-9]+|[0-9]+[eE]-[0-9]+)(?:[eE][-+]?[0-9]+)?$")
 
 
-# They separate the phones of a pronunciation and the pronunciations of a word; no phone contains them.
-_PHONES, _VARIANTS = "\x1f", "\x1e"
+# They separate the phones of a pronunciation, the pronunciations of a word, and words; no phone contains them.
+_PHONES, _VARIANTS, _WORDS = "\x1f", "\x1e", "\x1d"
 
 
 class _Pronunciations(Mapping[str, list[Pronunciation]]):
@@ -150,9 +151,23 @@ class Lexicon:
     @property
     def phones(self) -> tuple[str, ...]:
         """All phones, sorted."""
-        return tuple(
-            sorted({phone for variants in self.pronunciations.values() for each in variants for phone in each})
-        )
+        found: set[str] = set()
+        for spelled in self.pronunciations.joined.values():
+            found.update(spelled.replace(_VARIANTS, _PHONES).split(_PHONES))
+        return tuple(sorted(found))
+
+    @property
+    def checksum(self) -> str:
+        """The SHA-256 of all words and pronunciations in their order."""
+        joined = self.pronunciations.joined
+        parts = (_WORDS.join(joined), _WORDS.join(joined.values()))
+        return hashlib.sha256((2 * _WORDS).join(parts).encode("utf-8", "surrogatepass")).hexdigest()
+
+    def each(self) -> Iterator[Pronunciation]:
+        """The pronunciations of all words."""
+        for spelled in self.pronunciations.joined.values():
+            for variant in spelled.split(_VARIANTS):
+                yield tuple(variant.split(_PHONES))
 
     def __len__(self) -> int:
         return len(self.pronunciations)
@@ -169,6 +184,22 @@ class Lexicon:
         joined = self.pronunciations.joined
         unknown = [word for word in wanted if word not in joined]
         return Lexicon._of({word: joined[word] for word in wanted if word in joined}, self.name), unknown
+
+    def with_optional(self, last: str) -> Lexicon:
+        """The lexicon in which every pronunciation that does not end in this phone is followed by the same with it."""
+        end = _PHONES + last
+
+        def both(variant: str) -> str:
+            return variant if variant == last or variant.endswith(end) else variant + _VARIANTS + variant + end
+
+        joined = {}
+        for word, spelled in self.pronunciations.joined.items():
+            if _VARIANTS in spelled:
+                variants = [each for variant in spelled.split(_VARIANTS) for each in both(variant).split(_VARIANTS)]
+                joined[word] = _VARIANTS.join(dict.fromkeys(variants))
+            else:
+                joined[word] = both(spelled)
+        return Lexicon._of(joined, self.name)
 
     def merged_with(self, other: Lexicon) -> Lexicon:
         """This lexicon plus the words that only `other` has."""

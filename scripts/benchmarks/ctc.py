@@ -44,7 +44,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -80,13 +80,16 @@ from scripts.benchmarks.report import table
 from scripts.benchmarks.speech import recordings
 
 KINDS = ("letters", "pieces", "phones")
-# The language model's scale and what is added for a word, the same for all decoders; with the neural model also its
-# weight in the interpolation. Chosen by `tune`.
-SCALES = {"letters": (0.5, 0.0), "pieces": (0.5, 3.0), "phones": (0.75, 1.5)}
-NEURAL_SCALES = {"letters": (0.75, 0.0, 0.7), "pieces": (0.5, 3.0, 0.7), "phones": (1.0, 1.5, 0.7)}
-TRIED_SCALES = (0.5, 0.75, 1.0, 1.25)
-TRIED_WORD_SCORES = (0.0, 1.5, 3.0)
+# The language model's scale and what is added for a word, chosen by `tune`: for all decoders that find the best path,
+# and for those that sum over paths, pyctcdecode and our replacement.
+SCALES = {"letters": (0.75, 0.0), "pieces": (0.5, 3.0), "phones": (0.75, 0.0)}
+SUMMED_SCALES = {"letters": (0.5, 1.5), "pieces": (0.5, 3.0)}
+NEURAL_SCALES = {"letters": (0.75, 0.0), "pieces": (0.5, 3.0), "phones": (0.75, 0.0)}
+SUMMED_NEURAL_SCALES = {"letters": (0.75, 1.5), "pieces": (0.5, 3.0)}
+NEURAL_WEIGHT = 0.85
 USUAL_WEIGHT = 0.7
+TRIED_SCALES = (0.25, 0.5, 0.75, 1.0, 1.25)
+TRIED_WORD_SCORES = (0.0, 1.5, 3.0, 4.5)
 OTHER_WEIGHTS = (0.5, 0.85)
 # Of `CTCDecodingConfig`: search_beam, max_active_states, output_beam, context_beam
 TUNING_BEAMS = (11.0, 600, 6.0, 6.0)
@@ -113,6 +116,7 @@ PEER_BEAMS: dict[str, tuple[Any, ...]] = {
 MORE_BEAMS = (50, 150, 500)
 # 3 milliseconds a frame with a beam of 50 already
 TOO_SLOW = {("flashlight", "pieces", 200)}
+QUICK_TOO_SLOW = {("flashlight", "pieces", 50)}
 NUM_FREQUENT = 5000
 # Chosen on training speakers.
 SPELLING_PENALTY = -4.0
@@ -121,8 +125,11 @@ NUM_PASSES = 3
 ENOUGH_SECONDS = 1.0
 # Each loads the n-gram model by itself, for some seconds.
 QUICK_PEERS = ("pyctcdecode", "flashlight")
+# Their threads end in a forked process, where the next search would wait for them; so no search runs before a fork.
+WITH_THREADS = ("k2",)
 OUR_PREFIX = "ours, summed"
 """The name of our prefix beam search, which sums over paths, and over spellings in pieces."""
+_T = TypeVar("_T")
 Decode = Callable[[Tensor], list[str]]
 Make = Callable[[], Decode]
 System = tuple[str, str, Make]
@@ -207,24 +214,23 @@ def measure(
     if not arpa.is_file():
         arpa.parent.mkdir(parents=True, exist_ok=True)
         write_arpa(trie_of(ngram), arpa)
-    words, scales = listed_words(ngram), SCALES[kind]
+    words, scales, summed_scales = listed_words(ngram), SCALES[kind], SUMMED_SCALES.get(kind, ())
     lexicon = lexicon_of(bundle, words, workload.tokens)
     systems = our_systems(workload, ngram, lexicon, scales, quick)
     if kind != "phones":
-        systems += prefix_systems(workload, ngram, words, scales, quick)
-    systems += peer_systems(workload, words, lexicon, arpa, scales, quick)
+        systems += prefix_systems(workload, ngram, words, summed_scales, quick)
+    systems += peer_systems(workload, words, lexicon, arpa, quick)
     graph = functools.lru_cache(1)(lambda: built(workload, ngram, lexicon, scales).word_graph.graph)  # type: ignore[union-attr]
     if not quick:
         systems += graph_systems(workload, graph, scales)
     if bundle.rnn_lm is not None and neural:
         if kind != "phones":
             systems += neural_prefix_systems(workload, bundle, ngram, words, quick)
-        *neural_scales, weight = NEURAL_SCALES[kind]
         for beam, most, output_beam, context_beam in NEURAL_QUICK_BEAMS if quick else NEURAL_BEAMS:
             beams = {"search_beam": beam, "max_active_states": most}
             beams |= {"output_beam": output_beam, "context_beam": context_beam}
-            beams |= {"lm": bundle, "lm_weight": weight}
-            make = functools.partial(ours, workload, ngram, lexicon, neural_scales, **beams)
+            beams |= {"lm": bundle, "lm_weight": NEURAL_WEIGHT}
+            make = functools.partial(ours, workload, ngram, lexicon, NEURAL_SCALES[kind], **beams)
             systems.append(("ours, neural", f"{beam:g}/{context_beam:g}", make))
     rows = []
     for name, beam, make in systems:
@@ -232,9 +238,12 @@ def measure(
             continue
         try:
             num_passes, decode = 1 if "neural" in name else NUM_PASSES, make()
-            rows.append({"system": name, "beam": beam, **run(decode, workload, num_passes)})
+            row = {"system": name, "beam": beam}
             if num_cores:
-                rows[-1]["ms_by_clock"] = time_by_clock(decode, workload, num_passes, num_cores)
+                # First, before a neural model knows the scores.
+                row["ms_by_clock"] = time_by_clock(decode, workload, num_passes, num_cores)
+            measured = functools.partial(run, decode, workload, num_passes)
+            rows.append({**row, **(in_fork(measured) if num_cores and name in WITH_THREADS else measured())})
         except ImportError:
             continue
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
@@ -257,7 +266,7 @@ def tune(
     """Word error rates in % for each choice of scales: of the graph search, of the summed search, and their mean.
 
     All pairs of scales are tried with the n-gram model, and with the recurrent model at its usual weight; then other
-    weights with the best pair. The recurrent model is one for all choices, because it caches scores.
+    weights with the pair of the least mean. The recurrent model is one for all choices, because it caches scores.
     """
     tokens = workload.tokens
     graph = built(workload, ngram, lexicon, (1.0, 0.0)).word_graph
@@ -404,14 +413,15 @@ def neural_prefix_systems(
     workload: CTCWorkload, bundle: Bundle, ngram: NgramLM, words: Sequence[str], quick: bool
 ) -> list[System]:
     """The same with the recurrent model, interpolated with the n-gram model as in `CTCDecoder`."""
-    *scales, weight = NEURAL_SCALES[workload.tokens.kind]
+    scales = SUMMED_NEURAL_SCALES[workload.tokens.kind]
 
     def language_model() -> LanguageModel:
-        return interpolated(mapped_to(model_maker(bundle, words)[0](), ngram.vocabulary, warn=False), ngram, weight)
+        recurrent = mapped_to(model_maker(bundle, words)[0](), ngram.vocabulary, warn=False)
+        return interpolated(recurrent, ngram, NEURAL_WEIGHT)
 
     return [
         ("ours, summed, neural", str(beam), functools.partial(summed, workload, language_model, words, scales, beam))
-        for beam in PEER_BEAMS["pyctcdecode"][: 1 if quick else None]
+        for beam in PEER_BEAMS["pyctcdecode"][: 2 if quick else None]
     ]
 
 
@@ -434,20 +444,21 @@ def summed(
 
 
 def peer_systems(
-    workload: CTCWorkload, words: Sequence[str], lexicon: Lexicon, arpa: Path, scales: Sequence[float], quick: bool
+    workload: CTCWorkload, words: Sequence[str], lexicon: Lexicon, arpa: Path, quick: bool
 ) -> list[System]:
     """Those of the others, at each beam."""
     systems: list[System] = []
     kind = workload.tokens.kind
-    ways = {word: lexicon[word] for word in words if word in lexicon}
+    ways = lexicon.restricted_to(words)[0].pronunciations
+    too_slow = QUICK_TOO_SLOW if quick else TOO_SLOW
     for name in QUICK_PEERS if quick else (*QUICK_PEERS, "torchaudio"):
         if name == "pyctcdecode" and kind == "phones":
             continue
-        spellings = words if name == "pyctcdecode" else ways
+        spellings, scales = (words, SUMMED_SCALES[kind]) if name == "pyctcdecode" else (ways, SCALES[kind])
         with_beam = loaded_once(getattr(peers, name), workload.tokens, spellings, arpa, *scales)
-        for beam in PEER_BEAMS[name][: 1 if quick else None]:
-            if (name, kind, beam) not in TOO_SLOW:
-                systems.append((name, str(beam), functools.partial(with_beam, beam)))
+        beams = [beam for beam in PEER_BEAMS[name] if (name, kind, beam) not in too_slow]
+        for beam in beams[: 1 if quick else None]:
+            systems.append((name, str(beam), functools.partial(with_beam, beam)))
     return systems
 
 
@@ -499,12 +510,15 @@ def time_by_clock(decode: Decode, workload: CTCWorkload, num_passes: int, num_co
         threading.BrokenBarrierError: a process has ended or takes longer than ten minutes.
     """
     context = multiprocessing.get_context("fork")
-    barrier = context.Barrier(num_cores + 1, timeout=600.0)
+    barrier, goes_on = context.Barrier(num_cores + 1, timeout=600.0), context.Value("b", True)
 
     def work(first: int) -> None:
         try:
-            for _ in range(num_passes):
+            decode(workload.frames[0][:20])
+            while True:
                 barrier.wait()
+                if not goes_on.value:
+                    return
                 for log_prob in workload.frames[first::num_cores]:
                     decode(log_prob)
                 barrier.wait()
@@ -515,13 +529,33 @@ def time_by_clock(decode: Decode, workload: CTCWorkload, num_passes: int, num_co
     workers = [context.Process(target=work, args=(first,), daemon=True) for first in range(num_cores)]
     for worker in workers:
         worker.start()
-    times = []
-    for _ in range(num_passes):
+    times: list[float] = []
+    while len(times) < num_passes and sum(times) < ENOUGH_SECONDS:
         barrier.wait()
         begin = time.perf_counter()
         barrier.wait()
         times.append(time.perf_counter() - begin)
+    goes_on.value = False
+    barrier.wait()
+    for worker in workers:
+        worker.join()
     return 1000.0 * min(times) / workload.num_frames
+
+
+def in_fork(measure: Callable[[], _T]) -> _T:
+    """What a function returns in a process forked from this one.
+
+    Raises:
+        EOFError: the function has failed, which that process reports on stderr.
+    """
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    worker = context.Process(target=lambda: sender.send(measure()), daemon=True)
+    worker.start()
+    sender.close()
+    found: _T = receiver.recv()
+    worker.join()
+    return found
 
 
 def _error_rate(references: Iterable[Sequence[str]], found: Iterable[Sequence[str]]) -> float:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import multiprocessing
+import os
 import random
 import threading
 import time
@@ -235,6 +237,9 @@ def test_processes_share_the_utterances(workload: CTCWorkload) -> None:
     assert found[0] >= 3 * seconds > found[1] >= seconds
     with pytest.raises(threading.BrokenBarrierError):
         ctc.time_by_clock(fails, workload, 1, 2)
+    assert ctc.in_fork(os.getppid) == os.getpid()
+    with pytest.raises(EOFError):
+        ctc.in_fork(lambda: fails(torch.zeros(1)))
 
 
 @pytest.mark.one_stack
@@ -245,6 +250,23 @@ def test_the_most_frequent_words_come_first() -> None:
     words = ctc.frequent_words(ngram, 5000)
     assert len(set(words)) == 5000
     assert {"THE", "AND", "OF", "TO"} < set(words[:8])
+
+
+@pytest.mark.slow
+def test_slow_decoders_make_few_passes(workload: CTCWorkload, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = multiprocessing.Value("i", 0)
+
+    def decode(log_prob: torch.Tensor) -> list[str]:
+        with calls:
+            calls.value += 1
+        time.sleep(0.01)
+        return []
+
+    for seconds, num_passes in ((1.0, 3), (0.02, 1)):
+        monkeypatch.setattr(ctc, "ENOUGH_SECONDS", seconds)
+        calls.value = 0
+        ctc.time_by_clock(decode, workload, 3, 1)
+        assert calls.value == 1 + num_passes * len(workload.frames)
 
 
 def row(system: str, wer: float, time: float) -> dict[str, Any]:

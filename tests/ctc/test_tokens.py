@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -111,6 +112,24 @@ def test_several_spellings_of_a_word() -> None:
     for wrong in (0, -1, 1.5, True):
         with pytest.raises(AsrError, match=f"num_spellings is {wrong!r}"):
             CTCTokens(symbols, num_spellings=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "symbols",
+    [
+        ["-", "|", "a", "b", "c", "d"],
+        ["<pad>", "<space>", "a", "b"],
+        ["<blk>", "▁", "▁a", "▁ab", "ab", "ba", "c", "abc", "b"],
+        ["<blk>", "▁a", "bc", "▁ab", "c", "cab", "ca", "bca"],
+        ["[PAD]", "a", "##b", "##ab", "ab", "##ba", "b", "##c", "abc"],
+    ],
+)
+def test_one_spelling_is_the_first_of_many(symbols: list[str]) -> None:
+    one, many = CTCTokens(symbols), CTCTokens(symbols, num_spellings=1000)
+    words = ["".join(letters) for length in range(6) for letters in itertools.product("abcd|", repeat=length)]
+    found = [one.spell(word) for word in words]
+    assert found == [many.spell(word)[:1] for word in words]
+    assert [] in found and max(map(len, found)) == 1
 
 
 def test_the_spelling_of_the_piece_model_comes_first() -> None:

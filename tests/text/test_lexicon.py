@@ -53,6 +53,34 @@ def test_pronunciations_that_differ_in_stress_only_become_one(tmp_path: Path) ->
     assert len(Lexicon.from_file(path, keep_stress=True)["RECORD"]) == 2
 
 
+def test_an_optional_last_phone() -> None:
+    lexicon = Lexicon(
+        {"AB": [("A", "B"), ("A", "B", "|"), ("B",)], "C": [("C", "|")], "|": [("|",)], "D": [("|", "D")]}
+    )
+    assert lexicon.with_optional("|").pronunciations == {
+        "AB": [("A", "B"), ("A", "B", "|"), ("B",), ("B", "|")],
+        "C": [("C", "|")],
+        "|": [("|",)],
+        "D": [("|", "D"), ("|", "D", "|")],
+    }
+
+
+def test_checksums_and_lists_are_of_all_pronunciations() -> None:
+    ways = {"AB": [("A", "B"), ("B",)], "C": [("C",)]}
+    lexicon = Lexicon(ways, name="one")
+    assert list(lexicon.each()) == [("A", "B"), ("B",), ("C",)]
+    assert lexicon.phones == ("A", "B", "C")
+    assert lexicon.checksum == Lexicon(dict(ways), name="other").checksum
+    others: list[dict[str, list[tuple[str, ...]]]] = [
+        {"AB": [("A", "B")], "C": [("C",)]},
+        {"AB": [("A",), ("B",)], "C": [("C",)]},
+        {"C": [("C",)], "AB": [("A", "B"), ("B",)]},
+        {"A": [("A", "B"), ("B",)], "BC": [("C",)]},
+        {"AB": [("AB",), ("B",)], "C": [("C",)]},
+    ]
+    assert len({lexicon.checksum, *(Lexicon(other).checksum for other in others)}) == 1 + len(others)
+
+
 def test_compressed_files_read_the_same(tmp_path: Path) -> None:
     plain = Lexicon.from_file(write(tmp_path / "lexicon.txt", CMUDICT))
     (tmp_path / "lexicon.xz").write_bytes(lzma.compress(CMUDICT.encode()))

@@ -8,6 +8,8 @@ raises ImportError where it is not installed.
 
 from __future__ import annotations
 
+import copy
+import functools
 import importlib
 import io
 import math
@@ -36,14 +38,23 @@ WithBeam = Callable[..., Decode]
 def pyctcdecode(tokens: CTCTokens, words: Sequence[str], arpa: Path, lm_scale: float, insertion: float) -> WithBeam:
     """pyctcdecode over letters or pieces; the beam is `beam_width`."""
     package = importlib.import_module("pyctcdecode")
-    labels = labels_of(tokens)
+    lm = copy.copy(_pyctcdecode_lm(tuple(words), arpa))
+    lm.reset_params(alpha=lm_scale, beta=insertion)
     with redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
-        decoder = package.build_ctcdecoder(labels, str(arpa), list(words), alpha=lm_scale, beta=insertion)
+        decoder = package.BeamSearchDecoderCTC(package.Alphabet.build_alphabet(labels_of(tokens)), lm)
 
     def with_beam(beam_width: int) -> Decode:
         return lambda log_prob: list(decoder.decode(log_prob.numpy(), beam_width=beam_width).split())
 
     return with_beam
+
+
+@functools.lru_cache(1)
+def _pyctcdecode_lm(words: tuple[str, ...], arpa: Path) -> Any:
+    """pyctcdecode's trie of words with KenLM, which does not depend on tokens and scales."""
+    package, ken = importlib.import_module("pyctcdecode"), importlib.import_module("kenlm")
+    with redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
+        return package.LanguageModel(ken.Model(str(arpa)), words)
 
 
 def labels_of(tokens: CTCTokens) -> list[str]:
@@ -60,14 +71,8 @@ def flashlight(
 ) -> WithBeam:
     """flashlight-text's lexicon decoder with KenLM; the beam is `beam_size`."""
     text = importlib.import_module("flashlight.lib.text.decoder")
-    ken = importlib.import_module("flashlight.lib.text.decoder.kenlm")
-    dictionary = importlib.import_module("flashlight.lib.text.dictionary")
-    entries = dictionary.Dictionary()
-    for word in [*spellings, "<unk>"]:
-        entries.add_entry(word)
+    entries, lm = _flashlight_lm(tuple(spellings), arpa)
     unk = entries.get_index("<unk>")
-    entries.set_default_index(unk)
-    lm = ken.KenLM(str(arpa), entries)
     silence = tokens.symbols.index(tokens.word_boundary) if tokens.word_boundary is not None else tokens.blank_id
     trie, start = text.Trie(len(tokens), silence), lm.start(False)
     for word, ways in spellings.items():
@@ -99,6 +104,17 @@ def flashlight(
         return decode
 
     return with_beam
+
+
+@functools.lru_cache(1)
+def _flashlight_lm(words: tuple[str, ...], arpa: Path) -> Any:
+    """flashlight-text's numbers of words, and KenLM, which do not depend on tokens."""
+    ken = importlib.import_module("flashlight.lib.text.decoder.kenlm")
+    entries = importlib.import_module("flashlight.lib.text.dictionary").Dictionary()
+    for word in [*words, "<unk>"]:
+        entries.add_entry(word)
+    entries.set_default_index(entries.get_index("<unk>"))
+    return entries, ken.KenLM(str(arpa), entries)
 
 
 def torchaudio(
