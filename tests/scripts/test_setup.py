@@ -106,7 +106,7 @@ def test_stack_a_is_installed_once(machine: Machine) -> None:
     pip, k2, all_else, project = machine.asked_of_pip()
     assert "pip==25.3" in pip and "--requirement constraints/k2.txt" in k2
     assert "--dry-run" in all_else and "--no-deps --editable ." in project
-    assert "--constraint constraints/stack-a.txt --editable .[k2,graph,media,train,onnx]" in all_else
+    assert "--constraint constraints/stack-a.txt --editable .[k2,graph,media,serve,train,onnx]" in all_else
     assert machine.setup().stdout == first.stdout and machine.asked_of_pip() == []
     assert machine.setup("--tests").returncode == 0 and ".[all]" in machine.asked_of_pip()[-2]
     assert machine.setup().stdout == first.stdout and machine.asked_of_pip() == []
