@@ -37,6 +37,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import math
 import multiprocessing
 import os
 import sys
@@ -44,7 +45,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -114,15 +115,14 @@ PEER_BEAMS: dict[str, tuple[Any, ...]] = {
 }
 # Of the summed search, besides pyctcdecode's.
 MORE_BEAMS = (50, 150, 500)
+# Of the summed search with the neural model in --quick.
+SMALL_BEAM = 30
 # 3 milliseconds a frame with a beam of 50 already
 TOO_SLOW = {("flashlight", "pieces", 200)}
 QUICK_TOO_SLOW = {("flashlight", "pieces", 50)}
 NUM_FREQUENT = 5000
-# Chosen on training speakers.
-SPELLING_PENALTY = -4.0
-NUM_PASSES = 3
-# A decoder whose passes have taken so long makes no further one.
-ENOUGH_SECONDS = 1.0
+TRIED_PENALTIES = (-8.0, -6.0, -4.0, -2.0, 0.0)
+SPELLING_PENALTIES = {"letters": -2.0, "pieces": -8.0, "phones": 0.0}
 # Each loads the n-gram model by itself, for some seconds.
 QUICK_PEERS = ("pyctcdecode", "flashlight")
 # Their threads end in a forked process, where the next search would wait for them; so no search runs before a fork.
@@ -134,6 +134,16 @@ Decode = Callable[[Tensor], list[str]]
 Make = Callable[[], Decode]
 System = tuple[str, str, Make]
 """Name, beam, and what makes it."""
+
+
+class Passes(NamedTuple):
+    """How often a decoder reads the utterances: `most` times, but not again after `seconds`."""
+
+    most: int
+    seconds: float
+
+
+PASSES, QUICK_PASSES, ONE_PASS = Passes(3, 1.0), Passes(3, 0.3), Passes(1, math.inf)
 
 
 def main(arguments: list[str]) -> int:
@@ -171,7 +181,11 @@ def main(arguments: list[str]) -> int:
     results: dict[str, Any] = {}
     if options.tune:
         for kind in options.kinds:
-            results[kind] = tune_of(bundle, read_out_held(bundle, workloads[kind], options.corpora))
+            held = read_out_held(bundle, workloads[kind], options.corpora)
+            if options.spelled is None:
+                results[kind] = tune_of(bundle, held)
+            else:
+                results[kind] = measure_spelled(kind, bundle, held, options.spelled or TRIED_PENALTIES)
         print(json.dumps(results))
         return 0
     if options.train:
@@ -193,7 +207,8 @@ def main(arguments: list[str]) -> int:
             kind, bundle, workload, options.quick, not options.no_neural, options.systems, num_cores
         )
         if options.spelled is not None:
-            results[kind]["spelled"] = measure_spelled(kind, bundle, workload, options.spelled or (SPELLING_PENALTY,))
+            penalties = options.spelled or (SPELLING_PENALTIES[kind],)
+            results[kind]["spelled"] = measure_spelled(kind, bundle, workload, penalties)
     print(json.dumps(results))
     return 0
 
@@ -237,12 +252,12 @@ def measure(
         if names is not None and name not in names:
             continue
         try:
-            num_passes, decode = 1 if "neural" in name else NUM_PASSES, make()
+            passes, decode = ONE_PASS if "neural" in name else QUICK_PASSES if quick else PASSES, make()
             row = {"system": name, "beam": beam}
             if num_cores:
                 # First, before a neural model knows the scores.
-                row["ms_by_clock"] = time_by_clock(decode, workload, num_passes, num_cores)
-            measured = functools.partial(run, decode, workload, num_passes)
+                row["ms_by_clock"] = time_by_clock(decode, workload, passes, num_cores)
+            measured = functools.partial(run, decode, workload, passes)
             rows.append({**row, **(in_fork(measured) if num_cores and name in WITH_THREADS else measured())})
         except ImportError:
             continue
@@ -283,9 +298,10 @@ def tune(
             ((best,),) = search.decode(as_frames(log_prob, None, tokens, "log_probs", torch.device("cpu")), 1)
             return best.text.split()
 
-        found = {"graph": run(by_graph, workload, 1)["wer"]}
+        found = {"graph": run(by_graph, workload, ONE_PASS)["wer"]}
         if tokens.kind != "phones":
-            found["summed"] = run(summed(workload, lambda: lm, words, scales, 100), workload, 1)["wer"]
+            decode = summed(workload, lambda: lm, words, scales, 100)
+            found["summed"] = run(decode, workload, ONE_PASS)["wer"]
         of_choice = {"weight": weight, "lm_scale": scales[0], "word_score": scales[1]}
         rows.append({**of_choice, **found, "mean": sum(found.values()) / len(found)})
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
@@ -313,7 +329,7 @@ def measure_free(workload: CTCWorkload, corpora: Path) -> list[dict[str, Any]]:
     rows = []
     for name, beam, make in ctc_free.systems(workload, corpora):
         try:
-            rows.append({"system": name, "beam": beam, **run(make(), workload, NUM_PASSES, in_letters=True)})
+            rows.append({"system": name, "beam": beam, **run(make(), workload, PASSES, in_letters=True)})
         except ImportError:
             continue
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
@@ -421,7 +437,7 @@ def neural_prefix_systems(
 
     return [
         ("ours, summed, neural", str(beam), functools.partial(summed, workload, language_model, words, scales, beam))
-        for beam in PEER_BEAMS["pyctcdecode"][: 2 if quick else None]
+        for beam in ((SMALL_BEAM,) if quick else PEER_BEAMS["pyctcdecode"])
     ]
 
 
@@ -489,11 +505,11 @@ def loaded_once(load: Callable[..., Callable[..., Decode]], *arguments: Any) -> 
     return with_beam
 
 
-def run(decode: Decode, workload: CTCWorkload, num_passes: int, in_letters: bool = False) -> dict[str, float]:
+def run(decode: Decode, workload: CTCWorkload, passes: Passes, in_letters: bool = False) -> dict[str, float]:
     """Word error rate in %, and that in letters if asked for, and CPU milliseconds a frame in the fastest pass."""
     decode(workload.frames[0][:20])
     times: list[float] = []
-    while len(times) < num_passes and sum(times) < ENOUGH_SECONDS:
+    while len(times) < passes.most and sum(times) < passes.seconds:
         begin = time.process_time()
         found = [decode(log_prob) for log_prob in workload.frames]
         times.append(time.process_time() - begin)
@@ -503,7 +519,7 @@ def run(decode: Decode, workload: CTCWorkload, num_passes: int, in_letters: bool
     return rates | {"ms_per_frame": 1000.0 * min(times) / workload.num_frames}
 
 
-def time_by_clock(decode: Decode, workload: CTCWorkload, num_passes: int, num_cores: int) -> float:
+def time_by_clock(decode: Decode, workload: CTCWorkload, passes: Passes, num_cores: int) -> float:
     """Milliseconds a frame in the fastest pass, by the clock, where processes forked from this one share a pass.
 
     Raises:
@@ -530,7 +546,7 @@ def time_by_clock(decode: Decode, workload: CTCWorkload, num_passes: int, num_co
     for worker in workers:
         worker.start()
     times: list[float] = []
-    while len(times) < num_passes and sum(times) < ENOUGH_SECONDS:
+    while len(times) < passes.most and sum(times) < passes.seconds:
         barrier.wait()
         begin = time.perf_counter()
         barrier.wait()
