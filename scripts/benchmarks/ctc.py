@@ -1,4 +1,4 @@
-"""`CTCDecoder` compared with other decoders: the same frames, n-gram model, lexicon and scales, beams swept.
+"""`CTCDecoder` compared with other decoders: the same frames, n-gram model and lexicon, beams swept.
 
     scripts/bench ctc --quick
     scripts/bench ctc --utterances 60 --kinds letters phones
@@ -7,11 +7,16 @@ For letters, pieces and phones, each decoder's beam is swept. The frames are net
 `--train`, `--networks` or stored next to this module by `--record`. All decoders run one utterance at a time on one
 thread. Times are CPU seconds of this process, the least of three passes, or of fewer that take a second together; there
 is only one pass with the neural model, because it caches scores. Words, n-gram model and neural model, which is
-interpolated with the n-gram model, are those of the librispeech bundle. Peers that are not installed are skipped;
---quick uses only the first two. kaldi-decoder, sherpa-onnx, whose only beam is the number of active states, and k2
-search our graph; flashlight-text, torchaudio and pyctcdecode use n-gram model and lexicon. Ours is measured twice:
-`CTCDecoder`, and our replacement of pyctcdecode, which sums over paths; both also with the neural model inside. The
-last line is one JSON object; for each kind of tokens it has
+interpolated with the n-gram model, are those of the librispeech bundle. Peers that are not installed are skipped.
+kaldi-decoder, sherpa-onnx, whose only beam is the number of active states, and k2 search our graph; flashlight-text,
+torchaudio and pyctcdecode use n-gram model and lexicon. Ours is measured twice: `CTCDecoder`, and our replacement of
+pyctcdecode, which sums over paths; both also with the neural model inside.
+
+With --quick there are eight utterances, one to three beams of each decoder, passes of 0.3 seconds, and of the peers
+pyctcdecode and flashlight-text. It takes less than a minute once graphs and loops are compiled, which the first call
+does.
+
+The last line is one JSON object; for each kind of tokens it has
 
 - `wer_ours`, `wer_best_peer`, `wer_ours_neural`: the lowest word error rates in % over the beams;
 - `time_over_best_peer_at_equal_wer`: the time of our fastest beam that is no worse than the best peer, divided by that
@@ -20,14 +25,16 @@ last line is one JSON object; for each kind of tokens it has
 - `neural_time_over_pyctcdecode`: our time with the neural model, at its fastest beam with fewer errors than any peer,
   divided by the time of pyctcdecode's beam with the fewest errors.
 
-Scales are those with the fewest errors of two held-out training speakers, the same for all decoders with the n-gram
-model; `--tune` prints the errors for each choice (`tune`). With `--lexicon-free`, decoders without a word list are
-measured instead, see `scripts.benchmarks.ctc_free`. `--train` measures all of this with the outputs of networks that
-read posteriors of phones by the bundle's acoustic model. The first call trains them, five minutes of one core for each
-kind, and six minutes for the posteriors (`scripts.benchmarks.ctc_networks`).
+Scales are those with the fewest errors of two held-out training speakers, for two kinds of search: those that find the
+best path, and those that sum over paths, which are pyctcdecode and our replacement. `--tune` prints the errors for each
+choice (`tune`), with `--spelled` those for each spelling penalty. With `--lexicon-free`, decoders without a word list
+are measured instead, see `scripts.benchmarks.ctc_free`. `--train` measures all of this with the outputs of networks
+that read posteriors of phones by the bundle's acoustic model. The first call trains them, five minutes of one core for
+each kind, and six minutes for the posteriors (`scripts.benchmarks.ctc_networks`).
 
 With `--all-cores`, forked processes, one for each core, share the utterances as well, and `ms_by_clock` is the time by
-the clock for a frame. Each decoder, ours included, then has one copy for each process.
+the clock for a frame. Each decoder, ours included, then has one copy for each process. JSON then also has
+`all_cores_over_pyctcdecode` and so on: `time_over_...` by this clock.
 
 With `--spelled` the key `spelled` gives the effect of spelling words outside a list of 5,000; see `measure_spelled`.
 """
@@ -121,6 +128,7 @@ SMALL_BEAM = 30
 TOO_SLOW = {("flashlight", "pieces", 200)}
 QUICK_TOO_SLOW = {("flashlight", "pieces", 50)}
 NUM_FREQUENT = 5000
+# Of words outside the list; chosen by `--tune --spelled`.
 TRIED_PENALTIES = (-8.0, -6.0, -4.0, -2.0, 0.0)
 SPELLING_PENALTIES = {"letters": -2.0, "pieces": -8.0, "phones": 0.0}
 # Each loads the n-gram model by itself, for some seconds.
@@ -130,6 +138,8 @@ WITH_THREADS = ("k2",)
 OUR_PREFIX = "ours, summed"
 """The name of our prefix beam search, which sums over paths, and over spellings in pieces."""
 _T = TypeVar("_T")
+OURS, NEURAL, NEURAL_PREFIX = "ours", "ours, neural", "ours, summed, neural"
+SYSTEMS = (OURS, OUR_PREFIX, *PEER_BEAMS, NEURAL, NEURAL_PREFIX)
 Decode = Callable[[Tensor], list[str]]
 Make = Callable[[], Decode]
 System = tuple[str, str, Make]
@@ -152,7 +162,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="kinds of tokens (default: all)")
     parser.add_argument("--utterances", type=int, help="utterances of each kind (default: 40, with --quick 8)")
     parser.add_argument("--corpora", type=Path, default=default_corpora(), help="folder with librispeech/")
-    parser.add_argument("--systems", nargs="+", help="only decoders of these names, as in the table")
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, help="only these decoders (default: all)")
     parser.add_argument("--no-neural", action="store_true", help="without the recurrent language model")
     parser.add_argument("--lexicon-free", action="store_true", help="decoders without a word list instead")
     parser.add_argument("--train", action="store_true", help="outputs of networks that are trained for this")
@@ -170,7 +180,7 @@ def main(arguments: list[str]) -> int:
         nargs="*",
         type=float,
         metavar="PENALTY",
-        help="also measure words outside a list of the 5,000 most frequent, for each spelling penalty (default: -4)",
+        help="also measure words outside a list of the 5,000 most frequent, for each spelling penalty",
     )
     options = parser.parse_args(arguments)
     num_utts = options.utterances or (8 if options.quick else 40)
@@ -246,7 +256,7 @@ def measure(
             beams |= {"output_beam": output_beam, "context_beam": context_beam}
             beams |= {"lm": bundle, "lm_weight": NEURAL_WEIGHT}
             make = functools.partial(ours, workload, ngram, lexicon, NEURAL_SCALES[kind], **beams)
-            systems.append(("ours, neural", f"{beam:g}/{context_beam:g}", make))
+            systems.append((NEURAL, f"{beam:g}/{context_beam:g}", make))
     rows = []
     for name, beam, make in systems:
         if names is not None and name not in names:
@@ -262,7 +272,8 @@ def measure(
         except ImportError:
             continue
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-    table(f"{workload.name}: {len(workload.frames)} utterances, {workload.num_frames} frames", rows)
+    if rows:
+        table(f"{workload.name}: {len(workload.frames)} utterances, {workload.num_frames} frames", rows)
     return summary(rows, workload)
 
 
@@ -407,7 +418,7 @@ def our_systems(
     """Our decoder at each beam."""
     return [
         (
-            "ours",
+            OURS,
             f"{beam:g}/{most}",
             functools.partial(ours, workload, ngram, lexicon, scales, search_beam=beam, max_active_states=most),
         )
@@ -436,7 +447,7 @@ def neural_prefix_systems(
         return interpolated(recurrent, ngram, NEURAL_WEIGHT)
 
     return [
-        ("ours, summed, neural", str(beam), functools.partial(summed, workload, language_model, words, scales, beam))
+        (NEURAL_PREFIX, str(beam), functools.partial(summed, workload, language_model, words, scales, beam))
         for beam in ((SMALL_BEAM,) if quick else PEER_BEAMS["pyctcdecode"])
     ]
 
@@ -585,17 +596,17 @@ def summary(rows: Sequence[dict[str, Any]], workload: CTCWorkload) -> dict[str, 
     by_system: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         by_system.setdefault(row["system"], []).append(row)
-    own = by_system.get("ours", []) + by_system.get(OUR_PREFIX, [])
-    neural = by_system.get("ours, neural", []) + by_system.get("ours, summed, neural", [])
+    own = by_system.get(OURS, []) + by_system.get(OUR_PREFIX, [])
+    neural = by_system.get(NEURAL, []) + by_system.get(NEURAL_PREFIX, [])
     best_peer = min((row["wer"] for name in PEER_BEAMS for row in by_system.get(name, [])), default=None)
     peer_rows = [row for name in PEER_BEAMS for row in by_system.get(name, [])]
 
-    def ratio(others: Sequence[dict[str, Any]]) -> float | None:
+    def ratio(others: Sequence[dict[str, Any]], time: str = "ms_per_frame") -> float | None:
         if not others:
             return None
         wer = min(row["wer"] for row in others)
-        theirs = min(row["ms_per_frame"] for row in others if row["wer"] == wer)
-        good = [row["ms_per_frame"] for row in own if row["wer"] <= wer]
+        theirs = min(row[time] for row in others if row["wer"] == wer)
+        good = [row[time] for row in own if row["wer"] <= wer]
         return round(min(good) / theirs, 4) if good else None
 
     pyctc = by_system.get("pyctcdecode", [])
@@ -611,4 +622,7 @@ def summary(rows: Sequence[dict[str, Any]], workload: CTCWorkload) -> dict[str, 
         "wer_ours_neural": round(min(row["wer"] for row in neural), 3) if neural else None,
         "neural_time_over_pyctcdecode": round(fastest / theirs[1], 4) if fastest and theirs else None,
     }
-    return found | {f"time_over_{name}": ratio(by_system.get(name, [])) for name in PEER_BEAMS}
+    found |= {f"time_over_{name}": ratio(by_system.get(name, [])) for name in PEER_BEAMS}
+    if any("ms_by_clock" in row for row in rows):
+        found |= {f"all_cores_over_{name}": ratio(by_system.get(name, []), "ms_by_clock") for name in PEER_BEAMS}
+    return found

@@ -289,3 +289,7 @@ def test_times_are_compared_at_the_errors_of_the_other(workload: CTCWorkload) ->
     assert found["time_over_best_peer_at_equal_wer"] is None
     assert found["neural_time_over_pyctcdecode"] == 0.25  # the fastest below 9 % takes 5
     assert found["time_over_torchaudio"] is None
+    assert "all_cores_over_k2" not in found
+    found = ctc.summary([{**each, "ms_by_clock": each["wer"] * each["ms_per_frame"]} for each in rows], workload)
+    assert found["all_cores_over_pyctcdecode"] == 0.1
+    assert found["all_cores_over_flashlight"] == round(80.0 / 176.0, 4)
