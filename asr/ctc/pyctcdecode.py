@@ -468,17 +468,19 @@ class BeamSearchDecoderCTC:
             raise AsrError(
                 f"the logits have the shape {values.shape}; give (frames, {len(self._columns)}), one column per label."
             )
-        values = values.astype(np.float64, order="C")
-        if not np.isfinite(values.max(axis=1)).all():
+        # The search reads single precision, so that these need no more.
+        values = np.require(values, None if values.dtype == np.float32 else np.float64, ["C", "W"])
+        given = torch.from_numpy(values)
+        if not bool(given.amax(1).isfinite().all()):
             raise AsrError(
                 "the logits have NaN, infinity or a frame of nothing but -inf in them; check the network's input and "
                 "weights."
             )
-        if len(values) and values.min() >= 0 and np.abs(values.sum(axis=1) - 1).max() <= TOLERANCE:
-            values = np.log(np.clip(values, 1e-15, 1))
+        if len(values) and given.amin() >= 0 and np.abs(values.sum(axis=1, dtype=np.float64) - 1).max() <= TOLERANCE:
+            values = np.log(np.clip(values, 1e-15, 1, dtype=np.float64))
         else:
             # Faster than NumPy.
-            values = torch.from_numpy(values).log_softmax(1).clamp_(_LEAST_LOG_PROB, 0).numpy()
+            values = given.log_softmax(1).clamp_(_LEAST_LOG_PROB, 0).numpy()
         ordered = values if self._blank == 0 else values[:, self._columns]
         return np.ascontiguousarray(ordered, dtype=np.float32)
 

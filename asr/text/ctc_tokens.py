@@ -113,6 +113,7 @@ class CTCTokens:
         )
         self._written = self._text_symbols - {self.word_boundary}  # those that words are written in
         self._longest = max(map(len, self._written), default=0)
+        self._beginnings = {symbol[:end] for symbol in self._written for end in range(1, len(symbol) + 1)}
         marked = self.kind == "pieces" and not self.uses_continuations
         self.is_byte_level = marked and are_byte_level(self._text_symbols, PIECE_PREFIX)
         self._bytes_of = self._bytes_of_pieces()
@@ -220,9 +221,14 @@ class CTCTokens:
         fewest, first, ends = [num + 1] * num + [0], [""] * num, [0] * num
         for begin in range(num - 1, -1, -1):
             mark = CONTINUATION_PREFIX if self.uses_continuations and begin else ""
-            for end in range(min(num, begin + self._longest), begin, -1):
-                if fewest[end] + 1 < fewest[begin] and (symbol := mark + text[begin:end]) in written:
-                    fewest[begin], first[begin], ends[begin] = fewest[end] + 1, symbol, end
+            least = num
+            for end in range(begin + 1, min(num, begin + self._longest) + 1):
+                symbol = mark + text[begin:end]
+                if symbol not in self._beginnings:
+                    break
+                if fewest[end] <= least and symbol in written:
+                    least, first[begin], ends[begin] = fewest[end], symbol, end
+            fewest[begin] = least + 1
         if not 0 < fewest[0] <= num:
             return None
         spelling, place = [], 0

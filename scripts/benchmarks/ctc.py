@@ -1,4 +1,4 @@
-"""`CTCDecoder` compared with other decoders: the same frames, n-gram model, lexicon and scales, beams swept.
+"""`CTCDecoder` compared with other decoders: the same frames, n-gram model and lexicon, beams swept.
 
     scripts/bench ctc --quick
     scripts/bench ctc --utterances 60 --kinds letters phones
@@ -7,11 +7,16 @@ For letters, pieces and phones, each decoder's beam is swept. The frames are net
 `--train`, `--networks` or stored next to this module by `--record`. All decoders run one utterance at a time on one
 thread. Times are CPU seconds of this process, the least of three passes, or of fewer that take a second together; there
 is only one pass with the neural model, because it caches scores. Words, n-gram model and neural model, which is
-interpolated with the n-gram model, are those of the librispeech bundle. Peers that are not installed are skipped;
---quick uses only the first two. kaldi-decoder, sherpa-onnx, whose only beam is the number of active states, and k2
-search our graph; flashlight-text, torchaudio and pyctcdecode use n-gram model and lexicon. Ours is measured twice:
-`CTCDecoder`, and our replacement of pyctcdecode, which sums over paths; both also with the neural model inside. The
-last line is one JSON object; for each kind of tokens it has
+interpolated with the n-gram model, are those of the librispeech bundle. Peers that are not installed are skipped.
+kaldi-decoder, sherpa-onnx, whose only beam is the number of active states, and k2 search our graph; flashlight-text,
+torchaudio and pyctcdecode use n-gram model and lexicon. Ours is measured twice: `CTCDecoder`, and our replacement of
+pyctcdecode, which sums over paths; both also with the neural model inside.
+
+With --quick there are eight utterances, one to three beams of each decoder, passes of 0.3 seconds, and of the peers
+pyctcdecode and flashlight-text. It takes less than a minute once graphs and loops are compiled, which the first call
+does.
+
+The last line is one JSON object; for each kind of tokens it has
 
 - `wer_ours`, `wer_best_peer`, `wer_ours_neural`: the lowest word error rates in % over the beams;
 - `time_over_best_peer_at_equal_wer`: the time of our fastest beam that is no worse than the best peer, divided by that
@@ -20,14 +25,16 @@ last line is one JSON object; for each kind of tokens it has
 - `neural_time_over_pyctcdecode`: our time with the neural model, at its fastest beam with fewer errors than any peer,
   divided by the time of pyctcdecode's beam with the fewest errors.
 
-Scales are those with the fewest errors of two held-out training speakers, the same for all decoders with the n-gram
-model; `--tune` prints the errors for each choice (`tune`). With `--lexicon-free`, decoders without a word list are
-measured instead, see `scripts.benchmarks.ctc_free`. `--train` measures all of this with the outputs of networks that
-read posteriors of phones by the bundle's acoustic model. The first call trains them, five minutes of one core for each
-kind, and six minutes for the posteriors (`scripts.benchmarks.ctc_networks`).
+Scales are those with the fewest errors of two held-out training speakers, for two kinds of search: those that find the
+best path, and those that sum over paths, which are pyctcdecode and our replacement. `--tune` prints the errors for each
+choice (`tune`), with `--spelled` those for each spelling penalty. With `--lexicon-free`, decoders without a word list
+are measured instead, see `scripts.benchmarks.ctc_free`. `--train` measures all of this with the outputs of networks
+that read posteriors of phones by the bundle's acoustic model. The first call trains them, five minutes of one core for
+each kind, and six minutes for the posteriors (`scripts.benchmarks.ctc_networks`).
 
 With `--all-cores`, forked processes, one for each core, share the utterances as well, and `ms_by_clock` is the time by
-the clock for a frame. Each decoder, ours included, then has one copy for each process.
+the clock for a frame. Each decoder, ours included, then has one copy for each process. JSON then also has
+`all_cores_over_pyctcdecode` and so on: `time_over_...` by this clock.
 
 With `--spelled` the key `spelled` gives the effect of spelling words outside a list of 5,000; see `measure_spelled`.
 """
@@ -37,6 +44,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import math
 import multiprocessing
 import os
 import sys
@@ -44,7 +52,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -114,15 +122,15 @@ PEER_BEAMS: dict[str, tuple[Any, ...]] = {
 }
 # Of the summed search, besides pyctcdecode's.
 MORE_BEAMS = (50, 150, 500)
+# Of the summed search with the neural model in --quick.
+SMALL_BEAM = 30
 # 3 milliseconds a frame with a beam of 50 already
 TOO_SLOW = {("flashlight", "pieces", 200)}
 QUICK_TOO_SLOW = {("flashlight", "pieces", 50)}
 NUM_FREQUENT = 5000
-# Chosen on training speakers.
-SPELLING_PENALTY = -4.0
-NUM_PASSES = 3
-# A decoder whose passes have taken so long makes no further one.
-ENOUGH_SECONDS = 1.0
+# Of words outside the list; chosen by `--tune --spelled`.
+TRIED_PENALTIES = (-8.0, -6.0, -4.0, -2.0, 0.0)
+SPELLING_PENALTIES = {"letters": -2.0, "pieces": -8.0, "phones": 0.0}
 # Each loads the n-gram model by itself, for some seconds.
 QUICK_PEERS = ("pyctcdecode", "flashlight")
 # Their threads end in a forked process, where the next search would wait for them; so no search runs before a fork.
@@ -130,10 +138,22 @@ WITH_THREADS = ("k2",)
 OUR_PREFIX = "ours, summed"
 """The name of our prefix beam search, which sums over paths, and over spellings in pieces."""
 _T = TypeVar("_T")
+OURS, NEURAL, NEURAL_PREFIX = "ours", "ours, neural", "ours, summed, neural"
+SYSTEMS = (OURS, OUR_PREFIX, *PEER_BEAMS, NEURAL, NEURAL_PREFIX)
 Decode = Callable[[Tensor], list[str]]
 Make = Callable[[], Decode]
 System = tuple[str, str, Make]
 """Name, beam, and what makes it."""
+
+
+class Passes(NamedTuple):
+    """How often a decoder reads the utterances: `most` times, but not again after `seconds`."""
+
+    most: int
+    seconds: float
+
+
+PASSES, QUICK_PASSES, ONE_PASS = Passes(3, 1.0), Passes(3, 0.3), Passes(1, math.inf)
 
 
 def main(arguments: list[str]) -> int:
@@ -142,7 +162,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="kinds of tokens (default: all)")
     parser.add_argument("--utterances", type=int, help="utterances of each kind (default: 40, with --quick 8)")
     parser.add_argument("--corpora", type=Path, default=default_corpora(), help="folder with librispeech/")
-    parser.add_argument("--systems", nargs="+", help="only decoders of these names, as in the table")
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, help="only these decoders (default: all)")
     parser.add_argument("--no-neural", action="store_true", help="without the recurrent language model")
     parser.add_argument("--lexicon-free", action="store_true", help="decoders without a word list instead")
     parser.add_argument("--train", action="store_true", help="outputs of networks that are trained for this")
@@ -160,7 +180,7 @@ def main(arguments: list[str]) -> int:
         nargs="*",
         type=float,
         metavar="PENALTY",
-        help="also measure words outside a list of the 5,000 most frequent, for each spelling penalty (default: -4)",
+        help="also measure words outside a list of the 5,000 most frequent, for each spelling penalty",
     )
     options = parser.parse_args(arguments)
     num_utts = options.utterances or (8 if options.quick else 40)
@@ -171,7 +191,11 @@ def main(arguments: list[str]) -> int:
     results: dict[str, Any] = {}
     if options.tune:
         for kind in options.kinds:
-            results[kind] = tune_of(bundle, read_out_held(bundle, workloads[kind], options.corpora))
+            held = read_out_held(bundle, workloads[kind], options.corpora)
+            if options.spelled is None:
+                results[kind] = tune_of(bundle, held)
+            else:
+                results[kind] = measure_spelled(kind, bundle, held, options.spelled or TRIED_PENALTIES)
         print(json.dumps(results))
         return 0
     if options.train:
@@ -193,7 +217,8 @@ def main(arguments: list[str]) -> int:
             kind, bundle, workload, options.quick, not options.no_neural, options.systems, num_cores
         )
         if options.spelled is not None:
-            results[kind]["spelled"] = measure_spelled(kind, bundle, workload, options.spelled or (SPELLING_PENALTY,))
+            penalties = options.spelled or (SPELLING_PENALTIES[kind],)
+            results[kind]["spelled"] = measure_spelled(kind, bundle, workload, penalties)
     print(json.dumps(results))
     return 0
 
@@ -231,23 +256,24 @@ def measure(
             beams |= {"output_beam": output_beam, "context_beam": context_beam}
             beams |= {"lm": bundle, "lm_weight": NEURAL_WEIGHT}
             make = functools.partial(ours, workload, ngram, lexicon, NEURAL_SCALES[kind], **beams)
-            systems.append(("ours, neural", f"{beam:g}/{context_beam:g}", make))
+            systems.append((NEURAL, f"{beam:g}/{context_beam:g}", make))
     rows = []
     for name, beam, make in systems:
         if names is not None and name not in names:
             continue
         try:
-            num_passes, decode = 1 if "neural" in name else NUM_PASSES, make()
+            passes, decode = ONE_PASS if "neural" in name else QUICK_PASSES if quick else PASSES, make()
             row = {"system": name, "beam": beam}
             if num_cores:
                 # First, before a neural model knows the scores.
-                row["ms_by_clock"] = time_by_clock(decode, workload, num_passes, num_cores)
-            measured = functools.partial(run, decode, workload, num_passes)
+                row["ms_by_clock"] = time_by_clock(decode, workload, passes, num_cores)
+            measured = functools.partial(run, decode, workload, passes)
             rows.append({**row, **(in_fork(measured) if num_cores and name in WITH_THREADS else measured())})
         except ImportError:
             continue
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-    table(f"{workload.name}: {len(workload.frames)} utterances, {workload.num_frames} frames", rows)
+    if rows:
+        table(f"{workload.name}: {len(workload.frames)} utterances, {workload.num_frames} frames", rows)
     return summary(rows, workload)
 
 
@@ -283,9 +309,10 @@ def tune(
             ((best,),) = search.decode(as_frames(log_prob, None, tokens, "log_probs", torch.device("cpu")), 1)
             return best.text.split()
 
-        found = {"graph": run(by_graph, workload, 1)["wer"]}
+        found = {"graph": run(by_graph, workload, ONE_PASS)["wer"]}
         if tokens.kind != "phones":
-            found["summed"] = run(summed(workload, lambda: lm, words, scales, 100), workload, 1)["wer"]
+            decode = summed(workload, lambda: lm, words, scales, 100)
+            found["summed"] = run(decode, workload, ONE_PASS)["wer"]
         of_choice = {"weight": weight, "lm_scale": scales[0], "word_score": scales[1]}
         rows.append({**of_choice, **found, "mean": sum(found.values()) / len(found)})
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
@@ -313,7 +340,7 @@ def measure_free(workload: CTCWorkload, corpora: Path) -> list[dict[str, Any]]:
     rows = []
     for name, beam, make in ctc_free.systems(workload, corpora):
         try:
-            rows.append({"system": name, "beam": beam, **run(make(), workload, NUM_PASSES, in_letters=True)})
+            rows.append({"system": name, "beam": beam, **run(make(), workload, PASSES, in_letters=True)})
         except ImportError:
             continue
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
@@ -391,7 +418,7 @@ def our_systems(
     """Our decoder at each beam."""
     return [
         (
-            "ours",
+            OURS,
             f"{beam:g}/{most}",
             functools.partial(ours, workload, ngram, lexicon, scales, search_beam=beam, max_active_states=most),
         )
@@ -420,8 +447,8 @@ def neural_prefix_systems(
         return interpolated(recurrent, ngram, NEURAL_WEIGHT)
 
     return [
-        ("ours, summed, neural", str(beam), functools.partial(summed, workload, language_model, words, scales, beam))
-        for beam in PEER_BEAMS["pyctcdecode"][: 2 if quick else None]
+        (NEURAL_PREFIX, str(beam), functools.partial(summed, workload, language_model, words, scales, beam))
+        for beam in ((SMALL_BEAM,) if quick else PEER_BEAMS["pyctcdecode"])
     ]
 
 
@@ -489,11 +516,11 @@ def loaded_once(load: Callable[..., Callable[..., Decode]], *arguments: Any) -> 
     return with_beam
 
 
-def run(decode: Decode, workload: CTCWorkload, num_passes: int, in_letters: bool = False) -> dict[str, float]:
+def run(decode: Decode, workload: CTCWorkload, passes: Passes, in_letters: bool = False) -> dict[str, float]:
     """Word error rate in %, and that in letters if asked for, and CPU milliseconds a frame in the fastest pass."""
     decode(workload.frames[0][:20])
     times: list[float] = []
-    while len(times) < num_passes and sum(times) < ENOUGH_SECONDS:
+    while len(times) < passes.most and sum(times) < passes.seconds:
         begin = time.process_time()
         found = [decode(log_prob) for log_prob in workload.frames]
         times.append(time.process_time() - begin)
@@ -503,7 +530,7 @@ def run(decode: Decode, workload: CTCWorkload, num_passes: int, in_letters: bool
     return rates | {"ms_per_frame": 1000.0 * min(times) / workload.num_frames}
 
 
-def time_by_clock(decode: Decode, workload: CTCWorkload, num_passes: int, num_cores: int) -> float:
+def time_by_clock(decode: Decode, workload: CTCWorkload, passes: Passes, num_cores: int) -> float:
     """Milliseconds a frame in the fastest pass, by the clock, where processes forked from this one share a pass.
 
     Raises:
@@ -530,7 +557,7 @@ def time_by_clock(decode: Decode, workload: CTCWorkload, num_passes: int, num_co
     for worker in workers:
         worker.start()
     times: list[float] = []
-    while len(times) < num_passes and sum(times) < ENOUGH_SECONDS:
+    while len(times) < passes.most and sum(times) < passes.seconds:
         barrier.wait()
         begin = time.perf_counter()
         barrier.wait()
@@ -569,17 +596,17 @@ def summary(rows: Sequence[dict[str, Any]], workload: CTCWorkload) -> dict[str, 
     by_system: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         by_system.setdefault(row["system"], []).append(row)
-    own = by_system.get("ours", []) + by_system.get(OUR_PREFIX, [])
-    neural = by_system.get("ours, neural", []) + by_system.get("ours, summed, neural", [])
+    own = by_system.get(OURS, []) + by_system.get(OUR_PREFIX, [])
+    neural = by_system.get(NEURAL, []) + by_system.get(NEURAL_PREFIX, [])
     best_peer = min((row["wer"] for name in PEER_BEAMS for row in by_system.get(name, [])), default=None)
     peer_rows = [row for name in PEER_BEAMS for row in by_system.get(name, [])]
 
-    def ratio(others: Sequence[dict[str, Any]]) -> float | None:
+    def ratio(others: Sequence[dict[str, Any]], time: str = "ms_per_frame") -> float | None:
         if not others:
             return None
         wer = min(row["wer"] for row in others)
-        theirs = min(row["ms_per_frame"] for row in others if row["wer"] == wer)
-        good = [row["ms_per_frame"] for row in own if row["wer"] <= wer]
+        theirs = min(row[time] for row in others if row["wer"] == wer)
+        good = [row[time] for row in own if row["wer"] <= wer]
         return round(min(good) / theirs, 4) if good else None
 
     pyctc = by_system.get("pyctcdecode", [])
@@ -595,4 +622,7 @@ def summary(rows: Sequence[dict[str, Any]], workload: CTCWorkload) -> dict[str, 
         "wer_ours_neural": round(min(row["wer"] for row in neural), 3) if neural else None,
         "neural_time_over_pyctcdecode": round(fastest / theirs[1], 4) if fastest and theirs else None,
     }
-    return found | {f"time_over_{name}": ratio(by_system.get(name, [])) for name in PEER_BEAMS}
+    found |= {f"time_over_{name}": ratio(by_system.get(name, [])) for name in PEER_BEAMS}
+    if any("ms_by_clock" in row for row in rows):
+        found |= {f"all_cores_over_{name}": ratio(by_system.get(name, []), "ms_by_clock") for name in PEER_BEAMS}
+    return found

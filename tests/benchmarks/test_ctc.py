@@ -233,10 +233,12 @@ def test_processes_share_the_utterances(workload: CTCWorkload) -> None:
     def fails(log_prob: torch.Tensor) -> list[str]:
         raise ValueError("not this one")
 
-    found = [ctc.time_by_clock(decode, workload, 2, num) * workload.num_frames / 1000.0 for num in (1, 3)]
+    found = [
+        ctc.time_by_clock(decode, workload, ctc.Passes(2, 9.0), num) * workload.num_frames / 1000.0 for num in (1, 3)
+    ]
     assert found[0] >= 3 * seconds > found[1] >= seconds
     with pytest.raises(threading.BrokenBarrierError):
-        ctc.time_by_clock(fails, workload, 1, 2)
+        ctc.time_by_clock(fails, workload, ctc.ONE_PASS, 2)
     assert ctc.in_fork(os.getppid) == os.getpid()
     with pytest.raises(EOFError):
         ctc.in_fork(lambda: fails(torch.zeros(1)))
@@ -253,7 +255,7 @@ def test_the_most_frequent_words_come_first() -> None:
 
 
 @pytest.mark.slow
-def test_slow_decoders_make_few_passes(workload: CTCWorkload, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_decoders_make_few_passes(workload: CTCWorkload) -> None:
     calls = multiprocessing.Value("i", 0)
 
     def decode(log_prob: torch.Tensor) -> list[str]:
@@ -263,9 +265,8 @@ def test_slow_decoders_make_few_passes(workload: CTCWorkload, monkeypatch: pytes
         return []
 
     for seconds, num_passes in ((1.0, 3), (0.02, 1)):
-        monkeypatch.setattr(ctc, "ENOUGH_SECONDS", seconds)
         calls.value = 0
-        ctc.time_by_clock(decode, workload, 3, 1)
+        ctc.time_by_clock(decode, workload, ctc.Passes(3, seconds), 1)
         assert calls.value == 1 + num_passes * len(workload.frames)
 
 
@@ -288,3 +289,7 @@ def test_times_are_compared_at_the_errors_of_the_other(workload: CTCWorkload) ->
     assert found["time_over_best_peer_at_equal_wer"] is None
     assert found["neural_time_over_pyctcdecode"] == 0.25  # the fastest below 9 % takes 5
     assert found["time_over_torchaudio"] is None
+    assert "all_cores_over_k2" not in found
+    found = ctc.summary([{**each, "ms_by_clock": each["wer"] * each["ms_per_frame"]} for each in rows], workload)
+    assert found["all_cores_over_pyctcdecode"] == 0.1
+    assert found["all_cores_over_flashlight"] == round(80.0 / 176.0, 4)

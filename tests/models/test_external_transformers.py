@@ -135,10 +135,11 @@ def test_transformers_network(tmp_path: Path) -> None:
     (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
     folder = tmp_path / "network"
     torch.manual_seed(0)
+    # With 8 or 16 channels, convolutions of torch 2.13 in bfloat16 are wrong on processors with AMX.
     config = transformers.Wav2Vec2Config(
-        vocab_size=9, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, conv_dim=(8, 8),
+        vocab_size=9, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
         conv_stride=(10, 8), conv_kernel=(10, 8), num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2,
-        pad_token_id=0, feat_extract_norm="layer", do_stable_layer_norm=True,
+        pad_token_id=0, conv_dim=(32, 32), feat_extract_norm="layer", do_stable_layer_norm=True,
     )  # fmt: skip
     network = transformers.Wav2Vec2ForCTC(config).eval()
     network.save_pretrained(folder)
