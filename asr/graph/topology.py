@@ -22,7 +22,11 @@ from torch import Tensor
 
 from asr.errors import AsrError
 from asr.graph.fst import GraphArrays, Words, expand
+from asr.graph.shared_exits import SharedExits
 from asr.text.symbols import BLANK_ID, TokenTable
+
+# Above this many arcs after the copies of one state, they share them; a graph of letters or 500 pieces has fewer.
+_MOST_EXITS = 2_000_000
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,9 @@ def topology_named(name: str) -> Topology:
         raise AsrError(f"there is no topology {name!r}; choose one of {', '.join(TOPOLOGIES)}.") from None
 
 
-def compose_topology(topology: Topology, token_id: npt.NDArray[np.int32], graph: GraphArrays) -> GraphArrays:
+def compose_topology(
+    topology: Topology, token_id: npt.NDArray[np.int32], graph: GraphArrays, most_exits: int = _MOST_EXITS
+) -> GraphArrays:
     """Composes H with a graph of phones; each arc of the result reads one token, in one frame.
 
     A state of the result is a state of the graph together with what was read last: nothing or a blank, or state k of
@@ -97,6 +103,7 @@ def compose_topology(topology: Topology, token_id: npt.NDArray[np.int32], graph:
         topology: H.
         token_id: (P, states_per_phone), the token of each phone's states.
         graph: labels are phones 0..P-1; no input epsilons.
+        most_exits: pairs with a graph state share its arcs (`SharedExits`) if there would be more than this.
     """
     # The result keeps this order, for the search; unscored arcs come first.
     graph = graph.best_first().breadth_first()
@@ -112,6 +119,14 @@ def compose_topology(topology: Topology, token_id: npt.NDArray[np.int32], graph:
     copy_number = copies_before + first_pair * per_phone
     copied = np.flatnonzero(has_copy)
     last = pair_number + per_phone - 1
+    counts = np.diff(graph.arc_begin)
+    is_shared = np.zeros(num_states, dtype=bool)
+    if topology.has_blank and topology.repeat_needs_blank and per_phone == 1:
+        is_shared = np.bincount(pair_state, minlength=num_states) * counts > most_exits
+    num_before = len(copied) + num_pairs * per_phone
+    shared = SharedExits.build(graph, is_shared, (pair_state, phone, pair_number), copy_number, num_before)
+    own = np.flatnonzero(shared.exit < 0)
+    sharing = np.flatnonzero(shared.exit >= 0)
 
     blocks: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.int64]]] = []
     unscored = graph.num_arcs  # index of an arc without score and words, appended below
@@ -123,24 +138,35 @@ def compose_topology(topology: Topology, token_id: npt.NDArray[np.int32], graph:
         add_plain(pair_number + state, pair_number + state, token_id[phone, state])
         if state > 0:
             add_plain(pair_number + state - 1, pair_number + state, token_id[phone, state])
+    add_plain(last[sharing], shared.exit[sharing], token_id[phone[sharing], 0])
     if topology.has_blank:
-        add_plain(copy_number, copy_number, np.full(num_states, BLANK_ID, dtype=np.int32))
-        add_plain(last, copy_number[pair_state], np.full(num_pairs, BLANK_ID, dtype=np.int32))
-    counts = np.diff(graph.arc_begin)
-    for origin, origin_state, just_read in ((copy_number[copied], copied, None), (last, pair_state, phone)):
-        arc, owner = expand(graph.arc_begin[origin_state], counts[origin_state])
-        if just_read is not None and topology.repeat_needs_blank:
-            differs = graph.label[arc] != just_read[owner]
-            arc, owner = arc[differs], owner[differs]
-        blocks.append((origin[owner], pair_number[entered[arc]], token_id[graph.label[arc], 0], arc))
+        for src, dst in (
+            (copy_number, copy_number),
+            (last[own], copy_number[pair_state[own]]),
+            (shared.number, copy_number[shared.state]),
+        ):
+            add_plain(src, dst, np.full(len(src), BLANK_ID, dtype=np.int32))
+    after_copies = (copy_number[copied], *expand(graph.arc_begin[copied], counts[copied]))
+    arc, owner = expand(graph.arc_begin[pair_state[own]], counts[pair_state[own]])
+    if topology.repeat_needs_blank:
+        differs = graph.label[arc] != phone[own][owner]
+        arc, owner = arc[differs], owner[differs]
+    for origin, arcs, owners in (after_copies, (last[own], arc, owner), shared.leaving()):
+        blocks.append((origin[owners], pair_number[entered[arcs]], token_id[graph.label[arcs], 0], arcs))
+        # The first frame of a phone may be its last one.
+        ends = np.flatnonzero(shared.exit[entered[arcs]] >= 0)
+        ending, target = arcs[ends], shared.exit[entered[arcs[ends]]]
+        blocks.append((origin[owners[ends]], target, token_id[graph.label[ending], 0], ending))
 
     src, dst, token, arc = (np.concatenate([block[column] for block in blocks]) for column in range(4))
-    final_score = np.full(len(copied) + num_pairs * per_phone, -np.inf, dtype=np.float32)
+    final_score = np.full(num_before + len(shared.number), -np.inf, dtype=np.float32)
     final_score[copy_number[copied]] = graph.final_score[copied]
-    final_score[last] = graph.final_score[pair_state]
+    final_score[last[own]] = graph.final_score[pair_state[own]]
+    final_score[shared.number] = graph.final_score[shared.state]
     score = np.append(graph.score, np.float32(0.0))[arc]
     words = Words(np.append(graph.word_begin, graph.word_begin[-1]), graph.word_id).take(arc)
-    return GraphArrays.from_arcs(src, dst, token, score, words, final_score)
+    composed = GraphArrays.from_arcs(src, dst, token, score, words, final_score)
+    return composed.best_first() if len(sharing) else composed
 
 
 def add_boundary_loops(graph: GraphArrays, boundary: int) -> GraphArrays:
