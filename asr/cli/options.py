@@ -10,7 +10,7 @@ import contextlib
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +234,11 @@ def refuse_without(
         is_off = isinstance(action, argparse.BooleanOptionalAction) and not given
         flag = action.option_strings[-1 if is_off else 0]
         raise AsrError(f"{flag} has no effect without {needed}; give both, or leave it out.")
+
+
+def with_flags(error: AsrError, names: Iterable[str]) -> AsrError:
+    """An error about values of these names, with their flags instead: `--idle-seconds` for `idle_seconds`."""
+    return AsrError(re.sub("|".join(names), lambda match: flag_of(match[0]), str(error)))
 
 
 def listed(choices: Mapping[str, str]) -> str:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import re
 import signal
 import sys
 
 from asr.cli.compile import compiling_notice
-from asr.cli.options import add_recognizer_arguments, recognizer_from
+from asr.cli.options import add_recognizer_arguments, recognizer_from, with_flags
 from asr.cli.stream import add_window_arguments, window_options
 from asr.errors import AsrError
 from asr.options import flag_of
@@ -59,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         options = ServerOptions(**{name: getattr(args, name) for name in _LIMITS})
     except AsrError as error:
-        raise AsrError(re.sub("|".join(_LIMITS), lambda match: flag_of(match[0]), str(error))) from error
+        raise with_flags(error, _LIMITS) from error
     windows = window_options(args)
     recognizer = recognizer_from(args)
     with compiling_notice():

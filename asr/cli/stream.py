@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import signal
 import sys
 import threading
@@ -18,7 +17,7 @@ from torch import Tensor
 from asr.audio.io import file_pieces
 from asr.audio.pcm import RAW_FORMATS, PcmFormat, byte_pieces
 from asr.cli.compile import compiling_notice
-from asr.cli.options import given_options, listed, refuse_without, renamed
+from asr.cli.options import given_options, listed, refuse_without, renamed, with_flags
 from asr.cli.output import ResultsFile, print_line, print_record, shown
 from asr.decoding.settings import WHOLE_RECORDINGS, ResourceOptions
 from asr.errors import AsrError
@@ -134,8 +133,7 @@ def window_options(args: argparse.Namespace) -> StreamingOptions:
             cache_bytes=given.get("cache_bytes", StreamingOptions.cache_bytes),
         )
     except AsrError as error:
-        names = re.compile("|".join(_SECONDS))
-        raise AsrError(names.sub(lambda match: flag_of(match[0]), str(error))) from error
+        raise with_flags(error, _SECONDS) from error
 
 
 class _EndOfInput:

@@ -395,19 +395,19 @@ def torch_on_one_thread() -> Iterator[None]:
 
     Between operations torch's threads busy-wait, and take processor time from the threads that loops run on.
     """
-    num_threads = torch.get_num_threads()
-    token = _num_of_loops.set(_num_of_loops.get() or num_threads)
+    before = torch.get_num_threads()
+    token = _num_of_loops.set(num_threads())
     torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(num_threads)
+        torch.set_num_threads(before)
         _num_of_loops.reset(token)
 
 
 def in_threads(work: Callable[[int, int], None], num_rows: int, rows_at_least: int) -> None:
     """Runs work(begin, end) on parts of num_rows rows in threads; `work` must not call this function itself."""
-    num_parts = max(1, min(_num_threads(), num_rows // rows_at_least))
+    num_parts = max(1, min(num_threads(), num_rows // rows_at_least))
     bounds = [num_rows * part // num_parts for part in range(num_parts + 1)]
     _together([functools.partial(work, *part) for part in itertools.pairwise(bounds)])
 
@@ -440,13 +440,14 @@ def each_in_threads(work: Callable[[_ItemT], _ResultT], items: Iterable[_ItemT])
             _num_of_loops.reset(token)
 
     try:
-        _together([take] * max(1, min(_num_threads(), operator.length_hint(items, _num_threads()))))
+        _together([take] * max(1, min(num_threads(), operator.length_hint(items, num_threads()))))
     finally:
         is_over.set()  # an interrupt may have ended the wait for other threads
     return [found[place] for place in range(len(found))]
 
 
-def _num_threads() -> int:
+def num_threads() -> int:
+    """Number of threads for work that is not torch's: as many as torch uses, or did before `torch_on_one_thread`."""
     return _num_of_loops.get() or torch.get_num_threads()
 
 

@@ -24,6 +24,7 @@ from asr.ctc import CTCDecoder, CTCTokens
 from asr.ctc.bundles import bundle_with_acoustic_model
 from asr.ctc.recognizer import CTCRecognizer
 from asr.errors import AsrError
+from asr.kernels.jit import torch_on_one_thread
 from asr.models.external import CallableModel, load_acoustic_model
 from asr.models.external.nemo_features import NemoFeatures
 from asr.models.external.network import ExternalNetwork
@@ -499,6 +500,14 @@ def test_onnx_of_nemo(folder: Path) -> None:
     assert num_frames.tolist() == lengths.tolist() == [31]
     assert torch.allclose(features.mean(1), torch.zeros(80), atol=1e-4)
     assert torch.allclose(log_prob[0], (features[0] @ torch.from_numpy(weight)).log_softmax(1), atol=1e-4)
+
+
+def test_a_network_that_is_loaded_while_torch_has_one_thread_has_all(folder: Path, threads: int) -> None:
+    """Commands load recognizers with torch on one thread; onnxruntime fixes the number when it reads a file."""
+    onnx_file(folder / "model.onnx", "x", {"subsampling_factor": "1"})
+    with torch_on_one_thread():
+        model = load_acoustic_model(f"onnx:{folder}")
+    assert model._session.get_session_options().intra_op_num_threads == threads
 
 
 def test_an_onnx_network_is_copied_whole_from_any_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

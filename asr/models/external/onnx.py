@@ -29,6 +29,7 @@ from torch import Tensor
 
 from asr.audio.fbank import INT16_SCALE, LOG_FLOOR, Fbank
 from asr.errors import AsrError
+from asr.kernels import jit
 from asr.models.external.base import (
     ExternalModel,
     StreamingModel,
@@ -138,7 +139,7 @@ class OnnxModel(ExternalModel):
             raise AsrError(f"{self.name}: there is no such file.")
         require_intact(path)
         options = runtime.SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads() if num_threads is None else num_threads
+        options.intra_op_num_threads = jit.num_threads() if num_threads is None else num_threads
         options.log_severity_level = 3
         try:
             self._session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
