@@ -73,18 +73,19 @@ def as_frames(
             f"{_width_advice(log_prob.shape[2], len(tokens))}"
         )
     log_prob = log_prob.to(torch.float32)
+    sample = _sampled(log_prob, num_frames)
     if kind == "probabilities":
-        _require_probabilities(log_prob, num_frames)
+        check_numbers(log_prob, num_frames)
+        _require_probabilities(sample)
         log_prob = log_prob.log()
     else:
-        check_numbers(log_prob, num_frames)
-        _require_possible_tokens(log_prob, num_frames)
+        _check_every_frame(log_prob, num_frames)
         if kind == "logits":
             log_prob = torch.log_softmax(log_prob, dim=2)
         elif kind == "log_probs":
-            _require_log_probs(log_prob, num_frames)
+            _require_log_probs(sample)
     if checks_blank:
-        _warn_of_other_blank(log_prob, num_frames, tokens)
+        _warn_of_other_blank(sample, tokens)
     if not tokens.is_identity:
         log_prob = log_prob.index_select(2, torch.tensor(tokens.columns, device=log_prob.device))
     return Frames(log_prob.to(device), num_frames, is_single)
@@ -157,18 +158,22 @@ def _width_advice(num_columns: int, num_tokens: int) -> str:
 
 def _sampled(log_prob: Tensor, num_frames: Tensor) -> Tensor:
     """A sample of frames of all utterances, without padding, (S, C)."""
-    used = torch.arange(log_prob.shape[1]) < num_frames.unsqueeze(1)
-    utt_idx, frame = used.nonzero(as_tuple=True)
-    if len(frame) > _FRAMES_LOOKED_AT:
-        chosen = torch.linspace(0, len(frame) - 1, _FRAMES_LOOKED_AT).long()
-        utt_idx, frame = utt_idx[chosen], frame[chosen]
+    first = num_frames.cumsum(0) - num_frames
+    num = int(num_frames.sum())
+    frame = torch.linspace(0, num - 1, _FRAMES_LOOKED_AT).long() if num > _FRAMES_LOOKED_AT else torch.arange(num)
+    utt_idx = torch.searchsorted(first + num_frames, frame, right=True)
+    frame = frame - first[utt_idx]
     return log_prob[utt_idx.to(log_prob.device), frame.to(log_prob.device)]
 
 
-def _require_possible_tokens(log_prob: Tensor, num_frames: Tensor) -> None:
-    """Checks every frame, as one frame without a possible token takes all words from its utterance."""
+def _check_every_frame(log_prob: Tensor, num_frames: Tensor) -> None:
+    """Refuses NaN, +inf and frames that allow no token: one of these takes all words from its utterance."""
+    highest = log_prob.amax(dim=2)  # NaN if one value is
+    if bool(torch.isfinite(highest).all()):
+        return
+    check_numbers(log_prob, num_frames)
     is_used = torch.arange(log_prob.shape[1]) < num_frames.unsqueeze(1)
-    where = ((log_prob.amax(dim=2) == -torch.inf).cpu() & is_used).nonzero()
+    where = ((highest == -torch.inf).cpu() & is_used).nonzero()
     if len(where):
         utt_idx, frame = where[0].tolist()
         raise AsrError(
@@ -177,8 +182,7 @@ def _require_possible_tokens(log_prob: Tensor, num_frames: Tensor) -> None:
         )
 
 
-def _require_log_probs(log_prob: Tensor, num_frames: Tensor) -> None:
-    row = _sampled(log_prob, num_frames)
+def _require_log_probs(row: Tensor) -> None:
     if not len(row):
         return
     excess = float(torch.logsumexp(row, dim=1).abs().max())
@@ -199,16 +203,13 @@ def _shown_sum(row: Tensor) -> str:
     return f"{float(total[total.abs().argmax()].exp()):.3g}"
 
 
-def _require_probabilities(prob: Tensor, num_frames: Tensor) -> None:
-    check_numbers(prob, num_frames)
-    row = _sampled(prob, num_frames)
+def _require_probabilities(row: Tensor) -> None:
     if len(row) and (float(row.min()) < 0.0 or float((row.sum(1) - 1.0).abs().max()) > TOLERANCE):
         raise AsrError('inputs is "probabilities", but values of a frame are negative or do not sum to 1.')
 
 
-def _warn_of_other_blank(log_prob: Tensor, num_frames: Tensor, tokens: CTCTokens) -> None:
+def _warn_of_other_blank(row: Tensor, tokens: CTCTokens) -> None:
     """Warns if the blank is never the best token but another column often is, as only a blank should be."""
-    row = _sampled(log_prob, num_frames)
     if len(row) < _FRAMES_LOOKED_AT:
         return
     share = torch.bincount(row.argmax(1), minlength=len(tokens)).double() / len(row)

@@ -116,7 +116,9 @@ class CTCTokens:
         self._beginnings = {symbol[:end] for symbol in self._written for end in range(1, len(symbol) + 1)}
         marked = self.kind == "pieces" and not self.uses_continuations
         self.is_byte_level = marked and are_byte_level(self._text_symbols, PIECE_PREFIX)
+        self._is_text = [entry > 0 and symbol in self._text_symbols for entry, symbol in enumerate(self.table.tokens)]
         self._bytes_of = self._bytes_of_pieces()
+        self._texts = [self._symbol_text(entry) for entry in range(len(self.table))]
         self.piece_model: PieceModel | None = None
         if piece_model is not None:
             self.piece_model = self._checked_model(piece_model)
@@ -136,7 +138,7 @@ class CTCTokens:
 
     def is_text(self, entry: int) -> bool:
         """Whether an entry of `table` may be part of a text, unlike the blank, `<s>` and `<unk>`."""
-        return entry > 0 and self.table.tokens[entry] in self._text_symbols
+        return self._is_text[entry]
 
     def begins_word(self, entry: int) -> bool:
         """Whether an entry of `table` is a piece that begins a word."""
@@ -145,12 +147,14 @@ class CTCTokens:
 
     def text_of(self, *entries: int) -> str:
         """The text of entries of `table`, without marks of word boundaries; bytes that are not UTF-8 are replaced."""
+        if not self._bytes_of:
+            return "".join([self._texts[entry] for entry in entries])
         parts = []
         for is_bytes, run in itertools.groupby(entries, self._bytes_of.__contains__):
             if is_bytes:
                 parts.append(b"".join(map(self._bytes_of.__getitem__, run)).decode("utf-8", errors="replace"))
             else:
-                parts += map(self._symbol_text, run)
+                parts += map(self._texts.__getitem__, run)
         return "".join(parts)
 
     def _symbol_text(self, entry: int) -> str:
@@ -209,7 +213,7 @@ class CTCTokens:
                 words.append((position, position + 1))
                 is_open = True
         # A lone `▁` is a boundary, not a word.
-        return [span for span in words if any(self.text_of(entries[at]) for at in range(*span))]
+        return [span for span in words if any(self._texts[entries[at]] for at in range(*span))]
 
     def _shortest(self, word: str) -> tuple[str, ...] | None:
         """The first of `_segmentations`, found in less time; None if there is none."""
