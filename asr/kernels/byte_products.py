@@ -31,7 +31,7 @@ from asr.kernels.simd import COLUMNS, ROWS, as_float32, tiled
 
 _LARGEST = 127
 _NUM_STEPS = 255
-_ROWS_AT_ONCE = 8 * ROWS  # their bytes stay in the nearest caches during the loop over all tiles
+ROWS_AT_ONCE = 8 * ROWS  # their bytes stay in the nearest caches during the loop over all tiles
 
 _LARGEST_BITS = np.int32(0x7FFFFFFF)
 
@@ -89,6 +89,10 @@ class Int8Weights:
     Args:
         weight: (O, I) float32.
         bias: (O,).
+
+    Attributes:
+        tables: the weights' tiles, and the step, the total and the bias of each output, as `fill_byte_products` reads
+            them.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
@@ -97,7 +101,7 @@ class Int8Weights:
         self._loop: Callable[..., None] = loop
         self._num_outputs, self._num_inputs = weight.shape
         step, rounded = rounded_rows(weight)
-        self._tables = _tables_of(rounded, step, step * rounded.sum(dim=1), bias)
+        self.tables: tuple[npt.NDArray[Any], ...] = _tables_of(rounded, step, step * rounded.sum(dim=1), bias)
         self._as_it_is = Rectified(weight.new_zeros(0), weight.new_zeros(0))
 
     def __call__(self, inputs: Tensor, rectifies: bool, then: Rectified | None = None, stride: int = 0) -> Tensor:
@@ -112,17 +116,17 @@ class Int8Weights:
         filled = outputs.numpy()
         then = then or self._as_it_is
         columns = then.gain.numpy(), then.offset.numpy()
-        bypass, bypass_row = _rows_of(outputs[:0] if then.bypass is None else then.bypass.detach())
+        bypass, *steps = _rows_of(outputs[:0] if then.bypass is None else then.bypass.detach())
         width = self._num_inputs + -self._num_inputs % _integers_per_element()
 
         def work(begin: int, end: int) -> None:
-            left = np.empty((_ROWS_AT_ONCE, width), dtype=_input_type())
-            products = np.empty((_ROWS_AT_ONCE, len(self._tables[1])), dtype=np.int32)
+            left = np.empty((ROWS_AT_ONCE, width), dtype=input_type())
+            products = np.empty((ROWS_AT_ONCE, len(self.tables[1])), dtype=np.int32)
             part = slice(begin * ROWS, min(end * ROWS, num_rows))
             work_arrays = left, left.view(np.int32), products
-            added = bypass.numpy(), bypass_row[part], np.float32(then.share)
+            added = bypass, *steps, np.float32(then.share)
             read = rows, part.start, length, stride
-            self._loop(filled[part], *read, *self._tables, rectifies, *columns, *added, *work_arrays)
+            self._loop(filled[part], *read, *self.tables, rectifies, *columns, *added, *work_arrays)
 
         in_threads(work, -(-num_rows // ROWS), rows_at_least=8)
         return outputs.view(*shape, self._num_outputs)
@@ -135,7 +139,7 @@ def _tables_of(rounded: Tensor, *columns: Tensor) -> tuple[npt.NDArray[Any], ...
     return tiles.numpy(), *(F.pad(column, padding).numpy() for column in columns)
 
 
-def _input_type() -> type[np.integer[Any]]:
+def input_type() -> type[np.integer[Any]]:
     """The type of quantized inputs."""
     return np.uint8 if _integers_per_element() == 4 else np.int16
 
@@ -155,23 +159,24 @@ def joined_taps(inputs: Tensor, stride: int) -> Tensor:
 
 def fill_byte_products(
     outputs: Any, inputs: Any, begin: Any, length: Any, stride: Any, tiles: Any, step: Any, total: Any, bias: Any,
-    rectifies: Any, gain: Any, offset: Any, bypass: Any, bypass_row: Any, share: Any, left: Any, packed: Any,
-    products: Any,
+    rectifies: Any, gain: Any, offset: Any, bypass: Any, sequence_step: Any, row_step: Any, share: Any, left: Any,
+    packed: Any, products: Any,
 ) -> None:  # fmt: skip
     """Fills outputs (Q, O), for `jit`.
 
-    inputs (R, I), of which the rows from `begin` on are multiplied. With a stride, the inputs are those of
-    `joined_taps`, N times `length` + 2 strides of them, and `begin` counts joined rows. tiles (P, I / G, W) int32, of G
-    integers each (see `packed_integers`), and for each of their columns (P W,) the step, the total and the bias. gain
-    (O,), offset (O,), bypass (R', O) and share are those of `Rectified`, bypass_row (Q,) the row of bypass for each
-    output; without elements, they are left out. Work arrays: left (_ROWS_AT_ONCE, I) unsigned bytes or int16, packed
-    the same as int32, products (_ROWS_AT_ONCE, P W) int32.
+    inputs (R, I), of which the rows from `begin` on are multiplied, in sequences of `length` rows. With a stride, the
+    inputs are those of `joined_taps`, `length` + 2 strides for each sequence, and `begin` counts joined rows. tiles
+    (P, I / G, W) int32, of G integers each (see `packed_integers`), and for each of their columns (P W,) the step, the
+    total and the bias. gain (O,), offset (O,), bypass (R', O) and share are those of `Rectified`; without elements,
+    they are left out. In bypass, a sequence begins `sequence_step` rows after the one before it, and its next row is
+    `row_step` rows further. Work arrays: left (ROWS_AT_ONCE, I) unsigned bytes or int16, packed
+    the same as int32, products (ROWS_AT_ONCE, P W) int32.
     """
     num_rows, num_outputs = outputs.shape
     num_inputs = inputs.shape[1]
     joined = np.empty(num_inputs, dtype=np.float32)
     floor = np.float32(0.0) if rectifies else np.float32(-np.inf)
-    lowest, row_step = np.empty(len(left), dtype=np.float32), np.empty(len(left), dtype=np.float32)
+    lowest, step_of = np.empty(len(left), dtype=np.float32), np.empty(len(left), dtype=np.float32)
     nothing = np.zeros((1, COLUMNS), dtype=np.int32)
     for first in range(0, num_rows, len(left)):
         count = min(len(left), num_rows - first)
@@ -180,18 +185,19 @@ def fill_byte_products(
             source = inputs[at] if stride == 0 else joined
             if stride > 0:
                 _join_taps(joined, inputs, at + 2 * stride * (at // length), stride)
-            lowest[row], row_step[row] = _round_row(left[row], source, num_inputs)
+            lowest[row], step_of[row] = _round_row(left[row], source, num_inputs)
         whole = count + -count % ROWS
         for tile in range(len(tiles)):
             set_rows(products[:, tile * COLUMNS :], packed[:whole], tiles[tile], nothing)
         # Whole rows, still in the cache: loops over parts of rows would be too short.
         for row in range(count):
-            product, output, low, scale = products[row], outputs[first + row], lowest[row], row_step[row]
+            product, output, low, scale = products[row], outputs[first + row], lowest[row], step_of[row]
             for j in range(num_outputs):
                 value = np.float32(product[j]) * (scale * step[j]) + (low * total[j] + bias[j])
                 output[j] = floor if value < floor else value  # unlike max, this keeps NaN
-            if len(bypass_row) > 0:
-                passed = bypass[bypass_row[first + row]]
+            if len(bypass) > 0:
+                at = begin + first + row
+                passed = bypass[at // length * sequence_step + at % length * row_step]
                 for j in range(len(gain)):
                     output[j] = (output[j] * gain[j] + offset[j]) + share * passed[j]
             else:
@@ -229,19 +235,22 @@ def _in_order(bits: Any) -> Any:
     return np.int32(bits ^ (np.int32(bits >> np.int32(31)) & _LARGEST_BITS))
 
 
-def _rows_of(values: Tensor) -> tuple[Tensor, npt.NDArray[np.int64]]:
-    """values (..., O) -> a matrix (R, O) that has their rows, and the number there of each row, (Q,).
+def _rows_of(values: Tensor) -> tuple[npt.NDArray[Any], int, int]:
+    """values (N, T, O) or (T, O) -> a matrix (R, O) that has their rows; rows from a sequence to the next one and from
+    a row to the next one there.
 
     The matrix is in the values' own memory if possible: a part of longer sequences lies between other rows there.
     """
-    size = values.shape[-1]
-    if values.stride(-1) != 1 or any(stride % size for stride in values.stride()[:-1]):
-        values = values.contiguous()
-    row = np.zeros((), dtype=np.int64)
-    for length, stride in zip(values.shape[:-1], values.stride()[:-1], strict=True):
-        row = row[..., None] + np.arange(length) * (stride // size)
-    num_rows = int(row.max()) + 1 if row.size else 0
-    return values.as_strided((num_rows, size), (size, 1)), row.ravel()
+    *shape, size = values.shape
+    if len(shape) > 2 or values.stride(-1) != 1 or any(stride % size for stride in values.stride()[:-1]):
+        values = values.contiguous().view(-1, shape[-1], size)
+    *outer, step = (stride // size for stride in values.stride()[:-1])
+    sequence_step = outer[0] if outer else 0
+    num_rows = 0
+    if values.numel():
+        num_sequences = len(values) if outer else 1
+        num_rows = (num_sequences - 1) * sequence_step + (values.shape[-2] - 1) * step + 1
+    return values.as_strided((num_rows, size), (size, 1)).numpy(), sequence_step, step
 
 
 class Int8Convolution:
@@ -273,7 +282,7 @@ class Int8Convolution:
         num_bins = (num_places - 1) // self._stride[1] + 1
         outputs = inputs.new_empty(num_images * num_rows, self._num_outputs * num_bins)
         filled, read = outputs.numpy(), images.view(num_images, num_frames, -1).numpy()
-        kind = _input_type()
+        kind = input_type()
 
         def work(begin: int, end: int) -> None:
             # Zeros before each frame and after the last one are the padding.

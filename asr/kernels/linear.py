@@ -161,12 +161,15 @@ class PackedWeights:
         is_constant = not weight.is_inference() and are_bytes_multiplied()
         return self._weights(weight, bias).convolution(stride) if is_constant else None
 
-    def small_batch_weights(self, weight: Tensor, bias: Tensor) -> tuple[Any, Any] | None:
-        """The tables with which a loop can multiply a few rows itself, see `fill_products`; None if it cannot."""
+    def small_batch_weights(self, weight: Tensor, bias: Tensor) -> tuple[Any, ...] | None:
+        """The tables with which a loop can multiply a few rows itself; None if it cannot.
+
+        They are those of `Int8Weights` where this thread multiplies bytes, and otherwise those of `Float16Weights`.
+        """
         if weight.is_inference():
             return None
         product = self._weights(weight, bias).product_for(_MIN_PACKED_ROWS)
-        return product.tables if isinstance(product, Float16Weights) else None
+        return product.tables if isinstance(product, (Float16Weights, Int8Weights)) else None
 
     def _weights(self, weight: Tensor, bias: Tensor) -> _Weights:
         version = (weight.data_ptr(), weight._version, bias.data_ptr(), bias._version)
@@ -286,7 +289,7 @@ class PackedLinear(nn.Linear):
         super().__init__(in_features, out_features)
         self._fixed = PackedWeights()
 
-    def small_batch_weights(self) -> tuple[Any, Any] | None:
+    def small_batch_weights(self) -> tuple[Any, ...] | None:
         """See `PackedWeights`."""
         return self._fixed.small_batch_weights(self.weight, self.bias)
 

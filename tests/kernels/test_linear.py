@@ -174,6 +174,10 @@ def test_normalized_is_the_norm_of_rectified_and_the_bypass(num_threads: int, in
                 found = layer.normalized(inputs, norm, added, 0.66)
                 torch.testing.assert_close(found, expected + 0.66 * added, rtol=1e-6, atol=1e-6, equal_nan=True)
             assert layer.normalized(inputs[:0], norm, bypass[:0], 0.66).shape == (0, 80, 101)
+            # More dimensions, and fewer.
+            groups = layer.normalized(inputs.unflatten(1, (4, 20)), norm, bypass.unflatten(1, (4, 20)), 0.66)
+            torch.testing.assert_close(groups.flatten(1, 2), layer.normalized(inputs, norm, bypass, 0.66))
+            torch.testing.assert_close(layer.normalized(inputs[1], norm, bypass[1], 0.66), groups[1].flatten(0, 1))
     finally:
         torch.set_num_threads(before)
     assert layer.normalized(inputs, norm, bypass, 0.66).requires_grad

@@ -12,14 +12,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from asr.errors import AsrError
 from asr.kernels.hash_table import first_of_each
+from asr.kernels.jit import jit_for
 from asr.kernels.linear import byte_products
+from asr.kernels.simd import as_float32
 from asr.lm.cached.approximations import HIDDEN_DTYPES, QuantizedHistory
 from asr.lm.cached.trie import HistoryTrie, RowAllocator
 from asr.lm.interface import StatefulNetwork
@@ -54,7 +57,7 @@ class HiddenStore:
         self.device = device
         self.dtype = HIDDEN_DTYPES[dtype]
         self.max_rows: int | None = None
-        begin = state_size - output_size
+        begin = self._first_of_output = state_size - output_size
         parts = (slice(0, begin), slice(begin, state_size)) if begin else (slice(0, state_size),)
         self._parts = parts if self.dtype == torch.int8 else ()
         self.clear()
@@ -91,9 +94,14 @@ class HiddenStore:
         if not self._parts:
             self.state.index_copy_(0, row, state.to(self.dtype))
             return
-        stored, scale = self._bytes(state)
+        loop = jit_for(store_bytes, state)
+        if loop is not None:
+            stored = self.state.numpy(), self.scale.numpy()
+            loop(*stored, row.numpy(), state.contiguous().numpy(), self._first_of_output)
+            return
+        in_bytes, scale = self._bytes(state)
         self.scale.index_copy_(0, row, scale)
-        self.state.index_copy_(0, row, stored)
+        self.state.index_copy_(0, row, in_bytes)
 
     def rounded(self, state: Tensor) -> Tensor:
         """State (R, S) float32 as `read` gives it back once it is stored."""
@@ -122,6 +130,11 @@ class HiddenStore:
 
         `first_column` is 0 or the first that the output layer reads.
         """
+        loop = jit_for(load_bytes, self.scale) if self._parts else None
+        if loop is not None:
+            state = self.scale.new_empty(len(row), self.state_size - first_column)
+            loop(state.numpy(), self.state.numpy(), self.scale.numpy(), row.numpy(), self._first_of_output)
+            return state
         state = self.state[:, first_column:].index_select(0, row).float()
         return self._scaled(state, self.scale.index_select(0, row), first_column) if self._parts else state
 
@@ -155,6 +168,41 @@ class HiddenStore:
         self.last_used = torch.cat((self.last_used, self.last_used.new_zeros(added)))
         self.scale = torch.cat((self.scale, self.scale.new_empty(added, len(self._parts))))
         self.rows.capacity = capacity
+
+
+def store_bytes(stored: Any, scale: Any, row: Any, state: Any, second: Any) -> None:
+    """Writes state (R, S) to rows (R,) of stored (N, S) int8 and scale (N, P), see `HiddenStore`; for `jit`.
+
+    `second` is where the second part of the columns begins, or 0 if there is one.
+    """
+    for i in range(len(row)):
+        begin, last = 0, scale.shape[1] - 1
+        for part in range(last + 1):
+            end = state.shape[1] if part == last else second
+            values, target = state[i, begin:end], stored[row[i], begin:end]
+            # Of magnitudes without signs, the order is that of their bits as integers, with NaN above all.
+            bits, largest = values.view(np.int32), np.int32(0)
+            for j in range(len(bits)):
+                largest = max(largest, np.int32(bits[j] & np.int32(0x7FFFFFFF)))
+            own = as_float32(largest) / np.float32(127.0)
+            own = np.float32(1e-12) if own < np.float32(1e-12) else own  # unlike max, this keeps NaN
+            scale[row[i], part] = own
+            for j in range(len(values)):
+                target[j] = np.int8(np.int32(np.rint(values[j] / own)))
+            begin = end
+
+
+def load_bytes(state: Any, stored: Any, scale: Any, row: Any, second: Any) -> None:
+    """Fills state (R, W) with the last W columns of what `store_bytes` has written; for `jit`."""
+    first = stored.shape[1] - state.shape[1]
+    for i in range(len(row)):
+        begin, last = first, scale.shape[1] - 1
+        for part in range(last + 1):
+            end = stored.shape[1] if part == last else second
+            own, values, target = scale[row[i], part], stored[row[i], begin:end], state[i, begin - first : end - first]
+            for j in range(len(values)):
+                target[j] = np.float32(values[j]) * own
+            begin = max(begin, end)
 
 
 BATCHINGS = ("frame", "query")

@@ -21,17 +21,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from asr.kernels.byte_products import input_type
 from asr.kernels.jit import arrays_of, jit_for
-from asr.kernels.linear import MAX_LOOP_ROWS, PackedLinear, PackedWeights
+from asr.kernels.linear import MAX_LOOP_ROWS, PackedLinear, PackedWeights, are_bytes_multiplied
 from asr.kernels.precision import product_dtype
 from asr.lm.rnn.recurrent_numba import (
-    _EMPTY_PROJECTION,
     GRU,
     MIN_ROWS_FOR_TILES,
+    NO_BYTE_PROJECTION,
+    NO_PROJECTION,
     RELU,
     SIGMOID,
     add_next_states,
     add_sentences,
+    fill_byte_steps,
     fill_steps,
     looped_sequence,
     next_states,
@@ -143,7 +146,7 @@ class GruLayer(nn.Module):
         """The inputs' part of the gates: inputs (L, E) -> (L, 3H), without gradient."""
         return self._from_input(inputs, self.weight_ih, self.bias_ih)
 
-    def small_batch_weights(self) -> tuple[tuple[Any, Any] | None, tuple[Any, Any] | None]:
+    def small_batch_weights(self) -> tuple[tuple[Any, ...] | None, tuple[Any, ...] | None]:
         """The packed weights for inputs and for states, see `PackedWeights.small_batch_weights`."""
         from_input = self._from_input.small_batch_weights(self.weight_ih, self.bias_ih)
         return from_input, self._from_state.small_batch_weights(self.weight_hh, self.bias_hh)
@@ -415,6 +418,10 @@ def _mixed_word(number: Any) -> Any:
     return np.uint32(number ^ (number >> np.uint32(16)))
 
 
+# More rows are divided among threads, if there are several.
+_MAX_BYTE_ROWS = 128
+
+
 def gru_step(
     layer: GruLayer,
     rows: Tensor,
@@ -425,18 +432,24 @@ def gru_step(
 ) -> Tensor | None:
     """One step of a GRU network: state (R, S)[before (Q,)] and word_id (Q,), with vectors rows (V, E) -> (Q, S).
 
-    None if the weights are not kept in float16 (`float16_weights`), for many rows, or without numba.
+    None if the weights are kept neither in bytes nor in float16 (`float16_weights`), for many rows, or without numba.
     """
-    loop = jit_for(fill_steps, state)
-    if loop is None or len(word_id) > MAX_LOOP_ROWS or torch.is_grad_enabled():
+    are_bytes = are_bytes_multiplied()
+    loop = jit_for(fill_byte_steps if are_bytes else fill_steps, state)
+    is_alone = are_bytes and torch.get_num_threads() == 1
+    most = _MAX_BYTE_ROWS if are_bytes else MAX_LOOP_ROWS
+    if loop is None or (len(word_id) > most and not is_alone) or torch.is_grad_enabled():
         return None
-    products = [
-        *layer.small_batch_weights(),
-        _EMPTY_PROJECTION if projection is None else projection.small_batch_weights(),
-    ]
+    products = [*layer.small_batch_weights()]
+    if projection is not None:
+        products.append(projection.small_batch_weights())
+    else:
+        products.append(NO_BYTE_PROJECTION if are_bytes else NO_PROJECTION)
     if None in products:
         return None
     following = state.new_empty(len(word_id), state.shape[1])
     before = torch.arange(len(word_id)) if before is None else before
-    loop(*arrays_of(word_id, before, state, rows), *products, following.numpy())
+    arrays = arrays_of(word_id, before, state, rows)
+    sizes = (layer.hidden_size, np.empty(0, dtype=input_type())) if are_bytes else ()
+    loop(*arrays, *sizes, *products, following.numpy())
     return following

@@ -1,8 +1,9 @@
 """Recurrent layers as compiled loops, for scoring and for training.
 
-`run_sentences` scores sentences side by side, `fill_steps` advances a GRU network by one step for a few histories, and
-`looped_sequence` is the layer in training, with its gradient. Products and activations of a few states at a time stay
-in the L1 cache. In training the streams are divided among threads; the results do not depend on the number of threads.
+`run_sentences` scores sentences side by side. `fill_steps` and `fill_byte_steps` advance a GRU network by one step for
+a few histories. `looped_sequence` is the layer in training, with its gradient. Products and activations of a few states
+at a time stay in the L1 cache. In training the streams are divided among threads; the results do not depend on the
+number of threads.
 
 Shapes: Q rows, R states before them, L words, T steps, B streams or sentences, S state, E inputs, H hidden, V words, G
 sums of the gates (3H; H in a simple layer), D distinct inputs, P tiles of U hidden units.
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from asr.kernels.byte_products import ROWS_AT_ONCE, fill_byte_products
 from asr.kernels.hash_table import distinct_values
 from asr.kernels.jit import arrays_of, in_threads, jit_for, jit_required
 from asr.kernels.linear import fill_products
@@ -345,32 +347,73 @@ def _simple_backward(grad: Any, saved: Any, gates: Any) -> None:
         gates[j] = grad[j] * saved[j]
 
 
-_EMPTY_PROJECTION = np.empty((0, 0, COLUMNS), dtype=np.int16), np.empty(0, dtype=np.float32)
+NO_PROJECTION = np.empty((0, 0, COLUMNS), dtype=np.int16), np.empty(0, dtype=np.float32)
+
+
+NO_BYTE_PROJECTION = (np.empty((0, 0, COLUMNS), dtype=np.int32), *[np.empty(0, dtype=np.float32)] * 3)
 
 
 def fill_steps(
     word_id: Any, before: Any, state: Any, rows: Any, from_input: Any, from_state: Any, projection: Any, following: Any
 ) -> None:
     """Fills following (Q, S) from `gru_step`'s arguments and three products' tables, see `fill_products`."""
-    num = len(word_id)
-    word, which_word = distinct_values(word_id)
-    one, which_state = distinct_values(before)
-    size = from_state[0].shape[1]
-    inputs, old = np.empty((len(word), rows.shape[1]), np.float32), np.empty((len(one), size), np.float32)
-    for i in range(len(word)):
-        inputs[i] = rows[word[i]]
-    for i in range(len(one)):
-        old[i] = state[one[i], :size]
+    inputs, which_word = _distinct_rows(rows, word_id, rows.shape[1])
+    old, which_state = _distinct_rows(state, before, from_state[0].shape[1])
     gates, recurrent = _product(inputs, from_input), _product(old, from_state)
-    new = np.empty((num, size), np.float32)
-    add_next_states(0, num, gates, recurrent, old, which_word, which_state, new, np.empty(4 * size, np.float32))
+    new = _new_states(gates, recurrent, old, which_word, which_state)
+    num, size = new.shape
     following[:, :size] = new
     if len(projection[0]):
         following[:, size:] = _product(new, projection)[:num, : following.shape[1] - size]
+
+
+def fill_byte_steps(
+    word_id: Any, before: Any, state: Any, rows: Any, size: Any, byte_kind: Any, from_input: Any, from_state: Any,
+    projection: Any, following: Any,
+) -> None:  # fmt: skip
+    """Like `fill_steps`, with `Int8Weights.tables`; byte_kind (0,) has the type of quantized inputs, `size` is H."""
+    inputs, which_word = _distinct_rows(rows, word_id, rows.shape[1])
+    old, which_state = _distinct_rows(state, before, size)
+    gates = _byte_product(inputs, from_input, 3 * size, byte_kind)
+    recurrent = _byte_product(old, from_state, 3 * size, byte_kind)
+    new = _new_states(gates, recurrent, old, which_word, which_state)
+    following[:, :size] = new
+    if len(projection[0]):
+        following[:, size:] = _byte_product(new, projection, following.shape[1] - size, byte_kind)
+
+
+def _distinct_rows(rows: Any, number: Any, width: Any) -> Any:
+    """The first columns of the distinct rows among number (Q,) -> (D, width), and which of them each is (Q,)."""
+    distinct, which = distinct_values(number)
+    found = np.empty((len(distinct), width), np.float32)
+    for i in range(len(distinct)):
+        found[i] = rows[distinct[i], :width]
+    return found, which
+
+
+def _new_states(gates: Any, recurrent: Any, old: Any, which_word: Any, which_state: Any) -> Any:
+    num, size = len(which_word), old.shape[1]
+    new = np.empty((num, size), np.float32)
+    add_next_states(0, num, gates, recurrent, old, which_word, which_state, new, np.empty(4 * size, np.float32))
+    return new
 
 
 def _product(inputs: Any, tables: Any) -> Any:
     tiles, bias = tables
     outputs = np.empty((-(-len(inputs) // ROWS) * ROWS, len(bias)), np.float32)
     fill_products(outputs, inputs, tiles, bias)
+    return outputs
+
+
+def _byte_product(inputs: Any, tables: Any, num_outputs: Any, byte_kind: Any) -> Any:
+    tiles, step, total, bias = tables
+    outputs = np.empty((len(inputs), num_outputs), np.float32)
+    num_rows = min(len(inputs) + -len(inputs) % ROWS, ROWS_AT_ONCE)
+    left = np.empty((num_rows, tiles.shape[1] * (4 // byte_kind.itemsize)), byte_kind.dtype)
+    products = np.empty((num_rows, len(step)), np.int32)
+    nothing, no_bypass = np.empty(0, np.float32), np.empty((0, 0), np.float32)
+    fill_byte_products(
+        outputs, inputs, 0, len(inputs), 0, tiles, step, total, bias, False, nothing, nothing, no_bypass, 0, 0,
+        np.float32(0.0), left, left.view(np.int32), products,
+    )  # fmt: skip
     return outputs

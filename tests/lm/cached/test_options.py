@@ -1,5 +1,6 @@
 """What may be turned off changes no score; what approximates does so as told."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -124,6 +125,27 @@ def test_rows_of_bytes_have_a_scale_for_the_columns_of_the_output_layer(output_s
     assert store.compact(18).tolist() == list(range(3, 20))
     assert torch.all((store.read(torch.tensor([0, 4])) - torch.stack([-state[0], state[7]])).abs() <= 0.5001 * step)
     assert store.bytes_per_row == 10 + 4 * len(store.scale[0]) + 4
+
+
+@pytest.mark.parametrize("output_size", [4, 10])
+def test_rows_of_bytes_are_rounded_to_the_nearest_step_and_keep_nan(output_size):
+    store = HiddenStore(10, output_size, "int8", torch.device("cpu"))
+    generator = torch.Generator().manual_seed(0)
+    state = torch.randn(30, 10, generator=generator) * torch.logspace(-20, 20, 30)[:, None]
+    state[3] = 0.0
+    row = store.append(state)[torch.randperm(30, generator=generator)]
+    begin = 10 - output_size
+    parts = [state[:, :begin], state[:, begin:]] if begin else [state]
+    largest = torch.cat([part.abs().amax(1, keepdim=True).expand_as(part) for part in parts], dim=1)
+    step = (largest / 127).clamp(min=1e-12)
+    expected = ((state / step).round() * step)[row]
+    assert torch.equal(store.read(row), expected)
+    assert torch.equal(store.rounded(state)[row], expected)
+    state[5, begin], state[6, 9] = math.nan, math.inf
+    store.write(torch.arange(30), state)
+    read = store.read(torch.arange(30))
+    assert read[[5, 6], begin:].isnan().all()
+    assert not read[[4, 7]].isnan().any()
 
 
 @pytest.mark.slow
