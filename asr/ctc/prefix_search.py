@@ -128,19 +128,20 @@ class TokenSearch:
         entry, *frames = beam.characters(prefix)
         first, last = in_order(*frames)
         rows = np.stack([entry, first, last])
-        num = min(rows.shape[1], earlier.rows.shape[1])
-        differs = (rows[:, :num] != earlier.rows[:, :num]).any(axis=0)
-        same = int(differs.argmax()) if differs.any() else num
-        symbols, shift = self.tokens.table.tokens, self._frame_shift
+        num = same = min(rows.shape[1], earlier.rows.shape[1])
+        if num:
+            differs = (rows[:, :num] != earlier.rows[:, :num]).any(axis=0)
+            same = int(differs.argmax()) if differs.any() else num
+        entries, symbols, shift = entry.tolist(), self.tokens.table.tokens, self._frame_shift
         new = rows[:, same:].tolist()
         tokens = [*earlier.tokens[:same], *map(CTCToken, [symbols[entry] for entry in new[0]], new[1], new[2])]
         # The last word that begins among them may have grown.
         num_words = max(0, bisect.bisect_left(earlier.spans, (same,)) - 1)
         begin = earlier.spans[num_words][0] if num_words else 0
-        spans = [(begin + own, begin + end) for own, end in self._groups(entry[begin:].tolist())]
+        spans = [(begin + own, begin + end) for own, end in self._groups(entries[begin:])]
         words = [*earlier.words[:num_words]]
         for own, end in spans:
-            text = self.tokens.text_of(*entry[own:end].tolist())
+            text = self.tokens.text_of(*entries[own:end])
             frame, after = tokens[own].start_frame, tokens[end - 1].end_frame
             seconds = (None, None) if shift is None else (frame * shift, after * shift)
             words.append(CTCWord(text, frame, after, *seconds))
