@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from asr.bundle import Bundle
 from asr.cli import compile as compiling
 from asr.cli.main import main
 from asr.decoding.warmup import made_up_log_prob, query_many
@@ -76,6 +78,46 @@ def test_a_fresh_process_compiles_nothing_and_its_first_search_is_as_fast(tiny_b
     for name, (first, *later) in report["seconds"].items():
         # Compiling would take ten seconds and more; loading machine code takes some tenths, on a busy machine a second.
         assert first < 5 * max(later) + 2.0, (name, first, later)
+
+
+ADAPT = """
+import torch
+from asr.bundle import Bundle
+from asr.cli.compile import adapt_to_noise
+from asr.graph.context import TIED_STATES, TiedStates
+from asr.kernels.jit import watch_compiler
+from asr.models.adaptation import RecognizedSpeech, adapt
+
+bundle, compiled = Bundle.load("checkpoints/librispeech"), []
+network, tied = bundle.acoustic_model.network, bundle.graph.meta[TIED_STATES]
+with watch_compiler(compiled.append):
+    adapt_to_noise(network, tied, bundle.denominator)
+    before = len(compiled)
+    runs = ((5, 3, 40), (9, 40, 77), (5, 90, 200))
+    speech = [RecognizedSpeech(torch.randn(600, network.num_features), runs) for _ in range(3)]
+    adapt(network, TiedStates.from_json(tied), bundle.denominator, speech)
+print(before, len(compiled) - before)
+"""
+
+
+@pytest.mark.slow
+def test_the_loops_of_adaptation_are_compiled_ahead(tmp_path: Path) -> None:
+    root = Path(__file__).resolve().parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root), "NUMBA_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", ADAPT], capture_output=True, text=True, check=False, env=environment, cwd=root
+    )
+    assert done.returncode == 0, done.stderr
+    ahead, later = map(int, done.stdout.split())
+    assert ahead > 0 and later == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "adapts"), [("librispeech", True), ("an4", False)])
+def test_bundles_that_adapt_do_so_when_loops_are_compiled(name: str, adapts: bool) -> None:
+    bundle = Bundle.load(Path(__file__).resolve().parents[2] / "checkpoints" / name)
+    steps = [step for step in compiling._steps(bundle) if isinstance(step, functools.partial)]
+    assert [step.func for step in steps] == [compiling.adapt_to_noise] * adapts
 
 
 def test_what_a_cold_cache_lacks_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
