@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from asr.bundle import FILE_NAME, Bundle
+from asr.decoding.settings import DecodingOptions
 
 pytestmark = pytest.mark.slow
 
@@ -23,3 +24,19 @@ def test_every_bundle_is_whole_and_has_a_card(folder):
 
 def test_all_of_them_together_are_small_enough_for_torch_hub():
     assert sum(path.stat().st_size for path in CHECKPOINTS.rglob("*") if path.is_file()) < 120e6
+
+
+def test_the_pages_name_the_options_of_the_librispeech_bundle():
+    tuned = Bundle.load(CHECKPOINTS / "librispeech").decoding["rnn"]
+    options = DecodingOptions(**{name: value for name, value in tuned.items() if hasattr(DecodingOptions, name)})
+    root = CHECKPOINTS.parent
+    page = " ".join((root / "docs" / "benchmarks" / "onepass.md").read_text(encoding="utf-8").split())
+    assert f"every {options.chunk_frames} frames the network prunes" in page
+    assert f"the search is {options.lookahead_frames} frames ahead" in page
+    beams = (
+        f"{options.search_beam} / {options.max_active_states:,} / {options.output_beam:g} / {options.context_beam:g}"
+    )
+    assert f"The bundle's beams are {beams} with the GRU" in page
+    assert f"by more than the bundle's skip beam, {options.skip_beam:g}," in page
+    architecture = " ".join((root / "docs" / "architecture.md").read_text(encoding="utf-8").split())
+    assert f"cuts the frames into chunks of {options.chunk_frames};" in architecture
