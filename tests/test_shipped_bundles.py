@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from asr.bundle import FILE_NAME, Bundle
-from asr.decoding.settings import DecodingOptions
+from asr.decoding.build import recognition_settings
 
 pytestmark = pytest.mark.slow
 
@@ -27,8 +27,7 @@ def test_all_of_them_together_are_small_enough_for_torch_hub():
 
 
 def test_the_pages_name_the_options_of_the_librispeech_bundle():
-    tuned = Bundle.load(CHECKPOINTS / "librispeech").decoding["rnn"]
-    options = DecodingOptions(**{name: value for name, value in tuned.items() if hasattr(DecodingOptions, name)})
+    options = recognition_settings(Bundle.load(CHECKPOINTS / "librispeech"), "rnn", {}).decoding
     root = CHECKPOINTS.parent
     page = " ".join((root / "docs" / "benchmarks" / "onepass.md").read_text(encoding="utf-8").split())
     assert f"every {options.chunk_frames} frames the network prunes" in page
