@@ -436,9 +436,10 @@ def gru_step(
     """
     are_bytes = are_bytes_multiplied()
     loop = jit_for(fill_byte_steps if are_bytes else fill_steps, state)
-    is_alone = are_bytes and torch.get_num_threads() == 1
-    most = _MAX_BYTE_ROWS if are_bytes else MAX_LOOP_ROWS
-    if loop is None or (len(word_id) > most and not is_alone) or torch.is_grad_enabled():
+    most = MAX_LOOP_ROWS
+    if are_bytes:
+        most = _MAX_BYTE_ROWS if torch.get_num_threads() > 1 else len(word_id)
+    if loop is None or len(word_id) > most or torch.is_grad_enabled():
         return None
     products = [*layer.small_batch_weights()]
     if projection is not None:
