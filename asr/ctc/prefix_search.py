@@ -128,10 +128,9 @@ class TokenSearch:
         entry, *frames = beam.characters(prefix)
         first, last = in_order(*frames)
         rows = np.stack([entry, first, last])
-        num = same = min(rows.shape[1], earlier.rows.shape[1])
-        if num:
-            differs = (rows[:, :num] != earlier.rows[:, :num]).any(axis=0)
-            same = int(differs.argmax()) if differs.any() else num
+        num = min(rows.shape[1], earlier.rows.shape[1])
+        differs = (rows[:, :num] != earlier.rows[:, :num]).any(axis=0)
+        same = int(differs.argmax()) if differs.any() else num
         entries, symbols, shift = entry.tolist(), self.tokens.table.tokens, self._frame_shift
         new = rows[:, same:].tolist()
         tokens = [*earlier.tokens[:same], *map(CTCToken, [symbols[entry] for entry in new[0]], new[1], new[2])]

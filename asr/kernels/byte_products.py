@@ -169,8 +169,8 @@ def fill_byte_products(
     (P, I / G, W) int32, of G integers each (see `packed_integers`), and for each of their columns (P W,) the step, the
     total and the bias. gain (O,), offset (O,), bypass (R', O) and share are those of `Rectified`; without elements,
     they are left out. In bypass, a sequence begins `sequence_step` rows after the one before it, and its next row is
-    `row_step` rows further. Work arrays: left (ROWS_AT_ONCE, I) unsigned bytes or int16, packed
-    the same as int32, products (ROWS_AT_ONCE, P W) int32.
+    `row_step` rows further. Work arrays: left (ROWS_AT_ONCE, I) unsigned bytes or int16, packed the same as int32,
+    products (ROWS_AT_ONCE, P W) int32.
     """
     num_rows, num_outputs = outputs.shape
     num_inputs = inputs.shape[1]
@@ -236,20 +236,17 @@ def _in_order(bits: Any) -> Any:
 
 
 def _rows_of(values: Tensor) -> tuple[npt.NDArray[Any], int, int]:
-    """values (N, T, O) or (T, O) -> a matrix (R, O) that has their rows; rows from a sequence to the next one and from
-    a row to the next one there.
+    """values (..., T, O) -> a matrix (R, O) that has their rows, and how many rows further there the next sequence
+    begins, and a sequence's next row is.
 
     The matrix is in the values' own memory if possible: a part of longer sequences lies between other rows there.
     """
-    *shape, size = values.shape
-    if len(shape) > 2 or values.stride(-1) != 1 or any(stride % size for stride in values.stride()[:-1]):
-        values = values.contiguous().view(-1, shape[-1], size)
-    *outer, step = (stride // size for stride in values.stride()[:-1])
-    sequence_step = outer[0] if outer else 0
-    num_rows = 0
-    if values.numel():
-        num_sequences = len(values) if outer else 1
-        num_rows = (num_sequences - 1) * sequence_step + (values.shape[-2] - 1) * step + 1
+    values = values[None] if values.dim() == 2 else values
+    *_, length, size = values.shape
+    if values.dim() > 3 or values.stride(-1) != 1 or any(stride % size for stride in values.stride()[:-1]):
+        values = values.contiguous().view(-1, length, size)
+    sequence_step, step = (stride // size for stride in values.stride()[:-1])
+    num_rows = (len(values) - 1) * sequence_step + (length - 1) * step + 1 if values.numel() else 0
     return values.as_strided((num_rows, size), (size, 1)).numpy(), sequence_step, step
 
 

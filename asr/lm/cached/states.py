@@ -20,7 +20,7 @@ from torch import Tensor
 
 from asr.errors import AsrError
 from asr.kernels.hash_table import first_of_each
-from asr.kernels.jit import jit_for
+from asr.kernels.jit import arrays_of, jit_for
 from asr.kernels.linear import byte_products
 from asr.kernels.simd import as_float32
 from asr.lm.cached.approximations import HIDDEN_DTYPES, QuantizedHistory
@@ -57,9 +57,9 @@ class HiddenStore:
         self.device = device
         self.dtype = HIDDEN_DTYPES[dtype]
         self.max_rows: int | None = None
-        begin = self._first_of_output = state_size - output_size
+        begin = state_size - output_size
         parts = (slice(0, begin), slice(begin, state_size)) if begin else (slice(0, state_size),)
-        self._parts = parts if self.dtype == torch.int8 else ()
+        self._parts: tuple[slice, ...] = parts if self.dtype == torch.int8 else ()
         self.clear()
 
     def clear(self) -> None:
@@ -96,12 +96,11 @@ class HiddenStore:
             return
         loop = jit_for(store_bytes, state)
         if loop is not None:
-            stored = self.state.numpy(), self.scale.numpy()
-            loop(*stored, row.numpy(), state.contiguous().numpy(), self._first_of_output)
+            loop(*arrays_of(self.state, self.scale, row, state), self._parts[-1].start)
             return
-        in_bytes, scale = self._bytes(state)
+        stored, scale = self._bytes(state)
         self.scale.index_copy_(0, row, scale)
-        self.state.index_copy_(0, row, in_bytes)
+        self.state.index_copy_(0, row, stored)
 
     def rounded(self, state: Tensor) -> Tensor:
         """State (R, S) float32 as `read` gives it back once it is stored."""
@@ -133,7 +132,7 @@ class HiddenStore:
         loop = jit_for(load_bytes, self.scale) if self._parts else None
         if loop is not None:
             state = self.scale.new_empty(len(row), self.state_size - first_column)
-            loop(state.numpy(), self.state.numpy(), self.scale.numpy(), row.numpy(), self._first_of_output)
+            loop(*arrays_of(state, self.state, self.scale, row), self._parts[-1].start)
             return state
         state = self.state[:, first_column:].index_select(0, row).float()
         return self._scaled(state, self.scale.index_select(0, row), first_column) if self._parts else state
@@ -194,15 +193,12 @@ def store_bytes(stored: Any, scale: Any, row: Any, state: Any, second: Any) -> N
 
 def load_bytes(state: Any, stored: Any, scale: Any, row: Any, second: Any) -> None:
     """Fills state (R, W) with the last W columns of what `store_bytes` has written; for `jit`."""
-    first = stored.shape[1] - state.shape[1]
+    width = state.shape[1]
+    first = stored.shape[1] - width
     for i in range(len(row)):
-        begin, last = first, scale.shape[1] - 1
-        for part in range(last + 1):
-            end = stored.shape[1] if part == last else second
-            own, values, target = scale[row[i], part], stored[row[i], begin:end], state[i, begin - first : end - first]
-            for j in range(len(values)):
-                target[j] = np.float32(values[j]) * own
-            begin = max(begin, end)
+        values, of_first, of_last = stored[row[i], first:], scale[row[i], 0], scale[row[i], -1]
+        for j in range(width):
+            state[i, j] = np.float32(values[j]) * (of_first if first + j < second else of_last)
 
 
 BATCHINGS = ("frame", "query")
