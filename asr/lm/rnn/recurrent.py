@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from asr.kernels.byte_products import input_type
-from asr.kernels.jit import arrays_of, jit_for
+from asr.kernels.jit import arrays_of, jit_for, num_threads
 from asr.kernels.linear import MAX_LOOP_ROWS, PackedLinear, PackedWeights, are_bytes_multiplied
 from asr.kernels.precision import product_dtype
 from asr.lm.rnn.recurrent_numba import (
@@ -438,7 +438,7 @@ def gru_step(
     loop = jit_for(fill_byte_steps if are_bytes else fill_steps, state)
     most = MAX_LOOP_ROWS
     if are_bytes:
-        most = _MAX_BYTE_ROWS if torch.get_num_threads() > 1 else len(word_id)
+        most = _MAX_BYTE_ROWS if num_threads() > 1 else len(word_id)
     if loop is None or len(word_id) > most or torch.is_grad_enabled():
         return None
     products = [*layer.small_batch_weights()]

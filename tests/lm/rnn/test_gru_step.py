@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import Tensor
 
 from asr.kernels.byte_products import has_byte_products
+from asr.kernels.jit import torch_on_one_thread
 from asr.kernels.linear import byte_products
 from asr.lm.rnn import model
 from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
@@ -62,10 +65,11 @@ def test_products_of_bytes_are_the_same_in_the_loop(
 @pytest.mark.skipif(not has_byte_products(), reason="needs numba and AVX2")
 def test_many_rows_of_bytes_are_divided_among_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     num_threads = torch.get_num_threads()
-    for threads, has_loop in ((1, True), (2, False)):
+    for threads, torch_alone, has_loop in ((1, False, True), (2, False, False), (2, True, False)):
         torch.set_num_threads(threads)
         try:
-            with byte_products():
+            # Where torch alone has one thread, loops and products of bytes still have all of them.
+            with byte_products(), torch_on_one_thread() if torch_alone else nullcontext():
                 found, expected = in_loop_and_tensors(200, 6, 9, monkeypatch)
         finally:
             torch.set_num_threads(num_threads)
