@@ -844,6 +844,28 @@ def test_torchaudio_network() -> None:
         model(noise(0.0005))
 
 
+@pytest.mark.slow
+def test_wav2vec2_base_of_torchaudio() -> None:
+    """The network as torchaudio builds it, with random weights: words of the list, the same whatever else is read."""
+    try:
+        models = importlib.import_module("torchaudio.models")
+    except (ImportError, OSError) as error:
+        pytest.skip(f"no torchaudio: {error}")
+    from asr.models.external.torchaudio import TorchaudioModel
+
+    labels = ("-", "|", *"ETAONIHSRDLUMWCFGYPBVK'XJQZ")
+    torch.manual_seed(0)
+    model = TorchaudioModel(models.wav2vec2_base(aux_num_out=len(labels)).eval(), labels)
+    assert model.frame_shift == pytest.approx(0.02)
+    decoder = CTCDecoder(model.tokens, words=["A", "HELLO", "THE", "WORLD"], frame_shift=model.frame_shift)
+    batch = [noise(1.5), noise(0.7)]
+    log_prob, num_frames = model(batch)
+    assert num_frames.tolist() == [74, 34]
+    texts = [hypotheses[0].text for hypotheses in decoder(log_prob, num_frames)]
+    assert set(" ".join(texts).split()) <= {"A", "HELLO", "THE", "WORLD"} and any(texts)
+    assert texts == [decoder(*model(utterance))[0][0].text for utterance in batch]
+
+
 @pytest.mark.parametrize("norm", ["layer_norm", "group_norm"])
 def test_torchaudio_recordings_do_not_depend_on_others(norm: str) -> None:
     try:
