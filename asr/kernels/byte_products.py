@@ -1,9 +1,9 @@
 """Products of 8-bit integers for linear layers and a convolution, with what follows them in the same pass.
 
 Inputs and weights are quantized to 255 steps: inputs between the lowest and the highest of their row, weights
-symmetrically around zero. With AVX-512 VNNI, four products of bytes take as long as one of float32; with AVX2, the same
-products of int16 are a third faster than float32, and the results are equal. Each row of the inputs has a step of its
-own, so that the result for a frame does not depend on other frames.
+symmetrically around zero. With AVX-512 VNNI, four products of bytes take as long as one of float32, and with AMX more
+than ten; with AVX2, the same products of int16 are a third faster than float32. The results are equal. Each row of the
+inputs has a step of its own, so that the result for a frame does not depend on other frames.
 
 The second convolution of a front end takes as long in float32 as a third of a small network's layers in bytes.
 `Int8Convolution` quantizes all that an output frame reads with one step.
@@ -27,15 +27,22 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from asr.kernels.jit import Intrinsic, has_package, in_threads, jit
-from asr.kernels.simd import COLUMNS, ROWS, as_float32, tiled
+from asr.kernels.simd import AMX_TILE, COLUMNS, ROWS, aligned, as_float32, tiled
 
 _LARGEST = 127
 _NUM_STEPS = 255
 ROWS_AT_ONCE = 8 * ROWS  # their bytes stay in the nearest caches during the loop over all tiles
 
-_LARGEST_BITS = np.int32(0x7FFFFFFF)
+_SIGN = np.uint32(0x80000000)
 
-set_rows: Any = Intrinsic("asr.kernels.intrinsics", "set_rows")
+
+class _SetRows(Intrinsic):
+    def stamps(self, argument_types: Any) -> list[tuple[str, int]]:
+        """Code with tiles must not run in a process that Linux does not let use them."""
+        return [("tiles", int(_has_tiles()))]
+
+
+set_rows: Any = _SetRows("asr.kernels.intrinsics", "set_rows")
 
 
 def rounded_rows(numbers: Tensor) -> tuple[Tensor, Tensor]:
@@ -65,6 +72,12 @@ def _integers_per_element() -> int:
     from asr.kernels.intrinsics import integers_per_element
 
     return integers_per_element()
+
+
+def _has_tiles() -> bool:
+    from asr.kernels.intrinsics import has_tiles
+
+    return has_tiles()
 
 
 class Rectified(NamedTuple):
@@ -117,11 +130,11 @@ class Int8Weights:
         then = then or self._as_it_is
         columns = then.gain.numpy(), then.offset.numpy()
         bypass, *steps = _rows_of(outputs[:0] if then.bypass is None else then.bypass.detach())
-        width = self._num_inputs + -self._num_inputs % _integers_per_element()
+        width = self.tables[0].shape[1] * _integers_per_element()
 
         def work(begin: int, end: int) -> None:
-            left = np.empty((ROWS_AT_ONCE, width), dtype=input_type())
-            products = np.empty((ROWS_AT_ONCE, len(self.tables[1])), dtype=np.int32)
+            left = aligned(ROWS_AT_ONCE, width, np.empty(0, dtype=input_type()))
+            products = aligned(ROWS_AT_ONCE, len(self.tables[1]), np.empty(0, dtype=np.int32))
             part = slice(begin * ROWS, min(end * ROWS, num_rows))
             work_arrays = left, left.view(np.int32), products
             added = bypass, *steps, np.float32(then.share)
@@ -135,7 +148,10 @@ class Int8Weights:
 def _tables_of(rounded: Tensor, *columns: Tensor) -> tuple[npt.NDArray[Any], ...]:
     """Rounded weights (O, I) as tiles, and numbers of each output (O,) for their columns (P W,)."""
     padding = 0, -len(rounded) % COLUMNS
-    tiles = tiled(packed_integers(rounded.char()), COLUMNS)
+    packed = packed_integers(rounded.char())
+    if _has_tiles():
+        packed = F.pad(packed, (0, -packed.shape[1] % AMX_TILE))
+    tiles = tiled(packed, COLUMNS)
     return tiles.numpy(), *(F.pad(column, padding).numpy() for column in columns)
 
 
@@ -192,17 +208,22 @@ def fill_byte_products(
         # Whole rows, still in the cache: loops over parts of rows would be too short.
         for row in range(count):
             product, output, low, scale = products[row], outputs[first + row], lowest[row], step_of[row]
-            for j in range(num_outputs):
-                value = np.float32(product[j]) * (scale * step[j]) + (low * total[j] + bias[j])
-                output[j] = floor if value < floor else value  # unlike max, this keeps NaN
             if len(bypass) > 0:
                 at = begin + first + row
                 passed = bypass[at // length * sequence_step + at % length * row_step]
-                for j in range(len(gain)):
-                    output[j] = (output[j] * gain[j] + offset[j]) + share * passed[j]
+                for j in range(num_outputs):
+                    value = np.float32(product[j]) * (scale * step[j]) + (low * total[j] + bias[j])
+                    value = floor if value < floor else value  # unlike max, this keeps NaN
+                    output[j] = (value * gain[j] + offset[j]) + share * passed[j]
+            elif len(gain) > 0:
+                for j in range(num_outputs):
+                    value = np.float32(product[j]) * (scale * step[j]) + (low * total[j] + bias[j])
+                    value = floor if value < floor else value
+                    output[j] = value * gain[j] + offset[j]
             else:
-                for j in range(len(gain)):
-                    output[j] = output[j] * gain[j] + offset[j]
+                for j in range(num_outputs):
+                    value = np.float32(product[j]) * (scale * step[j]) + (low * total[j] + bias[j])
+                    output[j] = floor if value < floor else value
 
 
 def _join_taps(joined: Any, inputs: Any, row: Any, stride: Any) -> None:
@@ -216,23 +237,20 @@ def _join_taps(joined: Any, inputs: Any, row: Any, stride: Any) -> None:
 
 def _round_row(left: Any, row: Any, num_inputs: int) -> Any:
     """Fills left with the row's numbers in steps above the lowest one -> that number and the step."""
-    # Compilers find the lowest of several numbers at a time only if these are integers, whose order has no NaN.
-    bits = row.view(np.int32)
-    low, high = _LARGEST_BITS, np.int32(-_LARGEST_BITS)
+    # Compilers compare several numbers at a time only if these are integers, whose order has no NaN. The bits of
+    # negative numbers grow as these fall.
+    signed, unsigned = row.view(np.int32), row.view(np.uint32)
+    high, low, largest = signed[0], unsigned[0], unsigned[0]
     for j in range(num_inputs):
-        low, high = min(low, _in_order(bits[j])), max(high, _in_order(bits[j]))
-    lowest = as_float32(_in_order(low))
+        high, low, largest = max(high, signed[j]), min(low, unsigned[j]), max(largest, unsigned[j])
+    lowest = as_float32(np.int32(largest if largest >= _SIGN else low))
+    highest = as_float32(high if high >= np.int32(0) else np.int32(low))
     # With NaN or an infinity in the row, the width is NaN or infinite, and so is the step; the bytes are 0.
-    width = as_float32(_in_order(high)) - lowest
+    width = highest - lowest
     per_step = np.float32(_NUM_STEPS) / width if width > np.float32(1e-30) else np.float32(0.0)
     for j in range(num_inputs):
         left[j] = np.uint8(np.int32(np.rint((row[j] - lowest) * per_step)))
     return lowest, width / np.float32(_NUM_STEPS)
-
-
-def _in_order(bits: Any) -> Any:
-    """The bits of a float32 to an integer, or back; integers are in the order of the numbers."""
-    return np.int32(bits ^ (np.int32(bits >> np.int32(31)) & _LARGEST_BITS))
 
 
 def _rows_of(values: Tensor) -> tuple[npt.NDArray[Any], int, int]:
@@ -285,8 +303,9 @@ class Int8Convolution:
             # Zeros before each frame and after the last one are the padding.
             held = np.zeros((1 + self._num_frames * (num_places + 1)) * num_channels, dtype=kind)
             window = held[num_channels:].reshape(self._num_frames, -1)
-            left = np.empty((ROWS * num_bins, 3 * num_channels * self._num_frames), dtype=kind)
-            products = np.empty((ROWS * num_bins, len(self._tables[1])), dtype=np.int32)
+            width = self._tables[0].shape[1] * _integers_per_element()
+            left = aligned(ROWS * num_bins, width, window)
+            products = aligned(ROWS * num_bins, len(self._tables[1]), np.empty(0, dtype=np.int32))
             part = begin * ROWS, min(end * ROWS, len(outputs))
             work_arrays = window, held.view(np.int64), left.view(np.int64), left.view(np.int32), products
             self._loop(filled, read, *part, num_rows, num_channels, *self._stride, *self._tables, *work_arrays)
@@ -338,14 +357,14 @@ def fill_byte_convolution(
 def _round_rectified(window: Any, image: Any, begin: Any) -> Any:
     """Fills window with the frames of an image from `begin` on in steps, negative numbers as 0 -> the step."""
     num_frames, width = len(window), image.shape[1]
-    low, high = _LARGEST_BITS, np.int32(0)
+    high, largest = np.int32(0), np.uint32(0)  # see `_round_row`
     for frame in range(num_frames):
-        bits = image[begin + frame].view(np.int32)
+        signed, unsigned = image[begin + frame].view(np.int32), image[begin + frame].view(np.uint32)
         for j in range(width):
-            low, high = min(low, _in_order(bits[j])), max(high, _in_order(bits[j]))
+            high, largest = max(high, signed[j]), max(largest, unsigned[j])
     highest = as_float32(high)
     # Zero, unless a number is NaN or infinite.
-    highest += np.float32(0.0) * (as_float32(_in_order(low)) + highest)
+    highest += np.float32(0.0) * (as_float32(np.int32(largest)) + highest)
     per_step = np.float32(_NUM_STEPS) / highest if highest > np.float32(1e-30) else np.float32(0.0)
     for frame in range(num_frames):
         row, target = image[begin + frame], window[frame]

@@ -8,6 +8,9 @@ Shapes: K inner dimension, W columns.
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +22,7 @@ from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 
-from asr.kernels.simd import COLUMNS, NARROW, ROWS
+from asr.kernels.simd import AMX_TILE, COLUMNS, NARROW, ROWS
 
 llvmlite.binding.initialize_native_asmparser()  # for the one instruction in inline assembly
 
@@ -31,6 +34,24 @@ def has_instruction(name: str) -> bool:
     """Whether the processor that loops are compiled for has a group of instructions, by LLVM's name for it."""
     _, _, features = cpu_target.target_context.codegen().magic_tuple()
     return f"+{name}" in features.split(",")
+
+
+def has_tiles() -> bool:
+    """Whether `set_rows` multiplies bytes with AMX: the processor has it, and Linux lets this process use it."""
+    instructions = "avx512vnni", "amx-tile", "amx-int8"
+    return all(map(has_instruction, instructions)) and _may_use_tiles()
+
+
+@functools.cache
+def _may_use_tiles() -> bool:
+    """Asks Linux for the registers that hold tiles; without its permission, their first use ends the process."""
+    if sys.platform != "linux":
+        return False
+    number_of_arch_prctl, request_permission, tile_data = 158, 0x1023, 18
+    try:
+        return ctypes.CDLL(None).syscall(number_of_arch_prctl, request_permission, tile_data) == 0
+    except (OSError, AttributeError):
+        return False
 
 
 def integers_per_element() -> int:
@@ -84,22 +105,60 @@ def set_rows(typingctx: Any, products: Any, left: Any, right: Any, start: Any) -
     """products (N, COLUMNS) = left (N, K) @ right (K, COLUMNS) + start (1, COLUMNS); N is a multiple of ROWS.
 
     See `add_block` for the types. As many columns as registers hold are computed for all rows before the next ones, so
-    that these columns of right stay in the nearest cache.
+    that these columns of right stay in the nearest cache. With AMX (`has_tiles`), whole tiles of bytes are multiplied
+    if K is a multiple of AMX_TILE. Rows should begin at multiples of 64 bytes: others take two to four times as long.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kinds = signature.args
         arrays = [_Rows(context, builder, kind, value) for kind, value in zip(kinds, arguments, strict=True)]
         lanes, num_rows, step = _block_size(COLUMNS, kinds[1])
+        multiplied = _set_tiles(builder, arrays) if kinds[1].dtype == types.int32 and has_tiles() else _INT64(0)
         for first in range(0, COLUMNS, step):
             columns = [_INT64(first + lanes * j) for j in range(step // lanes)]
-            limits = (_INT64(0), arrays[1].num_rows, _INT64(num_rows))
+            limits = (multiplied, arrays[1].num_rows, _INT64(num_rows))
             with cgutils.for_range_slice(builder, *limits) as (begin, _):
                 rows = [builder.add(begin, _INT64(row)) for row in range(num_rows)]
                 _add_block(builder, arrays, rows, columns, lanes, kinds[1:3], is_transposed=False)
         return context.get_dummy_value()
 
     return types.void(products, left, right, start), generate
+
+
+def _set_tiles(builder: Any, arrays: list[_Rows]) -> Any:
+    """Computes the first rows of `set_rows` by tiles of AMX_TILE rows and AMX_TILE columns -> their number."""
+    products, left, right, start = arrays
+    byte, pointer = ir.IntType(8), ir.IntType(8).as_pointer()
+
+    def call(name: str, *arguments: Any) -> None:
+        kind = ir.FunctionType(ir.VoidType(), [each.type for each in arguments])
+        builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.{name}"), arguments)
+
+    def tile_at(array: _Rows, row: Any, column: Any, row_bytes: Any = None) -> tuple[Any, Any]:
+        return array.place(row, column, byte), array.row_bytes if row_bytes is None else row_bytes
+
+    # Tiles 0 to 2 hold sums, 3 the left factor, 4 to 6 the right one; each has AMX_TILE rows of 64 bytes.
+    sizes = bytearray(64)
+    sizes[0] = 1  # the only layout there is
+    for tile in range(7):
+        sizes[16 + 2 * tile], sizes[48 + tile] = 4 * AMX_TILE, AMX_TILE
+    sizes_in_memory = cgutils.global_constant(builder, "tile_sizes", ir.Constant(ir.ArrayType(byte, 64), sizes))
+    fits = builder.icmp_signed("==", builder.urem(right.num_rows, _INT64(AMX_TILE)), _INT64(0))
+    whole = builder.sub(left.num_rows, builder.urem(left.num_rows, _INT64(AMX_TILE)))
+    num_rows = builder.select(fits, whole, _INT64(0))
+    call("ldtilecfg", builder.bitcast(sizes_in_memory, pointer))
+    with cgutils.for_range_slice(builder, _INT64(0), num_rows, _INT64(AMX_TILE)) as (row, _):
+        for at in range(3):  # the same row for all of the tile
+            call("tileloadd64", byte(at), *tile_at(start, _INT64(0), _INT64(AMX_TILE * at), _INT64(0)))
+        with cgutils.for_range_slice(builder, _INT64(0), right.num_rows, _INT64(AMX_TILE)) as (inner, _):
+            call("tileloadd64", byte(3), *tile_at(left, row, inner))
+            for at in range(3):
+                call("tileloadd64", byte(4 + at), *tile_at(right, inner, _INT64(AMX_TILE * at)))
+                call("tdpbusd", byte(at), byte(3), byte(4 + at))
+        for at in range(3):
+            call("tilestored64", byte(at), *tile_at(products, row, _INT64(AMX_TILE * at)))
+    call("tilerelease")
+    return num_rows
 
 
 @intrinsic
@@ -329,7 +388,8 @@ class _Rows:
     def __init__(self, context: Any, builder: Any, array_type: Any, value: Any) -> None:
         array = make_array(array_type)(context, builder, value)
         self._builder, self._data = builder, array.data
-        self._stride = builder.sdiv(cgutils.unpack_tuple(builder, array.strides)[0], array.itemsize)
+        self.row_bytes = cgutils.unpack_tuple(builder, array.strides)[0]
+        self._stride = builder.sdiv(self.row_bytes, array.itemsize)
         self._are_bytes = array_type.dtype == types.int8
         self.num_rows, self.num_columns = cgutils.unpack_tuple(builder, array.shape)
 

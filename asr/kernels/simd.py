@@ -23,6 +23,9 @@ ROWS = 8  # of each call of `add_products`
 COLUMNS, NARROW = 48, 16  # columns of a block: as many blocks of the first size as fit, then blocks of the second
 
 
+AMX_TILE = 16  # rows, columns, and int32 along the inner dimension, of a tile of AMX; COLUMNS are three tiles
+
+
 _LINE = 64  # bytes of a cache's line
 
 
@@ -39,6 +42,14 @@ as_float32: Any = Intrinsic("asr.kernels.intrinsics", "as_float32")
 
 
 prefetch: Any = Intrinsic("asr.kernels.intrinsics", "prefetch")
+
+
+def aligned(num_rows: int, width: int, like: Any) -> Any:
+    """A new array (num_rows, width) of another's type, which begins at a multiple of 64 bytes; for loops and Python."""
+    numbers = _LINE // like.itemsize
+    room = np.empty(num_rows * width + numbers, like.dtype)
+    begin = -room.ctypes.data % _LINE // like.itemsize
+    return room[begin : begin + num_rows * width].reshape(num_rows, width)
 
 
 def add_products(products: Any, left: Any, right: Any) -> None:

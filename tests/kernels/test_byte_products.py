@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from asr.kernels.byte_products import Int8Convolution, Int8Weights, has_byte_products, joined_taps, rounded_rows
+from asr.kernels.byte_products import (
+    Int8Convolution,
+    Int8Weights,
+    fill_byte_products,
+    has_byte_products,
+    joined_taps,
+    rounded_rows,
+    set_rows,
+)
+from asr.kernels.jit import jit_required
 from asr.kernels.linear import ChannelsLastConv2d, PackedLinear, byte_products
 from asr.models.tdnnf import FrameNorm
 
@@ -66,6 +75,28 @@ def test_a_row_does_not_depend_on_the_others() -> None:
     inputs[1:] *= 1000.0
     assert torch.equal(product(inputs, False)[0], together[0])
     assert torch.equal(product(inputs[:1], False)[0], together[0])
+
+
+@needs_instruction
+def test_without_leave_to_use_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other weights and other code on disk, since code with tiles would end the process; the numbers are the same."""
+    from numba.core.registry import cpu_target
+
+    from asr.kernels import intrinsics
+
+    torch.manual_seed(0)
+    weight, bias, inputs = torch.randn(50, 70), torch.randn(50), torch.randn(45, 70)
+    product, may_use = Int8Weights(weight, bias), intrinsics.has_tiles()
+    monkeypatch.setattr(intrinsics, "_may_use_tiles", lambda: False)
+    without = Int8Weights(weight, bias)
+    assert torch.equal(product(inputs, False), without(inputs, False))
+    assert product.tables[0].shape[1] == (32 if may_use else without.tables[0].shape[1])
+    assert (set_rows.stamps(()) == [("tiles", 0)]) and without.tables[0].shape[1] in (18, 35)
+    key = jit_required(fill_byte_products)._cache._index_key
+    codegen = cpu_target.target_context.codegen()
+    before = key((), codegen)
+    monkeypatch.undo()
+    assert (key((), codegen) != before) == may_use
 
 
 @needs_instruction

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asr.kernels.simd import COLUMNS, NARROW, ROWS
+from asr.kernels.jit import jit_required
+from asr.kernels.simd import AMX_TILE, COLUMNS, NARROW, ROWS, aligned
 
 numba = pytest.importorskip("numba")
 intrinsics = pytest.importorskip("asr.kernels.intrinsics")
@@ -18,11 +19,13 @@ def pretend(monkeypatch: pytest.MonkeyPatch, processor: str) -> None:
         monkeypatch: restores the instructions.
         processor: the name of its newest vector instructions, or "plain".
     """
-    known = "avx2", "avx512f", "avx512bw", "avx512vnni"
-    allowed = {"plain": (), "avx2": known[:1], "avx512bw": known[:3], "avx512vnni": known}[processor]
+    known = "avx2", "avx512f", "avx512bw", "avx512vnni", "amx-tile", "amx-int8"
+    allowed = {"plain": (), "avx2": known[:1], "avx512bw": known[:3], "avx512vnni": known[:4], "amx": known}[processor]
     if not all(map(intrinsics.has_instruction, allowed)):
         pytest.skip(f"this processor has no {processor}")
     monkeypatch.setattr(intrinsics, "has_instruction", lambda name: name in allowed)
+    if processor == "amx" and not intrinsics.has_tiles():
+        pytest.skip("Linux does not let this process use tiles")
 
 
 PROCESSORS = ("plain", "avx2", "avx512bw", "avx512vnni")
@@ -113,8 +116,9 @@ def test_products_of_integers_are_exact(monkeypatch: pytest.MonkeyPatch, process
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processor", PROCESSORS[1:])
+@pytest.mark.parametrize("processor", [*PROCESSORS[1:], "amx"])
 def test_all_rows_of_a_tile(monkeypatch: pytest.MonkeyPatch, processor: str) -> None:
+    """Any number of rows and any inner size, whether or not they are whole tiles of AMX."""
     pretend(monkeypatch, processor)
     set_rows: Any = intrinsics.set_rows
     group = intrinsics.integers_per_element()
@@ -126,15 +130,58 @@ def test_all_rows_of_a_tile(monkeypatch: pytest.MonkeyPatch, processor: str) -> 
 
     generator = np.random.default_rng(1)
     start = np.arange(COLUMNS, dtype=np.int32)[None]
-    for num_rows in (0, ROWS, 3 * ROWS):
-        left, right = generator.integers(256, size=(num_rows, 20)), generator.integers(-127, 128, size=(20, COLUMNS))
-        packed = np.ascontiguousarray(left.astype(kinds[0])).view(np.int32)
-        columns = np.ascontiguousarray(np.ascontiguousarray(right.T.astype(kinds[1])).view(np.int32).T)
-        # A part of wider rows, as one tile of many has it; what follows stays.
-        wide = np.full((num_rows + ROWS, COLUMNS + 16), 7, dtype=np.int32)
-        set_products(wide[:, :COLUMNS], packed, columns, start)
-        np.testing.assert_array_equal(wide[:num_rows, :COLUMNS], left @ right + start)
-        assert (wide[num_rows:] == 7).all() and (wide[:, COLUMNS:] == 7).all()
+    for num_rows in (0, ROWS, 3 * ROWS, 2 * AMX_TILE, 2 * AMX_TILE + ROWS):
+        for size in (20, 4 * AMX_TILE, 12 * AMX_TILE, 4 * AMX_TILE + 4):
+            left = generator.integers(256, size=(num_rows, size))
+            right = generator.integers(-127, 128, size=(size, COLUMNS))
+            left[:1], right[:, 0], right[:, 1] = 255, 127, -127
+            packed = np.ascontiguousarray(left.astype(kinds[0])).view(np.int32)
+            columns = np.ascontiguousarray(np.ascontiguousarray(right.T.astype(kinds[1])).view(np.int32).T)
+            # A part of wider rows, as one tile of many has it; what follows stays.
+            wide = np.full((num_rows + ROWS, COLUMNS + 16), 7, dtype=np.int32)
+            set_products(wide[:, :COLUMNS], packed, columns, start)
+            np.testing.assert_array_equal(wide[:num_rows, :COLUMNS], left @ right + start)
+            assert (wide[num_rows:] == 7).all() and (wide[:, COLUMNS:] == 7).all()
+
+
+def test_tiles_need_the_processor_and_linux(monkeypatch: pytest.MonkeyPatch) -> None:
+    instructions = {"avx512vnni", "amx-tile", "amx-int8"}
+    for missing in (None, *sorted(instructions)):
+        for may_use in (True, False):
+            monkeypatch.setattr(intrinsics, "has_instruction", (instructions - {missing}).__contains__)
+            monkeypatch.setattr(intrinsics, "_may_use_tiles", lambda may_use=may_use: may_use)
+            assert intrinsics.has_tiles() == (missing is None and may_use)
+
+
+@pytest.mark.parametrize("answer", [0, -1, OSError(), AttributeError()])
+def test_what_linux_answers(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
+    """Where there is no such call, for example in some sandboxes, tiles are not used."""
+
+    class Library:
+        def __init__(self, name: None) -> None:
+            pass
+
+        def syscall(self, *arguments: int) -> int:
+            assert arguments == (158, 0x1023, 18)
+            if isinstance(answer, Exception):
+                raise answer
+            return int(answer)
+
+    monkeypatch.setattr(intrinsics.ctypes, "CDLL", Library)
+    monkeypatch.setattr(intrinsics.sys, "platform", "linux")
+    assert intrinsics._may_use_tiles.__wrapped__() == (answer == 0)
+    monkeypatch.setattr(intrinsics.sys, "platform", "win32")
+    assert not intrinsics._may_use_tiles.__wrapped__()
+
+
+def test_aligned_arrays() -> None:
+    address: Any = numba.njit(lambda array: array.ctypes.data)
+    for function in (aligned, jit_required(aligned)):
+        for kind in (np.uint8, np.int16, np.int32):
+            for num_rows, width in ((1, 1), (5, 7), (64, 640), (0, 3)):
+                array = function(num_rows, width, np.empty(0, kind))
+                assert array.shape == (num_rows, width) and array.dtype == kind and array.flags.c_contiguous
+                assert address(array) % 64 == 0
 
 
 @pytest.mark.parametrize("processor", ["plain", "avx512f"])

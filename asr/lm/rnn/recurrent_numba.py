@@ -30,6 +30,7 @@ from asr.kernels.simd import (
     add_products,
     add_products_by_column,
     add_products_by_row,
+    aligned,
     exponential,
     padded,
     padded_room,
@@ -409,8 +410,8 @@ def _byte_product(inputs: Any, tables: Any, num_outputs: Any, byte_kind: Any) ->
     tiles, step, total, bias = tables
     outputs = np.empty((len(inputs), num_outputs), np.float32)
     num_rows = min(len(inputs) + -len(inputs) % ROWS, ROWS_AT_ONCE)
-    left = np.empty((num_rows, tiles.shape[1] * (4 // byte_kind.itemsize)), byte_kind.dtype)
-    products = np.empty((num_rows, len(step)), np.int32)
+    left = aligned(num_rows, tiles.shape[1] * (4 // byte_kind.itemsize), byte_kind)
+    products = aligned(num_rows, len(step), np.empty(0, np.int32))
     nothing, no_bypass = np.empty(0, np.float32), np.empty((0, 0), np.float32)
     fill_byte_products(
         outputs, inputs, 0, len(inputs), 0, tiles, step, total, bias, False, nothing, nothing, no_bypass, 0, 0,
