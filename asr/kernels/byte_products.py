@@ -16,9 +16,8 @@ of a convolution, N images of T times F numbers with C channels in, T' times F' 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -80,22 +79,6 @@ def _has_tiles() -> bool:
     return has_tiles()
 
 
-class Rectified(NamedTuple):
-    """What follows a product: ReLU, then a norm, then a bypass.
-
-    Attributes:
-        gain: (O,), the factor of each output after ReLU.
-        offset: (O,), added to it.
-        bypass: (..., O) of Q rows, added then, times `share`; None for no bypass.
-        share: see `bypass`.
-    """
-
-    gain: Tensor
-    offset: Tensor
-    bypass: Tensor | None = None
-    share: float = 0.0
-
-
 class Int8Weights:
     """inputs (Q, I) -> inputs weight^T + bias (Q, O) with quantized rows of both; needs `has_byte_products`.
 
@@ -113,46 +96,48 @@ class Int8Weights:
         assert loop is not None
         self._loop: Callable[..., None] = loop
         self._num_outputs, self._num_inputs = weight.shape
-        step, rounded = rounded_rows(weight)
-        self.tables: tuple[npt.NDArray[Any], ...] = _tables_of(rounded, step, step * rounded.sum(dim=1), bias)
-        self._as_it_is = Rectified(weight.new_zeros(0), weight.new_zeros(0))
+        self.tables: tuple[npt.NDArray[Any], ...] = tuple(each.numpy() for each in quantized_weights(weight, bias))
+        self._no_norm = weight.new_zeros(0)
 
-    def __call__(self, inputs: Tensor, rectifies: bool, then: Rectified | None = None, stride: int = 0) -> Tensor:
+    def __call__(
+        self, inputs: Tensor, rectifies: bool, gain: Tensor | None = None, offset: Tensor | None = None
+    ) -> Tensor:
         """inputs (..., I) -> (..., O), with 0 for negative ones if `rectifies`; a row with NaN or infinity becomes NaN.
 
-        With a stride, it is the product of `joined_taps(inputs, stride)`; these inputs are (N, T, I).
+        With gain and offset (O,), these are then multiplied and added.
         """
         rows = inputs.detach().reshape(-1, self._num_inputs).contiguous().numpy()
-        shape = (len(inputs), max(inputs.shape[1] - 2 * stride, 0)) if stride else inputs.shape[:-1]
-        num_rows, length = math.prod(shape), shape[-1]
-        outputs = inputs.new_empty(num_rows, self._num_outputs)
+        outputs = inputs.new_empty(len(rows), self._num_outputs)
         filled = outputs.numpy()
-        then = then or self._as_it_is
-        columns = then.gain.numpy(), then.offset.numpy()
-        bypass, *steps = _rows_of(outputs[:0] if then.bypass is None else then.bypass.detach())
+        norm = [(self._no_norm if each is None else each).numpy() for each in (gain, offset)]
         width = self.tables[0].shape[1] * _integers_per_element()
 
         def work(begin: int, end: int) -> None:
             left = aligned(ROWS_AT_ONCE, width, np.empty(0, dtype=input_type()))
             products = aligned(ROWS_AT_ONCE, len(self.tables[1]), np.empty(0, dtype=np.int32))
-            part = slice(begin * ROWS, min(end * ROWS, num_rows))
+            part = slice(begin * ROWS, min(end * ROWS, len(rows)))
             work_arrays = left, left.view(np.int32), products
-            added = bypass, *steps, np.float32(then.share)
-            read = rows, part.start, length, stride
-            self._loop(filled[part], *read, *self.tables, rectifies, *columns, *added, *work_arrays)
+            added = filled[:0], np.float32(0.0)
+            self._loop(filled[part], rows[part], 1, 0, *self.tables, rectifies, *norm, *added, *work_arrays)
 
-        in_threads(work, -(-num_rows // ROWS), rows_at_least=8)
-        return outputs.view(*shape, self._num_outputs)
+        in_threads(work, -(-len(rows) // ROWS), rows_at_least=8)
+        return outputs.view(*inputs.shape[:-1], self._num_outputs)
 
 
-def _tables_of(rounded: Tensor, *columns: Tensor) -> tuple[npt.NDArray[Any], ...]:
+def quantized_weights(weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+    """Weight (O, I) and bias (O,) -> `Int8Weights.tables` as tensors."""
+    step, rounded = rounded_rows(weight)
+    return _tables_of(rounded, step, step * rounded.sum(dim=1), bias)
+
+
+def _tables_of(rounded: Tensor, *columns: Tensor) -> tuple[Tensor, ...]:
     """Rounded weights (O, I) as tiles, and numbers of each output (O,) for their columns (P W,)."""
     padding = 0, -len(rounded) % COLUMNS
     packed = packed_integers(rounded.char())
     if _has_tiles():
         packed = F.pad(packed, (0, -packed.shape[1] % AMX_TILE))
     tiles = tiled(packed, COLUMNS)
-    return tiles.numpy(), *(F.pad(column, padding).numpy() for column in columns)
+    return tiles, *(F.pad(column, padding) for column in columns)
 
 
 def input_type() -> type[np.integer[Any]]:
@@ -174,19 +159,18 @@ def joined_taps(inputs: Tensor, stride: int) -> Tensor:
 
 
 def fill_byte_products(
-    outputs: Any, inputs: Any, begin: Any, length: Any, stride: Any, tiles: Any, step: Any, total: Any, bias: Any,
-    rectifies: Any, gain: Any, offset: Any, bypass: Any, sequence_step: Any, row_step: Any, share: Any, left: Any,
-    packed: Any, products: Any,
+    outputs: Any, inputs: Any, length: Any, stride: Any, tiles: Any, step: Any, total: Any, bias: Any, rectifies: Any,
+    gain: Any, offset: Any, bypass: Any, share: Any, left: Any, packed: Any, products: Any,
 ) -> None:  # fmt: skip
     """Fills outputs (Q, O), for `jit`.
 
-    inputs (R, I), of which the rows from `begin` on are multiplied, in sequences of `length` rows. With a stride, the
-    inputs are those of `joined_taps`, `length` + 2 strides for each sequence, and `begin` counts joined rows. tiles
-    (P, I / G, W) int32, of G integers each (see `packed_integers`), and for each of their columns (P W,) the step, the
-    total and the bias. gain (O,), offset (O,), bypass (R', O) and share are those of `Rectified`; without elements,
-    they are left out. In bypass, a sequence begins `sequence_step` rows after the one before it, and its next row is
-    `row_step` rows further. Work arrays: left (ROWS_AT_ONCE, I) unsigned bytes or int16, packed the same as int32,
-    products (ROWS_AT_ONCE, P W) int32.
+    inputs (Q or more, I). With a stride, their `joined_taps` are multiplied; there are sequences of `length` rows of
+    outputs, with 2 strides more rows of inputs each. tiles (P, I / G, W) int32, of G integers each (see
+    `packed_integers`), and for each of their columns (P W,) the step, the total and the bias. Outputs are multiplied
+    by gain (O,), after ReLU if `rectifies`; then offset (O,) is added, and the row of bypass (Q or more, O) in the
+    middle of those of inputs that the output reads, times `share`. Without elements, gain and offset, or bypass, are
+    left out. Work arrays: left (ROWS_AT_ONCE, I) unsigned bytes or int16, packed the same as int32, products
+    (ROWS_AT_ONCE, P W) int32.
     """
     num_rows, num_outputs = outputs.shape
     num_inputs = inputs.shape[1]
@@ -197,10 +181,9 @@ def fill_byte_products(
     for first in range(0, num_rows, len(left)):
         count = min(len(left), num_rows - first)
         for row in range(count):
-            at = begin + first + row
-            source = inputs[at] if stride == 0 else joined
+            source = inputs[first + row] if stride == 0 else joined
             if stride > 0:
-                _join_taps(joined, inputs, at + 2 * stride * (at // length), stride)
+                _join_taps(joined, inputs, _first_tap(first + row, length, stride), stride)
             lowest[row], step_of[row] = _round_row(left[row], source, num_inputs)
         whole = count + -count % ROWS
         for tile in range(len(tiles)):
@@ -209,8 +192,7 @@ def fill_byte_products(
         for row in range(count):
             product, output, low, scale = products[row], outputs[first + row], lowest[row], step_of[row]
             if len(bypass) > 0:
-                at = begin + first + row
-                passed = bypass[at // length * sequence_step + at % length * row_step]
+                passed = bypass[_first_tap(first + row, length, stride) + stride]
                 for j in range(num_outputs):
                     value = np.float32(product[j]) * (scale * step[j]) + (low * total[j] + bias[j])
                     value = floor if value < floor else value  # unlike max, this keeps NaN
@@ -224,6 +206,11 @@ def fill_byte_products(
                 for j in range(num_outputs):
                     value = np.float32(product[j]) * (scale * step[j]) + (low * total[j] + bias[j])
                     output[j] = floor if value < floor else value
+
+
+def _first_tap(row: Any, length: Any, stride: Any) -> Any:
+    """The first row of inputs that a row of outputs reads, see `fill_byte_products`."""
+    return row + 2 * stride * (row // length)
 
 
 def _join_taps(joined: Any, inputs: Any, row: Any, stride: Any) -> None:
@@ -253,21 +240,6 @@ def _round_row(left: Any, row: Any, num_inputs: int) -> Any:
     return lowest, width / np.float32(_NUM_STEPS)
 
 
-def _rows_of(values: Tensor) -> tuple[npt.NDArray[Any], int, int]:
-    """values (..., T, O) -> a matrix (R, O) that has their rows, and how many rows further there the next sequence
-    begins, and a sequence's next row is.
-
-    The matrix is in the values' own memory if possible: a part of longer sequences lies between other rows there.
-    """
-    values = values[None] if values.dim() == 2 else values
-    *_, length, size = values.shape
-    if values.dim() > 3 or values.stride(-1) != 1 or any(stride % size for stride in values.stride()[:-1]):
-        values = values.contiguous().view(-1, length, size)
-    sequence_step, step = (stride // size for stride in values.stride()[:-1])
-    num_rows = (len(values) - 1) * sequence_step + (length - 1) * step + 1 if values.numel() else 0
-    return values.as_strided((num_rows, size), (size, 1)).numpy(), sequence_step, step
-
-
 class Int8Convolution:
     """ReLU, a convolution with quantized numbers, and ReLU again; needs `has_byte_products`.
 
@@ -287,7 +259,7 @@ class Int8Convolution:
         self._stride = stride
         # In the order of what an output reads: channels in the inner loop, and frames in the outer one.
         step, rounded = rounded_rows(weight.permute(0, 2, 3, 1).flatten(1))
-        self._tables = _tables_of(rounded, step, bias)
+        self._tables = tuple(each.numpy() for each in _tables_of(rounded, step, bias))
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """(N, C, T, F) -> (N, T', C' F'); an output frame that reads NaN or infinity becomes NaN."""

@@ -17,16 +17,16 @@ numbers with C channels in, and T' times F' with C' channels out.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from asr.kernels.byte_products import Int8Convolution, Int8Weights, Rectified, has_byte_products, joined_taps
+from asr.kernels.byte_products import Int8Convolution, Int8Weights, has_byte_products
 from asr.kernels.jit import has_package, jit
 from asr.kernels.simd import COLUMNS, ROWS, add_block, tiled
 
@@ -135,14 +135,36 @@ MAX_LOOP_ROWS = 512 if torch.__version__.startswith("1.") else 16
 _MIN_LINEAR_ROWS = 192
 
 
-class PackedWeights:
-    """inputs W^T + bias; the weights are given in each call and packed again only if they have changed.
+_ValueT = TypeVar("_ValueT")
 
-    A copy packs its own weights, so that modules with a `PackedWeights` can be copied.
-    """
+
+class KeptWhileUnchanged(Generic[_ValueT]):
+    """What was computed from tensors, until one of them changes. A copy keeps nothing: its tensors are others."""
 
     def __init__(self) -> None:
-        self._held: tuple[tuple[int, ...], _Weights] | None = None
+        self._held: tuple[list[tuple[int, int]], _ValueT] | None = None
+
+    def get(self, tensors: Iterable[Tensor], compute: Callable[[], _ValueT]) -> _ValueT:
+        """What `compute()` returns, now or earlier with the same tensors; not for inference tensors."""
+        version = [(tensor.data_ptr(), tensor._version) for tensor in tensors]
+        held = self._held
+        if held is None or held[0] != version:
+            # A single assignment, since two threads may get here at the same time.
+            self._held = held = (version, compute())
+        return held[1]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> KeptWhileUnchanged[_ValueT]:
+        return KeptWhileUnchanged()
+
+    def __reduce__(self) -> tuple[type[KeptWhileUnchanged[_ValueT]], tuple[()]]:
+        return KeptWhileUnchanged, ()
+
+
+class PackedWeights:
+    """inputs W^T + bias; the weights are given in each call and packed again only if they have changed."""
+
+    def __init__(self) -> None:
+        self._kept = KeptWhileUnchanged[_Weights]()
 
     def __call__(self, inputs: Tensor, weight: Tensor, bias: Tensor, rectifies: bool = False) -> Tensor:
         """inputs (Q, I), weight (O, I), bias (O,) -> (Q, O), in any memory order, negative ones as 0 if `rectifies`."""
@@ -172,18 +194,7 @@ class PackedWeights:
         return product.tables if isinstance(product, (Float16Weights, Int8Weights)) else None
 
     def _weights(self, weight: Tensor, bias: Tensor) -> _Weights:
-        version = (weight.data_ptr(), weight._version, bias.data_ptr(), bias._version)
-        held = self._held
-        if held is None or held[0] != version:
-            # A single assignment, since two threads may get here at the same time.
-            self._held = held = (version, _Weights(weight.detach(), bias.detach()))
-        return held[1]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> PackedWeights:
-        return PackedWeights()
-
-    def __reduce__(self) -> tuple[type[PackedWeights], tuple[()]]:
-        return PackedWeights, ()
+        return self._kept.get((weight, bias), lambda: _Weights(weight.detach(), bias.detach()))
 
 
 class _Weights:
@@ -276,10 +287,22 @@ def _is_autocast() -> bool:
     return bool(torch.is_autocast_cpu_enabled())
 
 
+def multiplies_bytes(weight: Tensor, inputs: Tensor) -> bool:
+    """Whether this thread multiplies bytes (`byte_products`), and may for this weight and these inputs."""
+    return are_bytes_multiplied() and not weight.is_inference() and _is_fixed(weight, inputs)
+
+
 def _is_fixed(weight: Tensor, inputs: Tensor) -> bool:
     """Whether the weights may be packed for a product with these inputs."""
     is_plain = inputs.device.type == "cpu" and inputs.dtype == weight.dtype == torch.float32
     return is_plain and not torch.is_grad_enabled() and not _is_autocast()
+
+
+def norm_as_product(norm: nn.BatchNorm1d) -> tuple[Tensor, Tensor]:
+    """norm(x) = gain x + offset, for a norm without scale and shift in evaluation -> gain, offset."""
+    assert norm.running_mean is not None and norm.running_var is not None
+    gain = (norm.running_var + norm.eps).rsqrt()
+    return gain, -norm.running_mean * gain
 
 
 class PackedLinear(nn.Linear):
@@ -301,26 +324,17 @@ class PackedLinear(nn.Linear):
         """The outputs with 0 in place of negative ones, in one pass if possible."""
         return self._product(inputs, rectifies=True)
 
-    def normalized(
-        self, inputs: Tensor, norm: nn.BatchNorm1d, bypass: Tensor | None = None, share: float = 0.0, stride: int = 0
-    ) -> Tensor:
-        """norm(rectified(inputs)) + share bypass, in one pass if possible.
+    def normalized(self, inputs: Tensor, norm: nn.BatchNorm1d) -> Tensor:
+        """norm(rectified(inputs)), in one pass if possible; (..., in_features) -> (..., out_features).
 
-        Args:
-            inputs: (..., in_features).
-            norm: without scale and shift of its own.
-            bypass: (..., out_features), or None.
-            share: its weight.
-            stride: if above 0, the inputs are `joined_taps` of these, (N, T, in_features).
+        The norm has no scale and shift of its own.
         """
         is_constant = _is_fixed(self.weight, inputs) and not norm.training
         product = self._fixed.byte_product(self.weight, self.bias) if is_constant else None
         if product is None:
-            outputs: Tensor = norm(self.rectified(joined_taps(inputs, stride)))
-            return outputs if bypass is None else torch.add(outputs, bypass, alpha=share)
-        assert norm.running_mean is not None and norm.running_var is not None
-        gain = (norm.running_var + norm.eps).rsqrt()
-        return product(inputs, True, Rectified(gain, -norm.running_mean * gain, bypass, share), stride)
+            outputs: Tensor = norm(self.rectified(inputs))
+            return outputs
+        return product(inputs, True, *norm_as_product(norm))
 
     def _product(self, inputs: Tensor, rectifies: bool) -> Tensor:
         if not _is_fixed(self.weight, inputs):

@@ -10,7 +10,7 @@ of all utterances.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,8 +18,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asr.distributed import current_share, draw_rows, total
+from asr.kernels.byte_layers import Int8Layers, LayerWeights
 from asr.kernels.byte_products import joined_taps
-from asr.kernels.linear import ChannelsLastConv2d, PackedLinear
+from asr.kernels.linear import (
+    ChannelsLastConv2d,
+    KeptWhileUnchanged,
+    PackedLinear,
+    multiplies_bytes,
+    norm_as_product,
+)
 from asr.models.interface import BoundedNetwork
 from asr.serialization import ACOUSTIC_MODEL_CLASSES, ModelSpec, build_network
 
@@ -228,13 +235,9 @@ class FactorizedLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, T, D) -> (N, T - 2 * stride, D)."""
-        hidden = self.factor(x)
-        stride = self.stride
-        if stride:
-            x = x[:, stride:-stride]
-        if not self.training:
-            return self.expand.normalized(hidden, self.norm, x, _BYPASS_SCALE, stride)
-        hidden = self.expand.rectified(joined_taps(hidden, stride))
+        hidden = self.expand.rectified(joined_taps(self.factor(x), self.stride))
+        if self.stride:
+            x = x[:, self.stride : -self.stride]
         return torch.add(self.dropout(self.norm(hidden)), x, alpha=_BYPASS_SCALE)
 
     @torch.no_grad()
@@ -257,6 +260,40 @@ class FactorizedLayer(nn.Module):
         product.diagonal().sub_(scale_square)
         matrix = matrix - (4.0 * speed / scale_square) * (product @ matrix)
         weight.copy_(torch.cat(matrix.chunk(taps, dim=1), dim=0))
+
+
+class FactorizedLayers(nn.ModuleList):
+    """`FactorizedLayer` of equal shapes, one after the other."""
+
+    def __init__(self, layers: Iterable[FactorizedLayer]) -> None:
+        super().__init__(layers)
+        self._kept = KeptWhileUnchanged[Int8Layers]()
+
+    def __iter__(self) -> Iterator[FactorizedLayer]:
+        return super().__iter__()  # type: ignore[return-value]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, T, D) -> (N, T - 2 * the sum of strides, D)."""
+        if not self.training and len(self) and multiplies_bytes(next(iter(self)).factor.weight, x):
+            in_bytes = self._kept.get(self._constants(), self._in_bytes)
+            return in_bytes(x)
+        for layer in self:
+            x = layer(x)
+        return x
+
+    def _constants(self) -> Iterator[Tensor]:
+        for layer in self:
+            for linear in (layer.factor, layer.expand):
+                yield from (linear.weight, linear.bias)
+            assert layer.norm.running_mean is not None and layer.norm.running_var is not None
+            yield from (layer.norm.running_mean, layer.norm.running_var)
+
+    def _in_bytes(self) -> Int8Layers:
+        weights = []
+        for layer in self:
+            factors = [(linear.weight.detach(), linear.bias.detach()) for linear in (layer.factor, layer.expand)]
+            weights.append(LayerWeights(*factors[0], *factors[1], *norm_as_product(layer.norm), layer.stride))
+        return Int8Layers(weights, _BYPASS_SCALE)
 
 
 class ConvFrontEnd(nn.Module):
@@ -317,14 +354,11 @@ class Tdnnf(ChainNetwork):
     ) -> None:
         super().__init__(num_features, num_tokens, ConvFrontEnd.factor, smoothing)
         self.front_end = ConvFrontEnd(num_features, dim)
-        self.layers = nn.ModuleList(FactorizedLayer(dim, bottleneck_dim) for _ in range(num_layers))
+        self.layers = FactorizedLayers(FactorizedLayer(dim, bottleneck_dim) for _ in range(num_layers))
         self.prefinal = PackedLinear(dim, prefinal_dim)
         self.branch = OutputBranch(prefinal_dim, dim, small_dim, num_tokens)
         self.auxiliary = OutputBranch(prefinal_dim, dim, small_dim, num_tokens) if has_auxiliary else None
-        self.context = sum(layer.stride for layer in self._factorized())
-
-    def _factorized(self) -> list[FactorizedLayer]:
-        return [layer for layer in self.layers if isinstance(layer, FactorizedLayer)]
+        self.context = sum(layer.stride for layer in self.layers)
 
     @property
     def left_context(self) -> int:
@@ -338,15 +372,12 @@ class Tdnnf(ChainNetwork):
 
     def semi_orthogonal_step(self) -> None:
         """See `FactorizedLayer.semi_orthogonal_step`."""
-        for layer in self._factorized():
+        for layer in self.layers:
             layer.semi_orthogonal_step()
 
     def encode(self, features: Tensor) -> Tensor:
         """See `ChainNetwork`; (N, left + 3 T' + right, F) -> (N, T', prefinal_dim)."""
-        x = self.front_end(self.smooth(features))
-        for layer in self.layers:
-            x = layer(x)
-        hidden: Tensor = self.prefinal(x)
+        hidden: Tensor = self.prefinal(self.layers(self.front_end(self.smooth(features))))
         return hidden
 
 

@@ -19,8 +19,7 @@ from asr.kernels.byte_products import (
     set_rows,
 )
 from asr.kernels.jit import jit_required
-from asr.kernels.linear import ChannelsLastConv2d, PackedLinear, byte_products
-from asr.models.tdnnf import FrameNorm
+from asr.kernels.linear import ChannelsLastConv2d, byte_products
 
 needs_instruction = pytest.mark.skipif(not has_byte_products(), reason="needs numba and AVX2")
 
@@ -111,10 +110,17 @@ def test_what_is_no_number_stays_so(rectifies: bool) -> None:
 
 
 @needs_instruction
-def test_joined_taps_are_joined_in_the_same_pass() -> None:
+@pytest.mark.parametrize("rectifies", [False, True])
+def test_gain_and_offset_follow(rectifies: bool) -> None:
     torch.manual_seed(0)
-    layer, norm = PackedLinear(24, 101), FrameNorm(101).eval()
-    norm.running_mean, norm.running_var = torch.randn(101), torch.rand(101) + 0.1
+    product, inputs = Int8Weights(torch.randn(50, 70), torch.randn(50)), torch.randn(2, 70, 70)
+    gain, offset = torch.randn(50), torch.randn(50)
+    expected = product(inputs, rectifies) * gain + offset
+    torch.testing.assert_close(product(inputs, rectifies, gain, offset), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_joined_taps() -> None:
+    torch.manual_seed(0)
     inputs = torch.randn(3, 40, 24)
     for stride in (1, 3, 19):
         sums = torch.stack([inputs[:, t, :12] + inputs[:, t + stride, 12:] for t in range(40 - stride)], dim=1)
@@ -122,19 +128,7 @@ def test_joined_taps_are_joined_in_the_same_pass() -> None:
             [torch.cat((sums[:, t], sums[:, t + stride]), dim=1) for t in range(40 - 2 * stride)], dim=1
         )
         torch.testing.assert_close(joined_taps(inputs, stride), joined, rtol=0.0, atol=0.0)
-        bypass = torch.randn(3, 40, 101)[:, stride:-stride]
-        for num_threads in (1, 2):
-            torch.set_num_threads(num_threads)
-            try:
-                for in_bytes in (True, False):
-                    with torch.no_grad(), byte_products(in_bytes):
-                        expected = norm(layer.rectified(joined)) + 0.66 * bypass
-                        found = layer.normalized(inputs, norm, bypass, 0.66, stride)
-                    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
-            finally:
-                torch.set_num_threads(1)
-    with torch.no_grad(), byte_products():
-        assert layer.normalized(inputs[:, :2], norm, stride=1).shape == (3, 0, 101)
+    assert joined_taps(inputs, 0) is inputs and joined_taps(inputs[:, :2], 1).shape == (3, 0, 24)
 
 
 def rounded_convolution(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import pickle
 import threading
 
 import pytest
@@ -16,6 +18,7 @@ from asr.kernels import linear
 from asr.kernels.jit import has_package
 from asr.kernels.linear import (
     ChannelsLastConv2d,
+    KeptWhileUnchanged,
     PackedLinear,
     PackedWeights,
     are_bytes_multiplied,
@@ -153,12 +156,11 @@ def test_rectified(num_rows: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("in_bytes", [False, pytest.param(True, marks=needs_instruction)])
-def test_normalized_is_the_norm_of_rectified_and_the_bypass(num_threads: int, in_bytes: bool) -> None:
+def test_normalized_is_the_norm_of_rectified(num_threads: int, in_bytes: bool) -> None:
     torch.manual_seed(0)
     layer, norm = PackedLinear(70, 101), FrameNorm(101).eval()
     norm.running_mean, norm.running_var = torch.randn(101), torch.rand(101) + 0.1
-    # An inner part of the frames, as a layer with context has it.
-    inputs, bypass = torch.randn(2, 80, 70), torch.randn(2, 82, 101)[:, 1:-1]
+    inputs = torch.randn(2, 80, 70)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(num_threads)
@@ -166,21 +168,30 @@ def test_normalized_is_the_norm_of_rectified_and_the_bypass(num_threads: int, in
             expected = norm(layer.rectified(inputs))
             found = layer.normalized(inputs, norm)
             torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6, equal_nan=True)
-            # The same for all utterances, frames first in memory, and parts of wider rows.
-            frames_first = bypass.transpose(0, 1).contiguous().transpose(0, 1)
-            wider = torch.cat((bypass, bypass[:, :, :40]), dim=2)[:, :, :101]
-            every_second = bypass.repeat_interleave(2, dim=2)[:, :, ::2]
-            for added in (bypass, bypass[:1].expand(2, -1, -1), frames_first, wider, every_second):
-                found = layer.normalized(inputs, norm, added, 0.66)
-                torch.testing.assert_close(found, expected + 0.66 * added, rtol=1e-6, atol=1e-6, equal_nan=True)
-            assert layer.normalized(inputs[:0], norm, bypass[:0], 0.66).shape == (0, 80, 101)
+            assert layer.normalized(inputs[:0], norm).shape == (0, 80, 101)
             # More dimensions, and fewer.
-            groups = layer.normalized(inputs.unflatten(1, (4, 20)), norm, bypass.unflatten(1, (4, 20)), 0.66)
-            torch.testing.assert_close(groups.flatten(1, 2), layer.normalized(inputs, norm, bypass, 0.66))
-            torch.testing.assert_close(layer.normalized(inputs[1], norm, bypass[1], 0.66), groups[1].flatten(0, 1))
+            groups = layer.normalized(inputs.unflatten(1, (4, 20)), norm)
+            torch.testing.assert_close(groups.flatten(1, 2), found)
+            torch.testing.assert_close(layer.normalized(inputs[1], norm), groups[1].flatten(0, 1))
     finally:
         torch.set_num_threads(before)
-    assert layer.normalized(inputs, norm, bypass, 0.66).requires_grad
+    assert layer.normalized(inputs, norm).requires_grad
+
+
+def test_what_is_kept_while_unchanged() -> None:
+    kept, tensors, counts = KeptWhileUnchanged[int](), [torch.zeros(2), torch.ones(3)], itertools.count()
+
+    def value() -> int:
+        return kept.get(tensors, lambda: next(counts))
+
+    assert [value(), value()] == [0, 0]
+    tensors[1][0] = 5.0
+    assert [value(), value()] == [1, 1]
+    tensors[0] = tensors[0].clone()
+    assert [value(), value()] == [2, 2]
+    for copied in (copy.deepcopy(kept), pickle.loads(pickle.dumps(kept))):
+        assert copied.get(tensors, lambda: 7) == 7
+    assert value() == 2
 
 
 @pytest.mark.parametrize("channels", [1, 5])

@@ -414,7 +414,7 @@ def _byte_product(inputs: Any, tables: Any, num_outputs: Any, byte_kind: Any) ->
     products = aligned(num_rows, len(step), np.empty(0, np.int32))
     nothing, no_bypass = np.empty(0, np.float32), np.empty((0, 0), np.float32)
     fill_byte_products(
-        outputs, inputs, 0, len(inputs), 0, tiles, step, total, bias, False, nothing, nothing, no_bypass, 0, 0,
-        np.float32(0.0), left, left.view(np.int32), products,
+        outputs, inputs, 1, 0, tiles, step, total, bias, False, nothing, nothing, no_bypass, np.float32(0.0), left,
+        left.view(np.int32), products,
     )  # fmt: skip
     return outputs
