@@ -24,7 +24,7 @@ from asr.kernels.jit import Intrinsic, jit_required, kernel
 # After this margin, the next one is infinite.
 _WIDEST_MARGIN = 50.0
 # Number of arcs that are compared together, and of tokens by which prefetching is ahead.
-_BLOCK, _AHEAD = 16, 8
+_BLOCK, _AHEAD = 16, 16
 _LOWEST = np.finfo(np.float32).min
 # A frame whose highest log-probability is not known.
 _NO_PEAK = np.float32(np.inf)
@@ -93,8 +93,10 @@ def expand_stream(
         for token in range(len(state)):
             if token + _AHEAD < len(state):
                 ahead = arcs.begin[state[token + _AHEAD]]
-                prefetch(arcs.token, ahead)
-                prefetch(arcs.score, ahead)
+                # A block lies in two lines of the cache, as a rule.
+                for position in (ahead, ahead + _BLOCK - 1):
+                    prefetch(arcs.token, position)
+                    prefetch(arcs.score, position)
             token_score, end = score[token], arcs.begin[state[token] + 1]
             for block in range(arcs.begin[state[token]], end, _BLOCK):
                 if ((token_score + arcs.score[block]) + arcs.excess) + peak < floor:
