@@ -21,7 +21,7 @@ from asr.kernels.byte_products import ROWS_AT_ONCE, fill_byte_products, input_ty
 from asr.kernels.jit import in_threads, jit_required, num_threads
 from asr.kernels.simd import aligned
 
-_ROWS_AT_ONCE = 320  # of a part; with their bottlenecks they take about 1 MB
+_ROWS_IN_CACHE = 320  # of a part; with their bottlenecks they take about 1 MB
 _ROWS_AT_LEAST = 64  # of a thread's part
 
 
@@ -56,11 +56,11 @@ class Int8Layers:
     Args:
         layers: at least one.
         share: of the bypass.
-        rows_at_once: about how many output rows go through all layers together.
+        rows_in_cache: about how many output rows go through all layers together.
     """
 
-    def __init__(self, layers: Sequence[LayerWeights], share: float, rows_at_once: int = _ROWS_AT_ONCE) -> None:
-        self._rows_at_once = rows_at_once
+    def __init__(self, layers: Sequence[LayerWeights], share: float, rows_in_cache: int = _ROWS_IN_CACHE) -> None:
+        self._rows_in_cache = rows_in_cache
         self._loop = jit_required(fill_layers)
         self._tables = (
             _stacked([quantized_weights(layer.factor, layer.factor_bias) for layer in layers]),
@@ -90,7 +90,7 @@ class Int8Layers:
     def _parts(self, num_utterances: int, length: int) -> Any:
         """(M, 4): first utterance, number of utterances, first output frame, number of frames; several are whole."""
         of_thread = max(_ROWS_AT_LEAST, -(-num_utterances * length // num_threads()))
-        rows = min(self._rows_at_once, of_thread)
+        rows = min(self._rows_in_cache, of_thread)
         together = max(1, rows // max(1, length + self._num_lost))
         num_cuts = -(-length // rows)
         bounds = [length * cut // num_cuts for cut in range(num_cuts + 1)] if num_cuts else []

@@ -38,14 +38,14 @@ def one_by_one(layers: list[LayerWeights], inputs: torch.Tensor, share: float) -
 @given(
     num_utterances=st.integers(0, 5), more_frames=st.integers(-1, 90), dim=st.integers(1, 70),
     bottleneck=st.integers(1, 30), strides=st.lists(st.integers(1, 3), min_size=1, max_size=4),
-    has_taps=st.booleans(), num_threads=st.sampled_from([1, 2]), rows_at_once=st.integers(1, 200),
+    has_taps=st.booleans(), num_threads=st.sampled_from([1, 2]), rows_in_cache=st.integers(1, 200),
     seed=st.integers(0, 10**6),
 )  # fmt: skip
 @example(4, 9, 33, 17, [1, 2], True, 1, 60, 0)  # several whole utterances in a part, and a part of fewer
 @example(2, 90, 33, 17, [1, 2], True, 2, 20, 0)  # several parts of an utterance
 def test_equal_to_the_layers_one_by_one(
     num_utterances: int, more_frames: int, dim: int, bottleneck: int, strides: list[int], has_taps: bool,
-    num_threads: int, rows_at_once: int, seed: int,
+    num_threads: int, rows_in_cache: int, seed: int,
 ) -> None:  # fmt: skip
     torch.manual_seed(seed)
     strides = strides if has_taps else [0] * len(strides)
@@ -55,7 +55,7 @@ def test_equal_to_the_layers_one_by_one(
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(num_threads)
-        found = Int8Layers(layers, 0.66, rows_at_once)(inputs)
+        found = Int8Layers(layers, 0.66, rows_in_cache)(inputs)
     finally:
         torch.set_num_threads(before)
     assert found.shape == (num_utterances, max(more_frames, 0), dim)
@@ -65,7 +65,7 @@ def test_equal_to_the_layers_one_by_one(
 
 def test_a_frame_depends_only_on_what_it_reads() -> None:
     torch.manual_seed(0)
-    layers = Int8Layers([layer_of(16, 4, 1), layer_of(16, 4, 2)], 0.66, rows_at_once=8)
+    layers = Int8Layers([layer_of(16, 4, 1), layer_of(16, 4, 2)], 0.66, rows_in_cache=8)
     inputs = torch.randn(2, 40, 16)
     before = layers(inputs)
     inputs[0, 20, 3], inputs[1, 5, 0] = torch.nan, -torch.inf
