@@ -181,7 +181,7 @@ def test_aligned_arrays() -> None:
             for num_rows, width in ((1, 1), (5, 7), (64, 640), (0, 3)):
                 array = function(num_rows, width, np.empty(0, kind))
                 assert array.shape == (num_rows, width) and array.dtype == kind and array.flags.c_contiguous
-                assert address(array) % 64 == 0
+                assert array.size == 0 or address(array) % 64 == 0
 
 
 @pytest.mark.parametrize("processor", ["plain", "avx512f"])
