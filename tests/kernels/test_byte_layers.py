@@ -107,8 +107,8 @@ def test_layers_of_a_network() -> None:
             assert torch.equal(other(inputs), layers(inputs))
             other[0].expand.bias.add_(1.0)
             assert not torch.equal(other(inputs), layers(inputs))
-            layers.train()
-            assert layers(inputs).shape == (2, 22, 24)
+            # The norms of a batch in training are its own.
+            assert not torch.allclose(layers.train()(inputs), layers.eval()(inputs), atol=0.1)
     with byte_products():  # a gradient is wanted
         assert layers.eval()(inputs).requires_grad
     assert list(layers.state_dict())[:2] == ["0.factor.weight", "0.factor.bias"]
