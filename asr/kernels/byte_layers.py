@@ -17,9 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asr.kernels.byte_products import ROWS_AT_ONCE, fill_byte_products, input_type, quantized_weights
+from asr.kernels.byte_products import (
+    ROWS_AT_ONCE,
+    fill_byte_products,
+    input_type,
+    quantized_weights,
+    room_for_products,
+)
 from asr.kernels.jit import in_threads, jit_required, num_threads
-from asr.kernels.simd import aligned
 
 _ROWS_IN_CACHE = 320  # of a part; with their bottlenecks they take about 1 MB
 _ROWS_AT_LEAST = 64  # of a thread's part
@@ -119,15 +124,12 @@ def fill_layers(
     many outputs the first factor has.
     """
     num_channels, num_lost = inputs.shape[2], 2 * strides.sum()
-    per_element = 4 // byte_kind.itemsize
     num_rows = 0
     for part in range(len(parts)):
         num_rows = max(num_rows, parts[part, 1] * (parts[part, 3] + num_lost))
     rows, hidden = np.empty((num_rows, num_channels), np.float32), np.empty((num_rows, bottleneck), np.float32)
-    wide = aligned(ROWS_AT_ONCE, factor[0].shape[2] * per_element, byte_kind)
-    narrow = aligned(ROWS_AT_ONCE, expand[0].shape[2] * per_element, byte_kind)
-    few = aligned(ROWS_AT_ONCE, factor[1].shape[1], np.empty(0, np.int32))
-    many = aligned(ROWS_AT_ONCE, expand[1].shape[1], np.empty(0, np.int32))
+    wide, few = room_for_products(ROWS_AT_ONCE, factor[0][0], byte_kind)
+    narrow, many = room_for_products(ROWS_AT_ONCE, expand[0][0], byte_kind)
     nothing, no_bypass = np.empty(0, np.float32), np.empty((0, 0), np.float32)
     for part in range(len(parts)):
         first, together, begin, count = parts[part]
@@ -138,13 +140,13 @@ def fill_layers(
             stride = strides[layer]
             fill_byte_products(
                 hidden[: together * length], rows, 1, 0, factor[0][layer], factor[1][layer], factor[2][layer],
-                factor[3][layer], False, nothing, nothing, no_bypass, np.float32(0.0), wide, wide.view(np.int32), few,
+                factor[3][layer], False, nothing, nothing, no_bypass, np.float32(0.0), wide, few,
             )  # fmt: skip
             left = length - 2 * stride
             # In place: a row is read, as the bypass, before an output is written there.
             fill_byte_products(
                 rows[: together * left], hidden, left, stride, expand[0][layer], expand[1][layer], expand[2][layer],
-                expand[3][layer], True, gain[layer], offset[layer], rows, share, narrow, narrow.view(np.int32), many,
+                expand[3][layer], True, gain[layer], offset[layer], rows, share, narrow, many,
             )  # fmt: skip
             length = left
         for at in range(together):

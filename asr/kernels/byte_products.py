@@ -110,13 +110,11 @@ class Int8Weights:
         outputs = inputs.new_empty(len(rows), self._num_outputs)
         filled = outputs.numpy()
         norm = [(self._no_norm if each is None else each).numpy() for each in (gain, offset)]
-        width = self.tables[0].shape[1] * _integers_per_element()
+        kind = np.empty(0, dtype=input_type())
 
         def work(begin: int, end: int) -> None:
-            left = aligned(ROWS_AT_ONCE, width, np.empty(0, dtype=input_type()))
-            products = aligned(ROWS_AT_ONCE, len(self.tables[1]), np.empty(0, dtype=np.int32))
             part = slice(begin * ROWS, min(end * ROWS, len(rows)))
-            work_arrays = left, left.view(np.int32), products
+            work_arrays = room_for_products(ROWS_AT_ONCE, self.tables[0], kind)
             added = filled[:0], np.float32(0.0)
             self._loop(filled[part], rows[part], 1, 0, *self.tables, rectifies, *norm, *added, *work_arrays)
 
@@ -145,6 +143,16 @@ def input_type() -> type[np.integer[Any]]:
     return np.uint8 if _integers_per_element() == 4 else np.int16
 
 
+def room_for_products(num_rows: int, tiles: Any, byte_kind: Any) -> tuple[Any, Any]:
+    """Work arrays of loops over this many rows at once, for these tiles: left and products of `fill_byte_products`.
+
+    byte_kind (0,) has the type of quantized inputs.
+    """
+    num_tiles, num_elements, _ = tiles.shape
+    left = aligned(num_rows, num_elements * (4 // byte_kind.itemsize), byte_kind)
+    return left, aligned(num_rows, num_tiles * COLUMNS, np.empty(0, np.int32))
+
+
 def joined_taps(inputs: Tensor, stride: int) -> Tensor:
     """What the second factor of a factorized layer reads: sums over two frames, at two frames, side by side.
 
@@ -160,7 +168,7 @@ def joined_taps(inputs: Tensor, stride: int) -> Tensor:
 
 def fill_byte_products(
     outputs: Any, inputs: Any, length: Any, stride: Any, tiles: Any, step: Any, total: Any, bias: Any, rectifies: Any,
-    gain: Any, offset: Any, bypass: Any, share: Any, left: Any, packed: Any, products: Any,
+    gain: Any, offset: Any, bypass: Any, share: Any, left: Any, products: Any,
 ) -> None:  # fmt: skip
     """Fills outputs (Q, O), for `jit`.
 
@@ -169,9 +177,9 @@ def fill_byte_products(
     `packed_integers`), and for each of their columns (P W,) the step, the total and the bias. Outputs are multiplied
     by gain (O,), after ReLU if `rectifies`; then offset (O,) is added, and the row of bypass (Q or more, O) in the
     middle of those of inputs that the output reads, times `share`. Without elements, gain and offset, or bypass, are
-    left out. Work arrays: left (ROWS_AT_ONCE, I) unsigned bytes or int16, packed the same as int32, products
-    (ROWS_AT_ONCE, P W) int32.
+    left out. Work arrays: left (ROWS_AT_ONCE, I) unsigned bytes or int16, products (ROWS_AT_ONCE, P W) int32.
     """
+    packed = left.view(np.int32)
     num_rows, num_outputs = outputs.shape
     num_inputs = inputs.shape[1]
     joined = np.empty(num_inputs, dtype=np.float32)
@@ -275,9 +283,7 @@ class Int8Convolution:
             # Zeros before each frame and after the last one are the padding.
             held = np.zeros((1 + self._num_frames * (num_places + 1)) * num_channels, dtype=kind)
             window = held[num_channels:].reshape(self._num_frames, -1)
-            width = self._tables[0].shape[1] * _integers_per_element()
-            left = aligned(ROWS * num_bins, width, window)
-            products = aligned(ROWS * num_bins, len(self._tables[1]), np.empty(0, dtype=np.int32))
+            left, products = room_for_products(ROWS * num_bins, self._tables[0], window)
             part = begin * ROWS, min(end * ROWS, len(outputs))
             work_arrays = window, held.view(np.int64), left.view(np.int64), left.view(np.int32), products
             self._loop(filled, read, *part, num_rows, num_channels, *self._stride, *self._tables, *work_arrays)

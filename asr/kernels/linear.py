@@ -174,14 +174,13 @@ class PackedWeights:
             return outputs.relu_() if rectifies else outputs
         return self._weights(weight, bias).product_for(len(inputs))(inputs, rectifies)
 
-    def byte_product(self, weight: Tensor, bias: Tensor) -> Int8Weights | None:
-        """The product of bytes; None if this thread does not multiply them, or a change could not be noticed."""
-        return None if weight.is_inference() or not are_bytes_multiplied() else self._weights(weight, bias).in_bytes()
+    def byte_product(self, weight: Tensor, bias: Tensor) -> Int8Weights:
+        """The product of bytes; only where `multiplies_bytes`."""
+        return self._weights(weight, bias).in_bytes()
 
-    def byte_convolution(self, weight: Tensor, bias: Tensor, stride: tuple[int, int]) -> Int8Convolution | None:
+    def byte_convolution(self, weight: Tensor, bias: Tensor, stride: tuple[int, int]) -> Int8Convolution:
         """Like `byte_product`, for the weight (C', C, K, 3) of a convolution with these strides."""
-        is_constant = not weight.is_inference() and are_bytes_multiplied()
-        return self._weights(weight, bias).convolution(stride) if is_constant else None
+        return self._weights(weight, bias).convolution(stride)
 
     def small_batch_weights(self, weight: Tensor, bias: Tensor) -> tuple[Any, ...] | None:
         """The tables with which a loop can multiply a few rows itself; None if it cannot.
@@ -329,12 +328,10 @@ class PackedLinear(nn.Linear):
 
         The norm has no scale and shift of its own.
         """
-        is_constant = _is_fixed(self.weight, inputs) and not norm.training
-        product = self._fixed.byte_product(self.weight, self.bias) if is_constant else None
-        if product is None:
+        if norm.training or not multiplies_bytes(self.weight, inputs):
             outputs: Tensor = norm(self.rectified(inputs))
             return outputs
-        return product(inputs, True, *norm_as_product(norm))
+        return self._fixed.byte_product(self.weight, self.bias)(inputs, True, *norm_as_product(norm))
 
     def _product(self, inputs: Tensor, rectifies: bool) -> Tensor:
         if not _is_fixed(self.weight, inputs):
@@ -371,10 +368,8 @@ class ChannelsLastConv2d(nn.Conv2d):
         (N, C, T, F), which may be overwritten -> (N, T', C' F'), the channels in the outer loop.
         """
         fits = self.kernel_size[1] == 3 and self.padding == (0, 1) and self.in_channels % 8 == 0
-        if fits and _is_fixed(self.weight, inputs):
+        if fits and multiplies_bytes(self.weight, inputs):
             assert self.bias is not None
-            product = self._fixed.byte_convolution(self.weight, self.bias, (self.stride[0], self.stride[1]))
-            if product is not None:
-                return product(inputs)
+            return self._fixed.byte_convolution(self.weight, self.bias, (self.stride[0], self.stride[1]))(inputs)
         outputs = F.relu(self(F.relu(inputs, inplace=True)), inplace=True)
         return outputs.transpose(1, 2).flatten(2)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from asr.kernels.byte_products import ROWS_AT_ONCE, fill_byte_products
+from asr.kernels.byte_products import ROWS_AT_ONCE, fill_byte_products, room_for_products
 from asr.kernels.hash_table import distinct_values
 from asr.kernels.jit import arrays_of, in_threads, jit_for, jit_required
 from asr.kernels.linear import fill_products
@@ -30,7 +30,6 @@ from asr.kernels.simd import (
     add_products,
     add_products_by_column,
     add_products_by_row,
-    aligned,
     exponential,
     padded,
     padded_room,
@@ -410,11 +409,10 @@ def _byte_product(inputs: Any, tables: Any, num_outputs: Any, byte_kind: Any) ->
     tiles, step, total, bias = tables
     outputs = np.empty((len(inputs), num_outputs), np.float32)
     num_rows = min(len(inputs) + -len(inputs) % ROWS, ROWS_AT_ONCE)
-    left = aligned(num_rows, tiles.shape[1] * (4 // byte_kind.itemsize), byte_kind)
-    products = aligned(num_rows, len(step), np.empty(0, np.int32))
+    left, products = room_for_products(num_rows, tiles, byte_kind)
     nothing, no_bypass = np.empty(0, np.float32), np.empty((0, 0), np.float32)
     fill_byte_products(
         outputs, inputs, 1, 0, tiles, step, total, bias, False, nothing, nothing, no_bypass, np.float32(0.0), left,
-        left.view(np.int32), products,
+        products,
     )  # fmt: skip
     return outputs
