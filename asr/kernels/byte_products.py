@@ -125,17 +125,12 @@ class Int8Weights:
 def quantized_weights(weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
     """Weight (O, I) and bias (O,) -> `Int8Weights.tables` as tensors."""
     step, rounded = rounded_rows(weight)
-    return _tables_of(rounded, step, step * rounded.sum(dim=1), bias)
-
-
-def _tables_of(rounded: Tensor, *columns: Tensor) -> tuple[Tensor, ...]:
-    """Rounded weights (O, I) as tiles, and numbers of each output (O,) for their columns (P W,)."""
     padding = 0, -len(rounded) % COLUMNS
     packed = packed_integers(rounded.char())
     if _has_tiles():
         packed = F.pad(packed, (0, -packed.shape[1] % AMX_TILE))
     tiles = tiled(packed, COLUMNS)
-    return tiles, *(F.pad(column, padding) for column in columns)
+    return tiles, *(F.pad(column, padding) for column in (step, step * rounded.sum(dim=1), bias))
 
 
 def input_type() -> type[np.integer[Any]]:
@@ -249,91 +244,118 @@ def _round_row(left: Any, row: Any, num_inputs: int) -> Any:
 
 
 class Int8Convolution:
-    """ReLU, a convolution with quantized numbers, and ReLU again; needs `has_byte_products`.
+    """A convolution with quantized numbers and ReLU, which may be followed by a norm and a bypass.
 
-    The second axis has a kernel of 3 numbers, with one zero as padding at each end.
+    Needs `has_byte_products`. The second axis has a kernel of 3 numbers, with one zero as padding at each end.
 
     Args:
         weight: (C', C, K, 3) float32; C is a multiple of 8.
         bias: (C',).
         stride: of both axes.
+        rectifies: whether negative inputs count as 0.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor, stride: tuple[int, int]) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor, stride: tuple[int, int], rectifies: bool) -> None:
         loop = jit(fill_byte_convolution)
         assert loop is not None
         self._loop: Callable[..., None] = loop
         self._num_outputs, self._num_inputs, self._num_frames, _ = weight.shape
-        self._stride = stride
+        self._stride, self._rectifies = stride, rectifies
         # In the order of what an output reads: channels in the inner loop, and frames in the outer one.
-        step, rounded = rounded_rows(weight.permute(0, 2, 3, 1).flatten(1))
-        self._tables = tuple(each.numpy() for each in _tables_of(rounded, step, bias))
+        rows = weight.permute(0, 2, 3, 1).flatten(1)
+        self._tables = tuple(each.numpy() for each in quantized_weights(rows, bias))
+        self._no_norm = weight.new_zeros(0)
 
-    def __call__(self, inputs: Tensor) -> Tensor:
-        """(N, C, T, F) -> (N, T', C' F'); an output frame that reads NaN or infinity becomes NaN."""
+    def __call__(
+        self, inputs: Tensor, gain: Tensor | None = None, offset: Tensor | None = None, share: float = 0.0
+    ) -> Tensor:
+        """(N, C, T, F) -> (N, C', T', F'), channels last; an output frame that reads NaN or infinity becomes NaN.
+
+        With gain and offset (C',), these are then multiplied and added, and `share` times the number in the middle of
+        those that an output reads; C' is C then, K is 3, and the strides are 1.
+        """
         images = inputs.detach().permute(0, 2, 3, 1).contiguous()
         num_images, num_frames, num_places, num_channels = images.shape
         num_rows = max(0, (num_frames - self._num_frames) // self._stride[0] + 1)
         num_bins = (num_places - 1) // self._stride[1] + 1
-        outputs = inputs.new_empty(num_images * num_rows, self._num_outputs * num_bins)
-        filled, read = outputs.numpy(), images.view(num_images, num_frames, -1).numpy()
+        outputs = inputs.new_empty(num_images, num_rows, num_bins, self._num_outputs)
+        filled = outputs.view(num_images * num_rows, num_bins * self._num_outputs).numpy()
+        read = images.view(num_images, num_frames, -1).numpy()
+        norm = [(self._no_norm if each is None else each).numpy() for each in (gain, offset)]
         kind = input_type()
 
         def work(begin: int, end: int) -> None:
-            # Zeros before each frame and after the last one are the padding.
-            held = np.zeros((1 + self._num_frames * (num_places + 1)) * num_channels, dtype=kind)
-            window = held[num_channels:].reshape(self._num_frames, -1)
-            left, products = room_for_products(ROWS * num_bins, self._tables[0], window)
-            part = begin * ROWS, min(end * ROWS, len(outputs))
-            work_arrays = window, held.view(np.int64), left.view(np.int64), left.view(np.int32), products
-            self._loop(filled, read, *part, num_rows, num_channels, *self._stride, *self._tables, *work_arrays)
+            held = np.empty((1 + self._num_frames * (num_places + 1)) * num_channels, dtype=kind)
+            work_arrays = held, *room_for_products(ROWS * num_bins, self._tables[0], held)
+            sizes = num_rows, num_channels, *self._stride
+            part = begin * ROWS, min(end * ROWS, len(filled))
+            self._loop(
+                filled, read, *part, *sizes, *self._tables, self._rectifies, *norm, np.float32(share), *work_arrays
+            )
 
-        in_threads(work, -(-len(outputs) // ROWS), rows_at_least=8)
-        return outputs.view(num_images, num_rows, outputs.shape[1])
+        in_threads(work, -(-len(filled) // ROWS), rows_at_least=8)
+        return outputs.permute(0, 3, 1, 2)
 
 
 def fill_byte_convolution(
     outputs: Any, images: Any, first_row: Any, end_row: Any, num_rows: Any, num_channels: Any, frame_stride: Any,
-    bin_stride: Any, tiles: Any, step: Any, bias: Any, window: Any, words: Any, left: Any, packed: Any, products: Any,
+    bin_stride: Any, tiles: Any, step: Any, total: Any, bias: Any, rectifies: Any, gain: Any, offset: Any, share: Any,
+    held: Any, left: Any, products: Any,
 ) -> None:  # fmt: skip
-    """Fills the rows first_row .. end_row - 1 of outputs (N T', C' F'), for `jit`.
+    """Fills the rows first_row .. end_row - 1 of outputs (N T', F' C'), for `jit`.
 
-    images (N, T, F C); `num_rows` is T'. tiles (P, I / G, W) int32, of G integers each, where I = 3 C K, and for each
-    of their columns (P W,) the step and the bias. Work arrays: window (K, (F + 1) C) unsigned bytes or int16, words the
-    same as int64, with C zeros before them; left (ROWS F', I) as int64, packed the same as int32, products
-    (ROWS F', P W) int32.
+    images (N, T, F C), whose negative numbers count as 0 if `rectifies`; `num_rows` is T'. tiles (P, I / G, W) int32,
+    of G integers each, where I = 3 C K, and for each of their columns (P W,) the step, the total and the bias. Without
+    elements, gain and offset (C',), and the bypass, are left out. Work arrays: held ((1 + K (F + 1)) C,) and left
+    (ROWS F', I), unsigned bytes or int16, and products (ROWS F', P W) int32.
     """
-    num_frames, num_words = len(window), num_channels * window.itemsize // 8
-    words_per_frame = window.shape[1] * window.itemsize // 8
-    num_bins, num_outputs = len(left) // ROWS, outputs.shape[1] // (len(left) // ROWS)
-    row_step = np.empty(ROWS, dtype=np.float32)
+    packed, words, left_words = left.view(np.int32), held.view(np.int64), left.view(np.int64)
+    # Each frame is followed by the zeros of its padding; those before it follow the one before, or are the first ones.
+    window = held[num_channels:].reshape(-1, images.shape[2] + num_channels)
+    num_frames, num_words = len(window), num_channels * held.itemsize // 8
+    words_per_frame = window.shape[1] * held.itemsize // 8
+    num_bins = len(left) // ROWS
+    num_outputs = outputs.shape[1] // num_bins
+    lowest, row_step = np.empty(ROWS, dtype=np.float32), np.empty(ROWS, dtype=np.float32)
     nothing = np.zeros((1, COLUMNS), dtype=np.int32)
     for first in range(first_row, end_row, ROWS):
         count = min(ROWS, end_row - first)
         for row in range(count):
             image, begin = images[(first + row) // num_rows], (first + row) % num_rows * frame_stride
-            row_step[row] = _round_rectified(window, image, begin)
+            lowest[row], row_step[row], zero = _round_window(window, image, begin, rectifies)
+            held[:num_channels] = zero
             for place in range(num_bins):
-                target = left[row * num_bins + place]
+                target = left_words[row * num_bins + place]
                 for frame in range(num_frames):
-                    # The zeros before a frame are those after the one before it.
                     to, at = frame * 3 * num_words, frame * words_per_frame + place * bin_stride * num_words
                     for j in range(3 * num_words):
                         target[to + j] = words[at + j]
         for tile in range(len(tiles)):
             set_rows(products[:, tile * COLUMNS :], packed, tiles[tile], nothing)
         for row in range(count):
-            output, scale = outputs[first + row], row_step[row]
+            image, middle = images[(first + row) // num_rows], (first + row) % num_rows * frame_stride + 1
+            low, scale = lowest[row], row_step[row]
             for place in range(num_bins):
                 product = products[row * num_bins + place]
-                for j in range(num_outputs):
-                    value = np.float32(product[j]) * (scale * step[j]) + bias[j]
-                    # Unlike max, this keeps NaN.
-                    output[j * num_bins + place] = np.float32(0.0) if value < np.float32(0.0) else value
+                output = outputs[first + row, place * num_outputs : (place + 1) * num_outputs]
+                if len(gain) > 0:
+                    passed = image[middle, place * num_channels : (place + 1) * num_channels]
+                    for j in range(num_outputs):
+                        value = np.float32(product[j]) * (scale * step[j]) + (low * total[j] + bias[j])
+                        value = np.float32(0.0) if value < np.float32(0.0) else value
+                        output[j] = (value * gain[j] + offset[j]) + share * passed[j]
+                else:
+                    for j in range(num_outputs):
+                        value = np.float32(product[j]) * (scale * step[j]) + (low * total[j] + bias[j])
+                        # Unlike max, this keeps NaN.
+                        output[j] = np.float32(0.0) if value < np.float32(0.0) else value
 
 
-def _round_rectified(window: Any, image: Any, begin: Any) -> Any:
-    """Fills window with the frames of an image from `begin` on in steps, negative numbers as 0 -> the step."""
+def _round_window(window: Any, image: Any, begin: Any, rectifies: Any) -> Any:
+    """Fills window with the frames of an image from `begin` on, and with zeros after each, in steps above the lowest.
+
+    Returns the lowest number, at most 0, the step, and what zero is in steps above the lowest.
+    """
     num_frames, width = len(window), image.shape[1]
     high, largest = np.int32(0), np.uint32(0)  # see `_round_row`
     for frame in range(num_frames):
@@ -341,12 +363,17 @@ def _round_rectified(window: Any, image: Any, begin: Any) -> Any:
         for j in range(width):
             high, largest = max(high, signed[j]), max(largest, unsigned[j])
     highest = as_float32(high)
-    # Zero, unless a number is NaN or infinite.
-    highest += np.float32(0.0) * (as_float32(np.int32(largest)) + highest)
-    per_step = np.float32(_NUM_STEPS) / highest if highest > np.float32(1e-30) else np.float32(0.0)
+    lowest = as_float32(np.int32(largest)) if largest >= _SIGN else np.float32(0.0)
+    # A NaN or an infinity stays, whether or not negative numbers count.
+    highest += np.float32(0.0) * (lowest + highest)
+    lowest = np.float32(0.0) if rectifies else lowest
+    span = highest - lowest
+    per_step = np.float32(_NUM_STEPS) / span if span > np.float32(1e-30) else np.float32(0.0)
+    zero = np.uint8(np.int32(np.rint(-lowest * per_step)))
     for frame in range(num_frames):
         row, target = image[begin + frame], window[frame]
         for j in range(width):
-            value = row[j] * per_step
+            value = (row[j] - lowest) * per_step
             target[j] = np.uint8(np.int32(np.rint(value if value > np.float32(0.0) else np.float32(0.0))))
-    return highest / np.float32(_NUM_STEPS)
+        target[width:] = zero
+    return lowest, span / np.float32(_NUM_STEPS), zero

@@ -178,9 +178,11 @@ class PackedWeights:
         """The product of bytes; only where `multiplies_bytes`."""
         return self._weights(weight, bias).in_bytes()
 
-    def byte_convolution(self, weight: Tensor, bias: Tensor, stride: tuple[int, int]) -> Int8Convolution:
-        """Like `byte_product`, for the weight (C', C, K, 3) of a convolution with these strides."""
-        return self._weights(weight, bias).convolution(stride)
+    def byte_convolution(
+        self, weight: Tensor, bias: Tensor, stride: tuple[int, int], rectifies: bool
+    ) -> Int8Convolution:
+        """Like `byte_product`, for a convolution; see `Int8Convolution`."""
+        return self._weights(weight, bias).convolution(stride, rectifies)
 
     def small_batch_weights(self, weight: Tensor, bias: Tensor) -> tuple[Any, ...] | None:
         """The tables with which a loop can multiply a few rows itself; None if it cannot.
@@ -212,9 +214,9 @@ class _Weights:
         self._in_bytes = self._in_bytes or Int8Weights(*self._plain)
         return self._in_bytes
 
-    def convolution(self, stride: tuple[int, int]) -> Int8Convolution:
-        """The convolution of bytes; the stride is the same in all calls."""
-        self._convolution = self._convolution or Int8Convolution(*self._plain, stride)
+    def convolution(self, stride: tuple[int, int], rectifies: bool) -> Int8Convolution:
+        """The convolution of bytes; the arguments are the same in all calls."""
+        self._convolution = self._convolution or Int8Convolution(*self._plain, stride, rectifies)
         return self._convolution
 
     def product_for(self, num_rows: int) -> _Product:
@@ -362,14 +364,29 @@ class ChannelsLastConv2d(nn.Conv2d):
         weight = self.weight.to(memory_format=torch.channels_last)
         return F.conv2d(inputs, weight, self.bias, self.stride, self.padding)
 
-    def rows_between_relus(self, inputs: Tensor) -> Tensor:
-        """ReLU, the convolution, and ReLU again, in one pass if possible; all numbers of a frame become a row.
+    def between_relus(self, inputs: Tensor) -> Tensor:
+        """ReLU, the convolution, and ReLU again, in one pass if possible.
 
-        (N, C, T, F), which may be overwritten -> (N, T', C' F'), the channels in the outer loop.
+        (N, C, T, F), which may be overwritten -> (N, C', T', F').
         """
+        if self._multiplies_bytes(inputs):
+            return self._in_bytes(rectifies=True)(inputs)
+        return F.relu(self(F.relu(inputs, inplace=True)), inplace=True)
+
+    def normalized(self, inputs: Tensor, norm: nn.BatchNorm1d, share: float) -> Tensor:
+        """Adds share * inputs to norm(relu(convolution)), in one pass if possible; (N, C, T, F) -> (N, C, T - 2, F).
+
+        For a kernel of three frames by three bins. The norm, of channels in the last axis, has no scale and shift.
+        """
+        if not norm.training and self._multiplies_bytes(inputs):
+            return self._in_bytes(rectifies=False)(inputs, *norm_as_product(norm), share)
+        hidden = norm(F.relu(self(inputs)).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return torch.add(hidden, inputs[:, :, 1:-1], alpha=share)
+
+    def _multiplies_bytes(self, inputs: Tensor) -> bool:
         fits = self.kernel_size[1] == 3 and self.padding == (0, 1) and self.in_channels % 8 == 0
-        if fits and multiplies_bytes(self.weight, inputs):
-            assert self.bias is not None
-            return self._fixed.byte_convolution(self.weight, self.bias, (self.stride[0], self.stride[1]))(inputs)
-        outputs = F.relu(self(F.relu(inputs, inplace=True)), inplace=True)
-        return outputs.transpose(1, 2).flatten(2)
+        return fits and multiplies_bytes(self.weight, inputs)
+
+    def _in_bytes(self, rectifies: bool) -> Int8Convolution:
+        assert self.bias is not None
+        return self._fixed.byte_convolution(self.weight, self.bias, (self.stride[0], self.stride[1]), rectifies)

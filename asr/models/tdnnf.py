@@ -297,30 +297,54 @@ class FactorizedLayers(nn.ModuleList):
 
 
 class ConvFrontEnd(nn.Module):
-    """Two small convolutions over time and frequency, which subsample by 3, then a linear layer.
+    """Small convolutions over time and frequency, of which the second subsamples by 3, then a linear layer.
 
     Args:
         num_features: F.
         dim: D.
         first_channels: channels at the full frame rate and half of the bins.
         second_channels: channels at a third of the frame rate and a quarter of the bins.
+        num_convolutions: number of `BypassConvolution` after these two.
     """
 
     factor = 3
 
-    def __init__(self, num_features: int, dim: int, first_channels: int = 16, second_channels: int = 48) -> None:
+    def __init__(
+        self,
+        num_features: int,
+        dim: int,
+        first_channels: int = 16,
+        second_channels: int = 48,
+        num_convolutions: int = 0,
+    ) -> None:
         super().__init__()
         self.first = ChannelsLastConv2d(1, first_channels, kernel_size=3, stride=(1, 2), padding=(0, 1))
         self.second = ChannelsLastConv2d(
             first_channels, second_channels, kernel_size=(5, 3), stride=(3, 2), padding=(0, 1)
         )
+        self.deeper = nn.ModuleList(BypassConvolution(second_channels) for _ in range(num_convolutions))
         self.out = PackedLinear(second_channels * ((num_features + 3) // 4), dim)
         self.norm = FrameNorm(dim)
 
     def forward(self, features: Tensor) -> Tensor:
-        """(N, 3 T' + 4, F) -> (N, T', D); output t is centered on input frame 3 t + 3."""
-        rows = self.second.rows_between_relus(self.first(features.unsqueeze(1)))
-        return self.out.normalized(rows, self.norm)
+        """(N, 3 T' + 4, F) -> (N, T' - 2 K, D) with K of `num_convolutions`; output t is centered on 3 (t + K + 1)."""
+        images = self.second.between_relus(self.first(features.unsqueeze(1)))
+        for convolution in self.deeper:
+            images = convolution(images)
+        return self.out.normalized(images.transpose(1, 2).flatten(2), self.norm)
+
+
+class BypassConvolution(nn.Module):
+    """A convolution over three frames and three bins, then ReLU, norm and a bypass, as in `FactorizedLayer`."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.convolution = ChannelsLastConv2d(channels, channels, kernel_size=3, padding=(0, 1))
+        self.norm = FrameNorm(channels)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(N, C, T, F) -> (N, C, T - 2, F)."""
+        return self.convolution.normalized(images, self.norm, _BYPASS_SCALE)
 
 
 class Tdnnf(ChainNetwork):
@@ -338,6 +362,7 @@ class Tdnnf(ChainNetwork):
         small_dim: channels before the outputs.
         has_auxiliary: whether there is a second output branch for cross-entropy regularization; only training needs it.
         smoothing: see `FilterSmoothing`.
+        num_convolutions: see `ConvFrontEnd`; with 3, the network resembles Kaldi's CNN-TDNN-F.
     """
 
     def __init__(
@@ -351,14 +376,15 @@ class Tdnnf(ChainNetwork):
         small_dim: int = 192,
         has_auxiliary: bool = False,
         smoothing: float = 0.0,
+        num_convolutions: int = 0,
     ) -> None:
         super().__init__(num_features, num_tokens, ConvFrontEnd.factor, smoothing)
-        self.front_end = ConvFrontEnd(num_features, dim)
+        self.front_end = ConvFrontEnd(num_features, dim, num_convolutions=num_convolutions)
         self.layers = FactorizedLayers(FactorizedLayer(dim, bottleneck_dim) for _ in range(num_layers))
         self.prefinal = PackedLinear(dim, prefinal_dim)
         self.branch = OutputBranch(prefinal_dim, dim, small_dim, num_tokens)
         self.auxiliary = OutputBranch(prefinal_dim, dim, small_dim, num_tokens) if has_auxiliary else None
-        self.context = sum(layer.stride for layer in self.layers)
+        self.context = num_convolutions + sum(layer.stride for layer in self.layers)
 
     @property
     def left_context(self) -> int:

@@ -13,6 +13,14 @@ from asr.serialization import ACOUSTIC_MODEL_CLASSES, build_network
 
 SIZES: dict[str, dict[str, Any]] = {
     "Tdnnf": {"dim": 16, "bottleneck_dim": 4, "num_layers": 2, "prefinal_dim": 8, "small_dim": 8},
+    "Tdnnf, more convolutions": {
+        "dim": 16,
+        "bottleneck_dim": 4,
+        "num_layers": 1,
+        "prefinal_dim": 8,
+        "small_dim": 8,
+        "num_convolutions": 2,
+    },
     "ChainDnn": {"num_hidden_layers": 2, "hidden_dim": 16, "splice": 5},
 }
 
@@ -30,7 +38,8 @@ def network(name: str) -> ChainNetwork:
 def built(name: str, **more: float) -> ChainNetwork:
     torch.manual_seed(0)
     arguments = {"num_features": 12, "num_tokens": 7, **SIZES[name], **more}
-    network = build_network(name, arguments, ACOUSTIC_MODEL_CLASSES, "a test").network
+    class_name = name.partition(",")[0]
+    network = build_network(class_name, arguments, ACOUSTIC_MODEL_CLASSES, "a test").network
     assert isinstance(network, ChainNetwork)
     for parameter in network.branch.parameters():  # scores begin equal
         torch.nn.init.normal_(parameter)

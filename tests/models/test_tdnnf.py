@@ -18,15 +18,16 @@ ARGUMENTS = {
 }
 
 
-def tiny_network(**more: bool) -> Tdnnf:
+def tiny_network(**more: int) -> Tdnnf:
     torch.manual_seed(0)
     network = Tdnnf(**ARGUMENTS, **more)  # type: ignore[arg-type]
     torch.nn.init.normal_(network.branch.out.weight)
     return network.eval()
 
 
-def test_the_context_is_what_it_says() -> None:
-    network = tiny_network()
+@pytest.mark.parametrize("num_convolutions", [0, 2])
+def test_the_context_is_what_it_says(num_convolutions: int) -> None:
+    network = tiny_network(num_convolutions=num_convolutions)
     # Both ways two frames around those of each layer's taps, three frames apart.
     assert network.left_context == network.right_context == 3 * network.context + 2
     num_outputs = 4
