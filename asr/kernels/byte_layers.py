@@ -19,6 +19,8 @@ from torch import Tensor
 
 from asr.kernels.byte_products import (
     ROWS_AT_ONCE,
+    ByteWeights,
+    NormAndBypass,
     fill_byte_products,
     input_type,
     quantized_weights,
@@ -70,10 +72,12 @@ class Int8Layers:
         self._tables = (
             _stacked([quantized_weights(layer.factor, layer.factor_bias) for layer in layers]),
             _stacked([quantized_weights(layer.expand, layer.expand_bias) for layer in layers]),
-            torch.stack([layer.gain for layer in layers]).numpy(),
-            torch.stack([layer.offset for layer in layers]).numpy(),
+            NormAndBypass(
+                torch.stack([layer.gain for layer in layers]).numpy(),
+                torch.stack([layer.offset for layer in layers]).numpy(),
+                np.float32(share),
+            ),
             np.array([layer.stride for layer in layers]),
-            np.float32(share),
         )
         self._num_lost = 2 * sum(layer.stride for layer in layers)
         self._bottleneck = len(layers[0].factor)
@@ -109,28 +113,29 @@ class Int8Layers:
         ).reshape(-1, 4)
 
 
-def _stacked(tables: Sequence[tuple[Tensor, ...]]) -> tuple[Any, ...]:
-    return tuple(torch.stack(columns).numpy() for columns in zip(*tables, strict=True))
+def _stacked(tables: Sequence[ByteWeights]) -> ByteWeights:
+    return ByteWeights(*(torch.stack(columns).numpy() for columns in zip(*tables, strict=True)))
 
 
 def fill_layers(
-    outputs: Any, inputs: Any, parts: Any, factor: Any, expand: Any, gain: Any, offset: Any, strides: Any, share: Any,
-    byte_kind: Any, bottleneck: Any,
+    outputs: Any, inputs: Any, parts: Any, factor: Any, expand: Any, norm: Any, strides: Any, byte_kind: Any,
+    bottleneck: Any,
 ) -> None:  # fmt: skip
     """Fills outputs (N, T', D), for `jit`.
 
-    inputs (N, T, D); parts (M, 4), see `Int8Layers._parts`. factor and expand are tables of `Int8Weights`, each with L
-    rows; gain and offset (L, D), strides (L,). byte_kind (0,) has the type of quantized inputs; `bottleneck` is how
-    many outputs the first factor has.
+    inputs (N, T, D); parts (M, 4), see `Int8Layers._parts`. factor and expand are `ByteWeights` and norm is a
+    `NormAndBypass` whose arrays have L rows more, one of each layer; strides (L,). byte_kind (0,) has the type of
+    quantized inputs; `bottleneck` is how many outputs the first factor has.
     """
     num_channels, num_lost = inputs.shape[2], 2 * strides.sum()
     num_rows = 0
     for part in range(len(parts)):
         num_rows = max(num_rows, parts[part, 1] * (parts[part, 3] + num_lost))
     rows, hidden = np.empty((num_rows, num_channels), np.float32), np.empty((num_rows, bottleneck), np.float32)
-    wide, few = room_for_products(ROWS_AT_ONCE, factor[0][0], byte_kind)
-    narrow, many = room_for_products(ROWS_AT_ONCE, expand[0][0], byte_kind)
+    wide, few = room_for_products(ROWS_AT_ONCE, factor.tiles[0], byte_kind)
+    narrow, many = room_for_products(ROWS_AT_ONCE, expand.tiles[0], byte_kind)
     nothing, no_bypass = np.empty(0, np.float32), np.empty((0, 0), np.float32)
+    no_norm = NormAndBypass(nothing, nothing, np.float32(0.0))
     for part in range(len(parts)):
         first, together, begin, count = parts[part]
         length = count + num_lost
@@ -138,16 +143,20 @@ def fill_layers(
             rows[at * length : (at + 1) * length] = inputs[first + at, begin : begin + length]
         for layer in range(len(strides)):
             stride = strides[layer]
+            first_weights, second_weights = _of_layer(factor, layer), _of_layer(expand, layer)
+            own_norm = NormAndBypass(norm.gain[layer], norm.offset[layer], norm.share)
             fill_byte_products(
-                hidden[: together * length], rows, 1, 0, factor[0][layer], factor[1][layer], factor[2][layer],
-                factor[3][layer], False, nothing, nothing, no_bypass, np.float32(0.0), wide, few,
-            )  # fmt: skip
+                hidden[: together * length], rows, 1, 0, first_weights, False, no_norm, no_bypass, wide, few
+            )
             left = length - 2 * stride
             # In place: a row is read, as the bypass, before an output is written there.
             fill_byte_products(
-                rows[: together * left], hidden, left, stride, expand[0][layer], expand[1][layer], expand[2][layer],
-                expand[3][layer], True, gain[layer], offset[layer], rows, share, narrow, many,
-            )  # fmt: skip
+                rows[: together * left], hidden, left, stride, second_weights, True, own_norm, rows, narrow, many
+            )
             length = left
         for at in range(together):
             outputs[first + at, begin : begin + count] = rows[at * count : (at + 1) * count]
+
+
+def _of_layer(weights: Any, layer: Any) -> Any:
+    return ByteWeights(weights.tiles[layer], weights.step[layer], weights.total[layer], weights.bias[layer])

@@ -17,10 +17,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -79,6 +78,40 @@ def _has_tiles() -> bool:
     return has_tiles()
 
 
+class ByteWeights(NamedTuple):
+    """Quantized weights as loops read them: arrays, or tensors before they are stacked.
+
+    Attributes:
+        tiles: (P, I / G, W) int32, of G integers each, see `packed_integers`.
+        step, total, bias: (P W,) of each column, the total being the sum of its quantized weights.
+    """
+
+    tiles: Any
+    step: Any
+    total: Any
+    bias: Any
+
+
+class NormAndBypass(NamedTuple):
+    """What may follow a product with ReLU: gain * product + offset + share * bypass.
+
+    Attributes:
+        gain, offset: (O,), or (0,) if nothing follows.
+        share: float32, 0 without a bypass.
+    """
+
+    gain: Any
+    offset: Any
+    share: Any
+
+
+def norm_and_bypass(gain: Tensor | None, offset: Tensor | None, share: float = 0.0) -> NormAndBypass:
+    """The arrays of gain and offset (O,); None for both if nothing follows."""
+    nothing = np.empty(0, dtype=np.float32)
+    gain_array, offset_array = (nothing if each is None else each.numpy() for each in (gain, offset))
+    return NormAndBypass(gain_array, offset_array, np.float32(share))
+
+
 class Int8Weights:
     """inputs (Q, I) -> inputs weight^T + bias (Q, O) with quantized rows of both; needs `has_byte_products`.
 
@@ -87,8 +120,7 @@ class Int8Weights:
         bias: (O,).
 
     Attributes:
-        tables: the weights' tiles, and the step, the total and the bias of each output, as `fill_byte_products` reads
-            them.
+        tables: the weights as `fill_byte_products` reads them.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
@@ -96,8 +128,7 @@ class Int8Weights:
         assert loop is not None
         self._loop: Callable[..., None] = loop
         self._num_outputs, self._num_inputs = weight.shape
-        self.tables: tuple[npt.NDArray[Any], ...] = tuple(each.numpy() for each in quantized_weights(weight, bias))
-        self._no_norm = weight.new_zeros(0)
+        self.tables = ByteWeights(*(each.numpy() for each in quantized_weights(weight, bias)))
 
     def __call__(
         self, inputs: Tensor, rectifies: bool, gain: Tensor | None = None, offset: Tensor | None = None
@@ -109,28 +140,26 @@ class Int8Weights:
         rows = inputs.detach().reshape(-1, self._num_inputs).contiguous().numpy()
         outputs = inputs.new_empty(len(rows), self._num_outputs)
         filled = outputs.numpy()
-        norm = [(self._no_norm if each is None else each).numpy() for each in (gain, offset)]
-        kind = np.empty(0, dtype=input_type())
+        norm, kind = norm_and_bypass(gain, offset), np.empty(0, dtype=input_type())
 
         def work(begin: int, end: int) -> None:
             part = slice(begin * ROWS, min(end * ROWS, len(rows)))
-            work_arrays = room_for_products(ROWS_AT_ONCE, self.tables[0], kind)
-            added = filled[:0], np.float32(0.0)
-            self._loop(filled[part], rows[part], 1, 0, *self.tables, rectifies, *norm, *added, *work_arrays)
+            work_arrays = room_for_products(ROWS_AT_ONCE, self.tables.tiles, kind)
+            self._loop(filled[part], rows[part], 1, 0, self.tables, rectifies, norm, filled[:0], *work_arrays)
 
         in_threads(work, -(-len(rows) // ROWS), rows_at_least=8)
         return outputs.view(*inputs.shape[:-1], self._num_outputs)
 
 
-def quantized_weights(weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
-    """Weight (O, I) and bias (O,) -> `Int8Weights.tables` as tensors."""
+def quantized_weights(weight: Tensor, bias: Tensor) -> ByteWeights:
+    """Weight (O, I) and bias (O,) -> tensors."""
     step, rounded = rounded_rows(weight)
     padding = 0, -len(rounded) % COLUMNS
     packed = packed_integers(rounded.char())
     if _has_tiles():
         packed = F.pad(packed, (0, -packed.shape[1] % AMX_TILE))
     tiles = tiled(packed, COLUMNS)
-    return tiles, *(F.pad(column, padding) for column in (step, step * rounded.sum(dim=1), bias))
+    return ByteWeights(tiles, *(F.pad(column, padding) for column in (step, step * rounded.sum(dim=1), bias)))
 
 
 def input_type() -> type[np.integer[Any]]:
@@ -162,18 +191,19 @@ def joined_taps(inputs: Tensor, stride: int) -> Tensor:
 
 
 def fill_byte_products(
-    outputs: Any, inputs: Any, length: Any, stride: Any, tiles: Any, step: Any, total: Any, bias: Any, rectifies: Any,
-    gain: Any, offset: Any, bypass: Any, share: Any, left: Any, products: Any,
+    outputs: Any, inputs: Any, length: Any, stride: Any, weights: Any, rectifies: Any, norm: Any, bypass: Any,
+    left: Any, products: Any,
 ) -> None:  # fmt: skip
     """Fills outputs (Q, O), for `jit`.
 
     inputs (Q or more, I). With a stride, their `joined_taps` are multiplied; there are sequences of `length` rows of
-    outputs, with 2 strides more rows of inputs each. tiles (P, I / G, W) int32, of G integers each (see
-    `packed_integers`), and for each of their columns (P W,) the step, the total and the bias. Outputs are multiplied
-    by gain (O,), after ReLU if `rectifies`; then offset (O,) is added, and the row of bypass (Q or more, O) in the
-    middle of those of inputs that the output reads, times `share`. Without elements, gain and offset, or bypass, are
-    left out. Work arrays: left (ROWS_AT_ONCE, I) unsigned bytes or int16, products (ROWS_AT_ONCE, P W) int32.
+    outputs, with 2 strides more rows of inputs each. `weights` is a `ByteWeights`, with ReLU after them if `rectifies`,
+    and `norm` a `NormAndBypass`. With a bypass (Q or more, O), its row in the middle of those of inputs that an output
+    reads is added; without one, it has no row. Work arrays: left (ROWS_AT_ONCE, I) unsigned bytes or int16, products
+    (ROWS_AT_ONCE, P W) int32.
     """
+    tiles, step, total, bias = weights
+    gain, offset, share = norm
     packed = left.view(np.int32)
     num_rows, num_outputs = outputs.shape
     num_inputs = inputs.shape[1]
@@ -263,8 +293,7 @@ class Int8Convolution:
         self._stride, self._rectifies = stride, rectifies
         # In the order of what an output reads: channels in the inner loop, and frames in the outer one.
         rows = weight.permute(0, 2, 3, 1).flatten(1)
-        self._tables = tuple(each.numpy() for each in quantized_weights(rows, bias))
-        self._no_norm = weight.new_zeros(0)
+        self._tables = ByteWeights(*(each.numpy() for each in quantized_weights(rows, bias)))
 
     def __call__(
         self, inputs: Tensor, gain: Tensor | None = None, offset: Tensor | None = None, share: float = 0.0
@@ -281,34 +310,41 @@ class Int8Convolution:
         outputs = inputs.new_empty(num_images, num_rows, num_bins, self._num_outputs)
         filled = outputs.view(num_images * num_rows, num_bins * self._num_outputs).numpy()
         read = images.view(num_images, num_frames, -1).numpy()
-        norm = [(self._no_norm if each is None else each).numpy() for each in (gain, offset)]
-        kind = input_type()
+        strides = Strides(num_rows, num_channels, *self._stride)
+        norm, kind = norm_and_bypass(gain, offset, share), input_type()
 
         def work(begin: int, end: int) -> None:
             held = np.empty((1 + self._num_frames * (num_places + 1)) * num_channels, dtype=kind)
-            work_arrays = held, *room_for_products(ROWS * num_bins, self._tables[0], held)
-            sizes = num_rows, num_channels, *self._stride
+            work_arrays = held, *room_for_products(ROWS * num_bins, self._tables.tiles, held)
             part = begin * ROWS, min(end * ROWS, len(filled))
-            self._loop(
-                filled, read, *part, *sizes, *self._tables, self._rectifies, *norm, np.float32(share), *work_arrays
-            )
+            self._loop(filled, read, *part, strides, self._tables, self._rectifies, norm, *work_arrays)
 
         in_threads(work, -(-len(filled) // ROWS), rows_at_least=8)
         return outputs.permute(0, 3, 1, 2)
 
 
+class Strides(NamedTuple):
+    """Of a convolution: T' and C, and after how many frames and places of images the next outputs begin."""
+
+    num_rows: Any
+    num_channels: Any
+    frames: Any
+    places: Any
+
+
 def fill_byte_convolution(
-    outputs: Any, images: Any, first_row: Any, end_row: Any, num_rows: Any, num_channels: Any, frame_stride: Any,
-    bin_stride: Any, tiles: Any, step: Any, total: Any, bias: Any, rectifies: Any, gain: Any, offset: Any, share: Any,
+    outputs: Any, images: Any, first_row: Any, end_row: Any, strides: Any, weights: Any, rectifies: Any, norm: Any,
     held: Any, left: Any, products: Any,
 ) -> None:  # fmt: skip
     """Fills the rows first_row .. end_row - 1 of outputs (N T', F' C'), for `jit`.
 
-    images (N, T, F C), whose negative numbers count as 0 if `rectifies`; `num_rows` is T'. tiles (P, I / G, W) int32,
-    of G integers each, where I = 3 C K, and for each of their columns (P W,) the step, the total and the bias. Without
-    elements, gain and offset (C',), and the bypass, are left out. Work arrays: held ((1 + K (F + 1)) C,) and left
-    (ROWS F', I), unsigned bytes or int16, and products (ROWS F', P W) int32.
+    images (N, T, F C), whose negative numbers count as 0 if `rectifies`; `strides` is a `Strides`, `weights` a
+    `ByteWeights` with I = 3 C K, and `norm` a `NormAndBypass`, whose bypass are the images. Work arrays:
+    held ((1 + K (F + 1)) C,) and left (ROWS F', I), unsigned bytes or int16, and products (ROWS F', P W) int32.
     """
+    tiles, step, total, bias = weights
+    gain, offset, share = norm
+    num_rows, num_channels, frame_stride, bin_stride = strides
     packed, words, left_words = left.view(np.int32), held.view(np.int64), left.view(np.int64)
     # Each frame is followed by the zeros of its padding; those before it follow the one before, or are the first ones.
     window = held[num_channels:].reshape(-1, images.shape[2] + num_channels)

@@ -90,8 +90,8 @@ def test_without_leave_to_use_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intrinsics, "_may_use_tiles", lambda: False)
     without = Int8Weights(weight, bias)
     assert torch.equal(product(inputs, False), without(inputs, False))
-    assert product.tables[0].shape[1] == (32 if may_use else without.tables[0].shape[1])
-    assert (set_rows.stamps(()) == [("tiles", 0)]) and without.tables[0].shape[1] in (18, 35)
+    assert product.tables.tiles.shape[1] == (32 if may_use else without.tables.tiles.shape[1])
+    assert (set_rows.stamps(()) == [("tiles", 0)]) and without.tables.tiles.shape[1] in (18, 35)
     key = jit_required(fill_byte_products)._cache._index_key
     codegen = cpu_target.target_context.codegen()
     before = key((), codegen)

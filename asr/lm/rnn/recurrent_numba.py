@@ -19,7 +19,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from asr.kernels.byte_products import ROWS_AT_ONCE, fill_byte_products, room_for_products
+from asr.kernels.byte_products import (
+    ROWS_AT_ONCE,
+    ByteWeights,
+    NormAndBypass,
+    fill_byte_products,
+    room_for_products,
+)
 from asr.kernels.hash_table import distinct_values
 from asr.kernels.jit import arrays_of, in_threads, jit_for, jit_required
 from asr.kernels.linear import fill_products
@@ -350,7 +356,7 @@ def _simple_backward(grad: Any, saved: Any, gates: Any) -> None:
 NO_PROJECTION = np.empty((0, 0, COLUMNS), dtype=np.int16), np.empty(0, dtype=np.float32)
 
 
-NO_BYTE_PROJECTION = (np.empty((0, 0, COLUMNS), dtype=np.int32), *[np.empty(0, dtype=np.float32)] * 3)
+NO_BYTE_PROJECTION = ByteWeights(np.empty((0, 0, COLUMNS), dtype=np.int32), *[np.empty(0, dtype=np.float32)] * 3)
 
 
 def fill_steps(
@@ -378,7 +384,7 @@ def fill_byte_steps(
     recurrent = _byte_product(old, from_state, 3 * size, byte_kind)
     new = _new_states(gates, recurrent, old, which_word, which_state)
     following[:, :size] = new
-    if len(projection[0]):
+    if len(projection.tiles):
         following[:, size:] = _byte_product(new, projection, following.shape[1] - size, byte_kind)
 
 
@@ -406,13 +412,10 @@ def _product(inputs: Any, tables: Any) -> Any:
 
 
 def _byte_product(inputs: Any, tables: Any, num_outputs: Any, byte_kind: Any) -> Any:
-    tiles, step, total, bias = tables
     outputs = np.empty((len(inputs), num_outputs), np.float32)
     num_rows = min(len(inputs) + -len(inputs) % ROWS, ROWS_AT_ONCE)
-    left, products = room_for_products(num_rows, tiles, byte_kind)
+    left, products = room_for_products(num_rows, tables.tiles, byte_kind)
     nothing, no_bypass = np.empty(0, np.float32), np.empty((0, 0), np.float32)
-    fill_byte_products(
-        outputs, inputs, 1, 0, tiles, step, total, bias, False, nothing, nothing, no_bypass, np.float32(0.0), left,
-        products,
-    )  # fmt: skip
+    no_norm = NormAndBypass(nothing, nothing, np.float32(0.0))
+    fill_byte_products(outputs, inputs, 1, 0, tables, False, no_norm, no_bypass, left, products)
     return outputs
