@@ -43,6 +43,9 @@ class _SetRows(Intrinsic):
 set_rows: Any = _SetRows("asr.kernels.intrinsics", "set_rows")
 
 
+copy_items: Any = Intrinsic("asr.kernels.intrinsics", "copy_items")
+
+
 def rounded_rows(numbers: Tensor) -> tuple[Tensor, Tensor]:
     """numbers (N, K) -> the step of each row (N,), and the numbers in steps, integers from -127 to 127, (N, K)."""
     largest = numbers.abs().amax(dim=1) if numbers.numel() else numbers.new_zeros(len(numbers))
@@ -279,7 +282,7 @@ class Int8Convolution:
     Needs `has_byte_products`. The second axis has a kernel of 3 numbers, with one zero as padding at each end.
 
     Args:
-        weight: (C', C, K, 3) float32; C is a multiple of 8.
+        weight: (C', C, K, 3) float32.
         bias: (C',).
         stride: of both axes.
         rectifies: whether negative inputs count as 0.
@@ -345,12 +348,10 @@ def fill_byte_convolution(
     tiles, step, total, bias = weights
     gain, offset, share = norm
     num_rows, num_channels, frame_stride, bin_stride = strides
-    packed, words, left_words = left.view(np.int32), held.view(np.int64), left.view(np.int64)
+    packed = left.view(np.int32)
     # Each frame is followed by the zeros of its padding; those before it follow the one before, or are the first ones.
     window = held[num_channels:].reshape(-1, images.shape[2] + num_channels)
-    num_frames, num_words = len(window), num_channels * held.itemsize // 8
-    words_per_frame = window.shape[1] * held.itemsize // 8
-    num_bins = len(left) // ROWS
+    num_frames, num_bins = len(window), len(left) // ROWS
     num_outputs = outputs.shape[1] // num_bins
     lowest, row_step = np.empty(ROWS, dtype=np.float32), np.empty(ROWS, dtype=np.float32)
     nothing = np.zeros((1, COLUMNS), dtype=np.int32)
@@ -361,11 +362,10 @@ def fill_byte_convolution(
             lowest[row], row_step[row], zero = _round_window(window, image, begin, rectifies)
             held[:num_channels] = zero
             for place in range(num_bins):
-                target = left_words[row * num_bins + place]
+                target = left[row * num_bins + place]
                 for frame in range(num_frames):
-                    to, at = frame * 3 * num_words, frame * words_per_frame + place * bin_stride * num_words
-                    for j in range(3 * num_words):
-                        target[to + j] = words[at + j]
+                    at = frame * window.shape[1] + place * bin_stride * num_channels
+                    copy_items(target, frame * 3 * num_channels, held, at, 3 * num_channels)
         for tile in range(len(tiles)):
             set_rows(products[:, tile * COLUMNS :], packed, tiles[tile], nothing)
         for row in range(count):
@@ -394,10 +394,10 @@ def _round_window(window: Any, image: Any, begin: Any, rectifies: Any) -> Any:
     """
     num_frames, width = len(window), image.shape[1]
     high, largest = np.int32(0), np.uint32(0)  # see `_round_row`
-    for frame in range(num_frames):
-        signed, unsigned = image[begin + frame].view(np.int32), image[begin + frame].view(np.uint32)
-        for j in range(width):
-            high, largest = max(high, signed[j]), max(largest, unsigned[j])
+    read = image[begin : begin + num_frames].reshape(-1)  # one loop over all frames: compilers do not vectorize two
+    signed, unsigned = read.view(np.int32), read.view(np.uint32)
+    for j in range(len(read)):
+        high, largest = max(high, signed[j]), max(largest, unsigned[j])
     highest = as_float32(high)
     lowest = as_float32(np.int32(largest)) if largest >= _SIGN else np.float32(0.0)
     # A NaN or an infinity stays, whether or not negative numbers count.

@@ -382,6 +382,20 @@ def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
     return types.void(array, index), generate
 
 
+@intrinsic
+def copy_items(typingctx: Any, target: Any, to: Any, source: Any, at: Any, num: Any) -> Any:
+    """target[to : to + num] = source[at : at + num], for one-dimensional arrays of one type that do not overlap."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        into = make_array(signature.args[0])(context, builder, arguments[0])
+        data = make_array(signature.args[2])(context, builder, arguments[2]).data
+        first, begin = builder.gep(into.data, [arguments[1]]), builder.gep(data, [arguments[3]])
+        cgutils.raw_memcpy(builder, first, begin, arguments[4], into.itemsize)
+        return context.get_dummy_value()
+
+    return types.void(target, to, source, at, num), generate
+
+
 class _Rows:
     """The rows of a two-dimensional array, each contiguous, in generated code."""
 

@@ -384,8 +384,7 @@ class ChannelsLastConv2d(nn.Conv2d):
         return torch.add(hidden, inputs[:, :, 1:-1], alpha=share)
 
     def _multiplies_bytes(self, inputs: Tensor) -> bool:
-        fits = self.kernel_size[1] == 3 and self.padding == (0, 1) and self.in_channels % 8 == 0
-        return fits and multiplies_bytes(self.weight, inputs)
+        return self.kernel_size[1] == 3 and self.padding == (0, 1) and multiplies_bytes(self.weight, inputs)
 
     def _in_bytes(self, rectifies: bool) -> Int8Convolution:
         assert self.bias is not None

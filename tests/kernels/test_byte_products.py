@@ -154,20 +154,20 @@ def rounded_convolution(
 @needs_instruction
 @settings(max_examples=60, deadline=None)
 @given(
-    num_images=st.integers(1, 3), num_places=st.integers(1, 9), eights=st.integers(1, 3),
+    num_images=st.integers(1, 3), num_places=st.integers(1, 9), num_channels=st.integers(2, 24),
     num_outputs=st.integers(1, 60), length=st.integers(1, 5), more_frames=st.integers(0, 30),
     stride=st.tuples(st.integers(1, 3), st.integers(1, 3)), rectifies=st.booleans(), lowest=st.integers(-200, 0),
     num_threads=st.sampled_from([1, 2]), seed=st.integers(0, 10**6),
 )  # fmt: skip
 def test_the_convolution_equals_that_of_rounded_numbers(
-    num_images: int, num_places: int, eights: int, num_outputs: int, length: int, more_frames: int,
+    num_images: int, num_places: int, num_channels: int, num_outputs: int, length: int, more_frames: int,
     stride: tuple[int, int], rectifies: bool, lowest: int, num_threads: int, seed: int,
 ) -> None:  # fmt: skip
     torch.manual_seed(seed)
-    weight, bias = torch.randn(num_outputs, 8 * eights, length, 3), torch.randn(num_outputs)
+    weight, bias = torch.randn(num_outputs, num_channels, length, 3), torch.randn(num_outputs)
     # Whole numbers of steps, which nothing rounds: each frame ranges over 255. Frames of very different sizes.
     lowest, highest = (-255, 255) if rectifies else (lowest, lowest + 255)
-    inputs = torch.randint(lowest, highest + 1, (num_images, 8 * eights, length + more_frames, num_places)).float()
+    inputs = torch.randint(lowest, highest + 1, (num_images, num_channels, length + more_frames, num_places)).float()
     inputs[:, 0, :, 0], inputs[:, 1, :, 0] = highest, lowest
     inputs *= 2.0 ** torch.randint(-20, 20, (num_images, 1, 1, 1))
     expected = rounded_convolution(inputs, weight, bias, stride, rectifies)
@@ -215,34 +215,33 @@ def test_an_output_frame_depends_only_on_what_it_reads(rectifies: bool) -> None:
 
 
 @pytest.mark.parametrize("in_bytes", [False, pytest.param(True, marks=needs_instruction)])
-@pytest.mark.parametrize("channels", [3, 16])
-def test_a_convolution_between_relus(in_bytes: bool, channels: int) -> None:
+@pytest.mark.parametrize("bins", [3, 5])
+def test_a_convolution_between_relus(in_bytes: bool, bins: int) -> None:
     torch.manual_seed(0)
-    reference = nn.Conv2d(channels, 6, kernel_size=(5, 3), stride=(3, 2), padding=(0, 1))
-    network = ChannelsLastConv2d(channels, 6, kernel_size=(5, 3), stride=(3, 2), padding=(0, 1))
+    reference = nn.Conv2d(16, 6, kernel_size=(5, bins), stride=(3, 2), padding=(0, 1))
+    network = ChannelsLastConv2d(16, 6, kernel_size=(5, bins), stride=(3, 2), padding=(0, 1))
     network.load_state_dict(reference.state_dict())
-    inputs = torch.randn(2, channels, 23, 7)
+    inputs = torch.randn(2, 16, 23, 7)
     expected = reference(inputs.relu()).relu().detach()
     with torch.no_grad(), byte_products(in_bytes):
         found = network.between_relus(inputs.clone())
     error = float((found - expected).abs().max())
     assert error < 0.05
-    assert (error > 1e-5) == (in_bytes and channels == 16)
+    assert (error > 1e-5) == (in_bytes and bins == 3)
     found = network.between_relus(inputs.clone())  # a gradient is wanted
     assert found.requires_grad
     torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("in_bytes", [False, pytest.param(True, marks=needs_instruction)])
-@pytest.mark.parametrize("channels", [3, 16])
-def test_a_normalized_convolution(in_bytes: bool, channels: int) -> None:
+def test_a_normalized_convolution(in_bytes: bool) -> None:
     """The norm learns in training; then bytes are multiplied, and the result is nearly the same."""
     torch.manual_seed(0)
-    network, norm = ChannelsLastConv2d(channels, channels, 3, padding=(0, 1)), FrameNorm(channels)
-    inputs = torch.randn(2, channels, 23, 7)
+    network, norm = ChannelsLastConv2d(6, 6, 3, padding=(0, 1)), FrameNorm(6)
+    inputs = torch.randn(2, 6, 23, 7)
     with torch.no_grad(), byte_products(in_bytes):
         hidden = F.conv2d(inputs, network.weight, network.bias, padding=(0, 1)).relu()
-        for _ in range(100):
+        for _ in range(200):
             found = network.normalized(inputs, norm, 0.5)
         mean, std = hidden.mean((0, 2, 3), keepdim=True), hidden.std((0, 2, 3), keepdim=True, correction=0)
         expected = (hidden - mean) / (std.square() + norm.eps).sqrt() + 0.5 * inputs[:, :, 1:-1]
@@ -252,4 +251,4 @@ def test_a_normalized_convolution(in_bytes: bool, channels: int) -> None:
         found = network.normalized(inputs, norm, 0.5)
     error = float((found - expected).abs().max())
     assert error < 0.1
-    assert (error > 1e-3) == (in_bytes and channels == 16)
+    assert (error > 1e-3) == in_bytes
