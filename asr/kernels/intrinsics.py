@@ -279,29 +279,25 @@ def reaching(
         values = list(arguments)
         for at in (0, 1, 4):
             values[at] = make_array(signature.args[at])(context, builder, values[at]).data
-        if has_instruction("avx512f"):
-            return _bits_of_gathered(builder, 16, _INT64(0), *values)
-        if has_instruction("avx2"):
-            return _bits_of_halves(builder, *values)
-        return _bits_one_by_one(builder, *values)
+        return (_bits_of_halves if has_instruction("avx2") else _bits_one_by_one)(builder, *values)
 
     return types.int64(token, score, begin, num, log_prob, start, limit), generate
 
 
 def _bits_of_halves(builder: Any, *values: Any) -> Any:
     """The second 8 of 16 are read only where there are more than 8: most states have few arcs."""
-    bits = cgutils.alloca_once_value(builder, _bits_of_gathered(builder, 8, _INT64(0), *values))
+    bits = cgutils.alloca_once_value(builder, _bits_of_gathered(builder, _INT64(0), *values))
     with builder.if_then(builder.icmp_signed(">", values[3], _INT64(8))):
-        more = builder.shl(_bits_of_gathered(builder, 8, _INT64(8), *values), _INT64(8))
+        more = builder.shl(_bits_of_gathered(builder, _INT64(8), *values), _INT64(8))
         builder.store(builder.or_(builder.load(bits), more), bits)
     return builder.load(bits)
 
 
 def _bits_of_gathered(
-    builder: Any, lanes: int, first: Any, token: Any, score: Any, begin: Any, num: Any, log_prob: Any, start: Any,
-    limit: Any,
-) -> Any:  # fmt: skip
-    """The bits of this many sums from the first on, at bit 0 and above."""
+    builder: Any, first: Any, token: Any, score: Any, begin: Any, num: Any, log_prob: Any, start: Any, limit: Any
+) -> Any:
+    """The bits of eight sums from the first on. AVX-512 could gather 16, but takes longer where few are needed."""
+    lanes, byte = 8, ir.IntType(8)
     ids, numbers, flags = (ir.VectorType(kind, lanes) for kind in (_INT32, _FLOAT, ir.IntType(1)))
     left = _in_all_lanes(builder, builder.trunc(builder.sub(num, first), _INT32), ids)
     inside = builder.icmp_signed("<", ir.Constant(ids, list(range(lanes))), left)
@@ -309,21 +305,16 @@ def _bits_of_gathered(
 
     def load(data: Any, kind: Any, name: str) -> Any:
         function_kind = ir.FunctionType(kind, [kind.as_pointer(), _INT32, flags, kind])
-        function = cgutils.get_or_insert_function(builder.module, function_kind, f"llvm.masked.load.v{lanes}{name}.p0")
+        function = cgutils.get_or_insert_function(builder.module, function_kind, f"llvm.masked.load.{name}.p0")
         place = builder.bitcast(builder.gep(data, [begin]), kind.as_pointer())
         return builder.call(function, [place, _INT32(4), inside, ir.Constant(kind, None)])
 
-    byte = ir.IntType(8)
-    places = builder.bitcast(log_prob, byte.as_pointer()), load(token, ids, "i32")
-    if lanes == 16:
-        name, mask, scale = "llvm.x86.avx512.mask.gather.dps.512", inside, _INT32(4)
-    else:
-        name, scale = "llvm.x86.avx2.gather.d.ps.256", byte(4)
-        mask = builder.bitcast(builder.sext(inside, ids), numbers)
-    kind = ir.FunctionType(numbers, [numbers, byte.as_pointer(), ids, mask.type, scale.type])
-    gather = cgutils.get_or_insert_function(builder.module, kind, name)
-    gathered = builder.call(gather, [ir.Constant(numbers, None), *places, mask, scale])
-    partial = builder.fadd(_in_all_lanes(builder, start, numbers), load(score, numbers, "f32"))
+    places = builder.bitcast(log_prob, byte.as_pointer()), load(token, ids, "v8i32")
+    mask = builder.bitcast(builder.sext(inside, ids), numbers)
+    kind = ir.FunctionType(numbers, [numbers, byte.as_pointer(), ids, numbers, byte])
+    gather = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx2.gather.d.ps.256")
+    gathered = builder.call(gather, [ir.Constant(numbers, None), *places, mask, byte(4)])
+    partial = builder.fadd(_in_all_lanes(builder, start, numbers), load(score, numbers, "v8f32"))
     is_set = builder.fcmp_ordered(">=", builder.fadd(partial, gathered), _in_all_lanes(builder, limit, numbers))
     return builder.zext(builder.bitcast(builder.and_(is_set, inside), ir.IntType(lanes)), _INT64)
 

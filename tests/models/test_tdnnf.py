@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from asr.models.tdnnf import FactorizedLayer, Tdnnf
+from asr.models.tdnnf import BypassConvolution, FactorizedLayer, Tdnnf
 
 ARGUMENTS = {
     "num_features": 12,
@@ -52,3 +52,12 @@ def test_the_first_factor_becomes_a_multiple_of_a_semi_orthogonal_matrix(stride:
     matrix = torch.cat(layer.factor.weight.chunk(2 if stride else 1), dim=1)
     product = matrix @ matrix.T
     torch.testing.assert_close(product, product.trace() / 4 * torch.eye(4), atol=1e-4, rtol=1e-3)
+
+
+def test_a_convolution_adds_two_thirds_of_its_input() -> None:
+    torch.manual_seed(0)
+    layer, images = BypassConvolution(4).eval(), torch.randn(2, 4, 9, 5)
+    torch.nn.init.zeros_(layer.convolution.weight)
+    torch.nn.init.constant_(layer.convolution.bias, 1.0)
+    layer.norm.running_mean, layer.norm.running_var = torch.full((4,), 3.0), torch.full((4,), 4.0 - layer.norm.eps)
+    torch.testing.assert_close(layer(images), 0.66 * images[:, :, 1:-1] - 1.0)
