@@ -12,7 +12,7 @@ import ctypes
 import functools
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import llvmlite.binding
 from llvmlite import ir
@@ -27,7 +27,7 @@ from asr.kernels.simd import AMX_TILE, COLUMNS, NARROW, ROWS
 llvmlite.binding.initialize_native_asmparser()  # for the one instruction in inline assembly
 
 
-_INT32, _INT64, _FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
+_BOOL, _INT32, _INT64, _FLOAT = ir.IntType(1), ir.IntType(32), ir.IntType(64), ir.FloatType()
 
 
 def has_instruction(name: str) -> bool:
@@ -267,72 +267,125 @@ def lowest_bit(typingctx: Any, bits: Any) -> Any:
 
 
 @intrinsic
-def reaching(
-    typingctx: Any, token: Any, score: Any, begin: Any, num: Any, log_prob: Any, start: Any, limit: Any
-) -> Any:
-    """Bit i of an int64, i < num <= 16: whether (start + score[begin + i]) + log_prob[token[begin + i]] >= limit.
+def append_reaching(
+    typingctx: Any, token: Any, score: Any, begin: Any, num: Any, log_prob: Any, start: Any, limit: Any, best: Any,
+    source: Any, sources: Any, arcs: Any, sums: Any, at: Any,
+) -> Any:  # fmt: skip
+    """Appends the arcs begin + i, i < num <= 16, with (start + score[begin + i]) + log_prob[token[begin + i]] >= limit.
 
-    `token` is int32, the others are float32. The sums are rounded as in Python's order, on any processor.
+    Their numbers go to `arcs`, the sums to `sums`, and `source` to `sources` as many times, all from place `at` on.
+    These arrays have room for 16 more, in which anything may be written. Returns how many there are, and whether a sum
+    is above `best`. `token` is int32, `sources` and `arcs` are int32 or int64, the other arrays are float32. The sums
+    are rounded as in Python's order, on any processor.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         values = list(arguments)
-        for at in (0, 1, 4):
-            values[at] = make_array(signature.args[at])(context, builder, values[at]).data
-        return (_bits_of_halves if has_instruction("avx2") else _bits_one_by_one)(builder, *values)
+        for place in (0, 1, 4, 9, 10, 11):
+            values[place] = make_array(signature.args[place])(context, builder, values[place]).data
+        what = _Reaching(*values)
+        found = cgutils.alloca_once_value(builder, _INT64(0)), cgutils.alloca_once_value(builder, _BOOL(0))
+        append, lanes = (_append_eight, 8) if has_instruction("avx2") else (_append_one, 1)
+        append(builder, what, 0, *found)
+        for first in range(lanes, 16, lanes):
+            # Most states have few arcs.
+            with builder.if_then(builder.icmp_signed(">", what.num, _INT64(first))):
+                append(builder, what, first, *found)
+        return context.make_tuple(builder, signature.return_type, [builder.load(each) for each in found])
 
-    return types.int64(token, score, begin, num, log_prob, start, limit), generate
+    kinds = token, score, begin, num, log_prob, start, limit, best, source, sources, arcs, sums, at
+    return types.Tuple((types.int64, types.boolean))(*kinds), generate
 
 
-def _bits_of_halves(builder: Any, *values: Any) -> Any:
-    """The second 8 of 16 are read only where there are more than 8: most states have few arcs."""
-    bits = cgutils.alloca_once_value(builder, _bits_of_gathered(builder, _INT64(0), *values))
-    with builder.if_then(builder.icmp_signed(">", values[3], _INT64(8))):
-        more = builder.shl(_bits_of_gathered(builder, _INT64(8), *values), _INT64(8))
-        builder.store(builder.or_(builder.load(bits), more), bits)
-    return builder.load(bits)
+class _Reaching(NamedTuple):
+    """The arguments of `append_reaching` in generated code, arrays as pointers."""
+
+    token: Any
+    score: Any
+    begin: Any
+    num: Any
+    log_prob: Any
+    start: Any
+    limit: Any
+    best: Any
+    source: Any
+    sources: Any
+    arcs: Any
+    sums: Any
+    at: Any
 
 
-def _bits_of_gathered(
-    builder: Any, first: Any, token: Any, score: Any, begin: Any, num: Any, log_prob: Any, start: Any, limit: Any
-) -> Any:
-    """The bits of eight sums from the first on. AVX-512 could gather 16, but takes longer where few are needed."""
+def _append_eight(builder: Any, what: _Reaching, first: int, count: Any, is_above: Any) -> None:
+    """Appends arcs first .. first + 7, those beyond the last left out.
+
+    AVX-512 could gather 16, but takes longer where few are needed.
+    """
     lanes, byte = 8, ir.IntType(8)
-    ids, numbers, flags = (ir.VectorType(kind, lanes) for kind in (_INT32, _FLOAT, ir.IntType(1)))
-    left = _in_all_lanes(builder, builder.trunc(builder.sub(num, first), _INT32), ids)
+    ids, numbers = (ir.VectorType(kind, lanes) for kind in (_INT32, _FLOAT))
+    left = _in_all_lanes(builder, builder.trunc(builder.sub(what.num, _INT64(first)), _INT32), ids)
     inside = builder.icmp_signed("<", ir.Constant(ids, list(range(lanes))), left)
-    begin = builder.add(begin, first)
+    begin = builder.add(what.begin, _INT64(first))
+
+    def call(name: str, kind: Any, *operands: Any) -> Any:
+        function_kind = ir.FunctionType(kind, [operand.type for operand in operands])
+        return builder.call(cgutils.get_or_insert_function(builder.module, function_kind, f"llvm.{name}"), operands)
 
     def load(data: Any, kind: Any, name: str) -> Any:
-        function_kind = ir.FunctionType(kind, [kind.as_pointer(), _INT32, flags, kind])
-        function = cgutils.get_or_insert_function(builder.module, function_kind, f"llvm.masked.load.{name}.p0")
         place = builder.bitcast(builder.gep(data, [begin]), kind.as_pointer())
-        return builder.call(function, [place, _INT32(4), inside, ir.Constant(kind, None)])
+        return call(f"masked.load.{name}.p0", kind, place, _INT32(4), inside, ir.Constant(kind, None))
 
-    places = builder.bitcast(log_prob, byte.as_pointer()), load(token, ids, "v8i32")
+    def compare(kind: str, number: Any) -> Any:
+        return builder.fcmp_ordered(kind, total, _in_all_lanes(builder, number, numbers))
+
     mask = builder.bitcast(builder.sext(inside, ids), numbers)
-    kind = ir.FunctionType(numbers, [numbers, byte.as_pointer(), ids, numbers, byte])
-    gather = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx2.gather.d.ps.256")
-    gathered = builder.call(gather, [ir.Constant(numbers, None), *places, mask, byte(4)])
-    partial = builder.fadd(_in_all_lanes(builder, start, numbers), load(score, numbers, "v8f32"))
-    is_set = builder.fcmp_ordered(">=", builder.fadd(partial, gathered), _in_all_lanes(builder, limit, numbers))
-    return builder.zext(builder.bitcast(builder.and_(is_set, inside), ir.IntType(lanes)), _INT64)
+    columns = builder.bitcast(what.log_prob, byte.as_pointer()), load(what.token, ids, "v8i32"), mask, byte(4)
+    gathered = call("x86.avx2.gather.d.ps.256", numbers, ir.Constant(numbers, None), *columns)
+    partial = builder.fadd(_in_all_lanes(builder, what.start, numbers), load(what.score, numbers, "v8f32"))
+    total = builder.fadd(partial, gathered)
+    reaches = builder.and_(compare(">=", what.limit), inside)
+    bits = builder.bitcast(reaches, byte)
+    # The lanes whose bits are set move to the front.
+    order = builder.gep(_orders(builder.module), [_INT64(0), builder.zext(bits, _INT64)])
+    order = builder.zext(builder.bitcast(builder.load(order), ir.VectorType(byte, lanes)), ids)
+    source = _in_all_lanes(builder, builder.trunc(what.source, _INT32), ids)
+    arcs = builder.add(_in_all_lanes(builder, builder.trunc(begin, _INT32), ids), order)
+    _store(builder, what, count, source, arcs, call("x86.avx2.permps", numbers, total, order))
+    builder.store(builder.add(builder.load(count), builder.zext(builder.ctpop(bits), _INT64)), count)
+    above = builder.bitcast(builder.and_(compare(">", what.best), reaches), byte)
+    builder.store(builder.or_(builder.load(is_above), builder.icmp_unsigned("!=", above, byte(0))), is_above)
 
 
-def _bits_one_by_one(
-    builder: Any, token: Any, score: Any, begin: Any, num: Any, log_prob: Any, start: Any, limit: Any
-) -> Any:
-    bits, last = _INT64(0), builder.sub(num, _INT64(1))
-    for i in range(16):
-        # Beyond the last one, the last one is read again: memory behind it must not be read.
-        own = builder.select(builder.icmp_signed("<", _INT64(i), num), _INT64(i), last)
-        at = builder.add(begin, own)
-        column = builder.sext(builder.load(builder.gep(token, [at])), _INT64)
-        partial = builder.fadd(start, builder.load(builder.gep(score, [at])))
-        total = builder.fadd(partial, builder.load(builder.gep(log_prob, [column])))
-        is_set = builder.zext(builder.fcmp_ordered(">=", total, limit), _INT64)
-        bits = builder.or_(bits, builder.shl(is_set, own))
-    return bits
+def _orders(module: Any) -> Any:
+    """A constant table: for each of 256 sets of 8 lanes, a byte of an int64 for each, the lanes of the set first."""
+    rows = [
+        sum(lane << 8 * place for place, lane in enumerate(sorted(range(8), key=lambda lane: not bits >> lane & 1)))
+        for bits in range(256)
+    ]
+    return cgutils.global_constant(module, "asr_orders", ir.Constant(ir.ArrayType(_INT64, 256), rows))
+
+
+def _append_one(builder: Any, what: _Reaching, first: int, count: Any, is_above: Any) -> None:
+    """Appends arc `first`, which is there."""
+    arc = builder.add(what.begin, _INT64(first))
+    column = builder.sext(builder.load(builder.gep(what.token, [arc])), _INT64)
+    partial = builder.fadd(what.start, builder.load(builder.gep(what.score, [arc])))
+    total = builder.fadd(partial, builder.load(builder.gep(what.log_prob, [column])))
+    reaches = builder.fcmp_ordered(">=", total, what.limit)
+    _store(builder, what, count, builder.trunc(what.source, _INT32), builder.trunc(arc, _INT32), total)
+    builder.store(builder.add(builder.load(count), builder.zext(reaches, _INT64)), count)
+    above = builder.and_(reaches, builder.fcmp_ordered(">", total, what.best))
+    builder.store(builder.or_(builder.load(is_above), above), is_above)
+
+
+def _store(builder: Any, what: _Reaching, count: Any, *values: Any) -> None:
+    """Writes sources, arcs and sums, numbers or vectors, behind those that are there."""
+    place = builder.add(what.at, builder.load(count))
+    for value, data in zip(values, (what.sources, what.arcs, what.sums), strict=True):
+        kind = data.type.pointee
+        if isinstance(value.type, ir.VectorType):
+            kind = ir.VectorType(kind, value.type.count)
+        value = value if value.type == kind else builder.sext(value, kind)
+        builder.store(value, builder.bitcast(builder.gep(data, [place]), kind.as_pointer()), align=4)
 
 
 @intrinsic

@@ -31,15 +31,22 @@ def pretend(monkeypatch: pytest.MonkeyPatch, processor: str) -> None:
 PROCESSORS = ("plain", "avx2", "avx512bw", "avx512vnni")
 
 
-@pytest.mark.parametrize("processor", PROCESSORS)
-def test_which_sums_reach_a_limit(monkeypatch: pytest.MonkeyPatch, processor: str) -> None:
+@pytest.mark.parametrize("index_type", [np.int32, np.int64])
+@pytest.mark.parametrize("processor", PROCESSORS[:2])
+def test_arcs_that_reach_a_limit_are_appended(
+    monkeypatch: pytest.MonkeyPatch, processor: str, index_type: type[Any]
+) -> None:
     """At an array's end and of any length; ties, infinities and what is not a number included."""
     pretend(monkeypatch, processor)
-    reaching: Any = intrinsics.reaching
+    append_reaching: Any = intrinsics.append_reaching
 
     @numba.njit
-    def bits_of(token: Any, score: Any, begin: int, num: int, log_prob: Any, start: Any, limit: Any) -> Any:
-        return reaching(token, score, begin, num, log_prob, start, limit)
+    def append(token: Any, score: Any, begin: int, num: int, log_prob: Any, limits: Any, out: Any) -> Any:
+        start, limit, best = limits
+        sources, arcs, sums = out
+        return append_reaching(
+            token, score, begin, num, log_prob, start, limit, best, 7, sources, arcs, sums, 3
+        )  # fmt: skip
 
     generator = np.random.default_rng(1)
     for num_columns in (1, 7, 500):
@@ -55,8 +62,16 @@ def test_which_sums_reach_a_limit(monkeypatch: pytest.MonkeyPatch, processor: st
                 within = total[begin : begin + num]
                 finite = within[np.isfinite(within)]
                 for limit in (*finite[:2], np.nextafter(finite[:1], np.float32(9)).sum(), -np.inf, np.inf):
-                    expected = sum(1 << i for i in range(num) if within[i] >= limit)
-                    assert bits_of(token, score, begin, num, log_prob, start, np.float32(limit)) == expected
+                    reaches = np.flatnonzero(within >= limit)
+                    best = np.float32(finite[-1] if len(finite) else 0.0)
+                    out = np.full(24, -1, index_type), np.full(24, -1, index_type), np.full(24, -1.0, np.float32)
+                    limits = start, np.float32(limit), best
+                    found, is_above = append(token, score, begin, num, log_prob, limits, out)
+                    assert found == len(reaches) and is_above == bool((within[reaches] > best).any())
+                    assert (out[0][3 : 3 + found] == 7).all() and (out[1][3 : 3 + found] == begin + reaches).all()
+                    assert (out[2][3 : 3 + found] == within[reaches]).all()
+                    for array in out:
+                        assert (array[:3] == -1).all() and (array[3 + 16 :] == -1).all()
 
 
 @pytest.mark.slow

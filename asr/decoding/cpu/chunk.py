@@ -17,7 +17,7 @@ from torch import Tensor
 from asr.decoding.backend import ActiveTokens, Searchable
 from asr.decoding.chunk_backend import Chunk, SearchSink
 from asr.decoding.cpu.arrays import CandidateArrays, arc_arrays, ensure_capacity, pruning_of
-from asr.decoding.cpu.frame import count_arcs, expand_stream, prune_winners, wider
+from asr.decoding.cpu.frame import expand_stream, prune_winners, room_for_candidates, wider
 from asr.decoding.settings import DecodingOptions
 from asr.kernels.jit import Intrinsic, jit_required, kernel
 
@@ -118,7 +118,7 @@ def search_frames(
         margin, end = pruning.beam, begin
         new_state, kept = np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int32)
         while len(state):
-            room = count_arcs(state, arcs)
+            room = room_for_candidates(state, arcs)
             source, arc = ensure_capacity(source, begin + room), ensure_capacity(arc, begin + room)
             ranking, value = ensure_capacity(ranking, 2 * (begin + room)), ensure_capacity(value, room)
             out = CandidateArrays(source[begin:], arc[begin:], value)

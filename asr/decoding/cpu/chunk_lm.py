@@ -32,7 +32,7 @@ from asr.decoding.cpu.arrays import (
     stream_end,
     token_arrays,
 )
-from asr.decoding.cpu.frame import count_arcs, expand_stream, keep_frame, keep_stream, normalize_scores
+from asr.decoding.cpu.frame import expand_stream, keep_frame, keep_stream, normalize_scores, room_for_candidates
 from asr.decoding.settings import DecodingOptions
 from asr.kernels.jit import jit_required, kernel
 from asr.kernels.lookup import look_up, of_any_type
@@ -154,7 +154,7 @@ def advance_stream(tokens: Any, arcs: Any, frames: Any, pruning: Any, made: Any)
     while len(tokens.state) and frames.num_read[tokens.stream[0]] < frames.num_frames[tokens.stream[0]]:
         own = tokens.stream[0]
         offset_before = frames.score_offset[own]
-        room = count_arcs(tokens.state, arcs)
+        room = room_for_candidates(tokens.state, arcs)
         source, arc = np.empty(room, dtype=np.int64), np.empty(room, dtype=np.int64)
         out = CandidateArrays(source, arc, np.empty(room, dtype=np.float32))
         log_prob = frames.log_prob[(own * frames.max_frames + frames.num_read[own]) * frames.num_columns :]

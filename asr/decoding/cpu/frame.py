@@ -31,9 +31,8 @@ _NO_PEAK = np.float32(np.inf)
 # Without a language model, several candidates may recombine into one; with too few winners, the margin is widened.
 _CANDIDATES_PER_WINNER = 2
 
-lowest_bit: Any = Intrinsic("asr.kernels.intrinsics", "lowest_bit")
+append_reaching: Any = Intrinsic("asr.kernels.intrinsics", "append_reaching")
 prefetch: Any = Intrinsic("asr.kernels.intrinsics", "prefetch")
-reaching: Any = Intrinsic("asr.kernels.intrinsics", "reaching")
 
 
 class FrameArrays(NamedTuple):
@@ -42,6 +41,12 @@ class FrameArrays(NamedTuple):
     log_prob: Any
     begin: Any
     score_offset: Any
+
+
+@kernel(fastmath=False)
+def room_for_candidates(state: Any, arcs: Any) -> Any:
+    """Room for what `expand_stream` writes for tokens in these states (K,): the arc of each, and a block more."""
+    return count_arcs(state, arcs) + _BLOCK
 
 
 @kernel(fastmath=False)
@@ -70,7 +75,7 @@ def expand_stream(
         pruning: beams and limits; with a language model, candidates are pruned before it is queried.
         margin: at least the beam; candidates further below the best may be left out if enough others remain.
         has_lm: whether there is a language model.
-        out: receives the candidates; must have room for all arcs.
+        out: receives the candidates; must have room for `room_for_candidates`.
 
     Returns:
         The number of candidates, the best score, which has been subtracted from all, and whether any possible
@@ -103,19 +108,17 @@ def expand_stream(
                     left_out = True
                     break
                 size = min(_BLOCK, end - block)
-                bits = reaching(arcs.token, arcs.score, block, size, log_prob, token_score, max(floor, _LOWEST))
-                left_out = left_out or bits != (1 << size) - 1
-                while bits:
-                    position = block + lowest_bit(bits)
-                    bits &= bits - 1
-                    reached = token_score + arcs.score[position]
-                    reached = reached + log_prob[arcs.token[position]]
-                    out.source[num], out.arc[num], out.score[num] = token, position, reached
-                    prefetch(arcs.dst, position)
-                    num += 1
-                    if reached > best:
-                        best = reached
-                        floor = np.float32(best - margin - ROUNDING_SLACK)
+                found, is_better = append_reaching(
+                    arcs.token, arcs.score, block, size, log_prob, token_score, max(floor, _LOWEST), best,
+                    token, out.source, out.arc, out.score, num,
+                )  # fmt: skip
+                left_out = left_out or found != size
+                prefetch(arcs.dst, block)
+                if is_better:
+                    for i in range(num, num + found):
+                        best = max(best, out.score[i])
+                    floor = np.float32(best - margin - ROUNDING_SLACK)
+                num += found
         left_out = left_out and bool(floor > -np.inf)
         if not left_out:
             break
@@ -326,7 +329,7 @@ def expand_frame(
     Returns:
         source, arc, stream, score (A,) and is_complete (N,), see `Expansion`.
     """
-    room = count_arcs(state, arcs)
+    room = room_for_candidates(state, arcs)
     source, arc = np.empty(room, dtype=np.int64), np.empty(room, dtype=np.int64)
     candidate_stream, candidate_score = np.empty(room, dtype=np.int64), np.empty(room, dtype=np.float32)
     is_complete = np.ones(len(frame.score_offset), dtype=np.bool_)
