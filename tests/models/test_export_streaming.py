@@ -103,8 +103,8 @@ def test_states_do_what_windows_do(
 
 @pytest.mark.slow
 def test_an_ensemble_does_so_too(network: Tdnnf) -> None:
-    deeper = Tdnnf(**ARGUMENTS | {"num_layers": 4})
-    specs = [ModelSpec("Tdnnf", ARGUMENTS, network), ModelSpec("Tdnnf", ARGUMENTS | {"num_layers": 4}, deeper)]
+    others = ARGUMENTS | {"num_layers": 3, "num_convolutions": 1}
+    specs = [ModelSpec("Tdnnf", ARGUMENTS, network), ModelSpec("Tdnnf", others, Tdnnf(**others))]
     ensemble: Any = Ensemble.of(specs).network
     features = features_with_pauses(90)
     wanted = stream_of_bundle(ensemble, WindowSizes(4, 100, 6, 40, 0.7), features)
