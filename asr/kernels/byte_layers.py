@@ -23,6 +23,7 @@ from asr.kernels.byte_products import (
     NormAndBypass,
     fill_byte_products,
     input_type,
+    nothing_follows,
     quantized_weights,
     room_for_products,
 )
@@ -134,8 +135,7 @@ def fill_layers(
     rows, hidden = np.empty((num_rows, num_channels), np.float32), np.empty((num_rows, bottleneck), np.float32)
     wide, few = room_for_products(ROWS_AT_ONCE, factor.tiles[0], byte_kind)
     narrow, many = room_for_products(ROWS_AT_ONCE, expand.tiles[0], byte_kind)
-    nothing, no_bypass = np.empty(0, np.float32), np.empty((0, 0), np.float32)
-    no_norm = NormAndBypass(nothing, nothing, np.float32(0.0))
+    no_norm, no_bypass = nothing_follows()
     for part in range(len(parts)):
         first, together, begin, count = parts[part]
         length = count + num_lost

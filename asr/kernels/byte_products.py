@@ -108,6 +108,12 @@ class NormAndBypass(NamedTuple):
     share: Any
 
 
+def nothing_follows() -> tuple[NormAndBypass, Any]:
+    """For loops: the norm and the bypass of `fill_byte_products` if neither is there."""
+    nothing = np.empty(0, np.float32)
+    return NormAndBypass(nothing, nothing, np.float32(0.0)), np.empty((0, 0), np.float32)
+
+
 def norm_and_bypass(gain: Tensor | None, offset: Tensor | None, share: float = 0.0) -> NormAndBypass:
     """The arrays of gain and offset (O,); None for both if nothing follows."""
     nothing = np.empty(0, dtype=np.float32)

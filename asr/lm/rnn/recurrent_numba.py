@@ -22,8 +22,8 @@ from torch.nn import functional as F
 from asr.kernels.byte_products import (
     ROWS_AT_ONCE,
     ByteWeights,
-    NormAndBypass,
     fill_byte_products,
+    nothing_follows,
     room_for_products,
 )
 from asr.kernels.hash_table import distinct_values
@@ -415,7 +415,5 @@ def _byte_product(inputs: Any, tables: Any, num_outputs: Any, byte_kind: Any) ->
     outputs = np.empty((len(inputs), num_outputs), np.float32)
     num_rows = min(len(inputs) + -len(inputs) % ROWS, ROWS_AT_ONCE)
     left, products = room_for_products(num_rows, tables.tiles, byte_kind)
-    nothing, no_bypass = np.empty(0, np.float32), np.empty((0, 0), np.float32)
-    no_norm = NormAndBypass(nothing, nothing, np.float32(0.0))
-    fill_byte_products(outputs, inputs, 1, 0, tables, False, no_norm, no_bypass, left, products)
+    fill_byte_products(outputs, inputs, 1, 0, tables, False, *nothing_follows(), left, products)
     return outputs
