@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -199,10 +200,17 @@ def read_value(typingctx: Any, pointer: Any) -> Any:
     return pointer.dtype(pointer), generate
 
 
+_IDS, _SCORES = types.Array(types.int64, 1, "C"), types.Array(types.float32, 1, "C")
+
+
 def lookup_types(tables: Any) -> tuple[Any, ...]:
     """The types that a function called by `call_lookup` takes, for tables of numba's type `tables`."""
-    ids, scores = types.Array(types.int64, 1, "C"), types.Array(types.float32, 1, "C")
-    return types.CPointer(tables), ids, ids, scores, ids
+    return types.CPointer(tables), _IDS, _IDS, _SCORES, _IDS
+
+
+def expansion_types(tables: Any) -> tuple[Any, ...]:
+    """Like `lookup_types`, for `call_expansion`."""
+    return types.CPointer(tables), _IDS
 
 
 def size_of(kind: Any) -> int:
@@ -216,20 +224,48 @@ def call_lookup(
     typingctx: Any, function: Any, values: Any, context_idx: Any, word_id: Any, log_prob: Any, next_idx: Any
 ) -> Any:
     """Calls the function of `lookup_types` at an address, with the tables whose values `write_value` has written."""
-    kinds = lookup_types(types.uint8)
+    return _call_with_tables(types.boolean, values, lookup_types(types.uint8))
 
+
+@intrinsic
+def call_expansion(typingctx: Any, function: Any, values: Any, context_idx: Any) -> Any:
+    """Like `call_lookup`, for a function of `expansion_types`."""
+    return _call_with_tables(types.int64, values, expansion_types(types.uint8))
+
+
+def _call_with_tables(result: Any, values: Any, kinds: tuple[Any, ...]) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         convention = context.call_conv
-        kind = convention.get_function_type(types.boolean, kinds)
+        kind = convention.get_function_type(result, kinds)
         address = builder.inttoptr(arguments[0], kind.as_pointer())
         data = make_array(signature.args[1])(context, builder, arguments[1]).data
         tables = builder.bitcast(data, context.get_value_type(kinds[0]))
-        status, answered = convention.call_function(builder, address, types.boolean, kinds, [tables, *arguments[2:]])
+        status, returned = convention.call_function(builder, address, result, kinds, [tables, *arguments[2:]])
         with cgutils.if_unlikely(builder, status.is_error):
             convention.return_status_propagate(builder, status)
-        return answered
+        return returned
 
-    return types.boolean(types.int64, values, *kinds[1:]), generate
+    return result(types.int64, values, *kinds[1:]), generate
+
+
+@intrinsic
+def monotonic_seconds(typingctx: Any) -> Any:
+    """The seconds since an arbitrary moment, like `time.monotonic`; 0 on systems without POSIX clocks."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        if not hasattr(time, "CLOCK_MONOTONIC"):
+            return ir.DoubleType()(0.0)
+        place = builder.alloca(ir.LiteralStructType([_INT64, _INT64]))
+        kind = ir.FunctionType(_INT32, [_INT32, place.type])
+        read_clock = cgutils.get_or_insert_function(builder.module, kind, "clock_gettime")
+        builder.call(read_clock, [_INT32(time.CLOCK_MONOTONIC), place])
+        seconds, nanoseconds = (
+            builder.sitofp(builder.load(cgutils.gep_inbounds(builder, place, 0, part)), ir.DoubleType())
+            for part in range(2)
+        )
+        return builder.fadd(seconds, builder.fmul(nanoseconds, ir.DoubleType()(1e-9)))
+
+    return types.float64(), generate
 
 
 @intrinsic

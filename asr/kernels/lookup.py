@@ -1,11 +1,12 @@
 """How a compiled loop queries a language model: through the model's tables, without a call back into Python.
 
 A model provides its arrays as a named tuple (`LookupTables`). `compiled_lookup` registers the loop that answers queries
-from tables of that type, and `look_up` calls it from any other loop. Tables may contain other models' tables: a
-difference of two models looks up both. Loops and combinations take tables of any type (`of_any_type`), so each of them,
-and each model's lookup, is compiled once, and not for every combination of models.
+from tables of that type, and `look_up` calls it from any other loop. A model whose histories need work before they can
+be queried also registers the loop that does this work, with `compiled_expansion`; `expand` calls it. Tables may contain
+other models' tables: a difference of two models looks up both. Loops and combinations take tables of any type
+(`of_any_type`), so each of them, and each model's loop, is compiled once, and not for every combination of models.
 
-Shapes: Q queries.
+Shapes: Q queries, K contexts.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ import numpy as np
 from asr.kernels.jit import Intrinsic, jit_callee, jit_required, kernel, source_stamps
 
 Lookup = Callable[[Any, Any, Any, Any, Any], bool]
+Expansion = Callable[[Any, Any], int]
 _LookupT = TypeVar("_LookupT", bound=Lookup)
+_ExpansionT = TypeVar("_ExpansionT", bound=Expansion)
 
 
 class LookupTables(Protocol):
@@ -27,7 +30,7 @@ class LookupTables(Protocol):
 
     Attributes:
         always_answers: whether the loop can answer every query. If not, it returns False when a history must first be
-            expanded, see `LanguageModel.expand`.
+            expanded, by `expand` or by `LanguageModel.expand`.
     """
 
     @property
@@ -35,6 +38,7 @@ class LookupTables(Protocol):
 
 
 _LOOKUPS: dict[type, Lookup] = {}
+_EXPANSIONS: dict[type, Expansion] = {}
 
 
 def compiled_lookup(tables: type) -> Callable[[_LookupT], _LookupT]:
@@ -51,7 +55,42 @@ def compiled_lookup(tables: type) -> Callable[[_LookupT], _LookupT]:
     return register
 
 
-class _LookUp(Intrinsic):
+def compiled_expansion(tables: type) -> Callable[[_ExpansionT], _ExpansionT]:
+    """Registers a function as the loop that expands histories, so that lookups in tables of this type can answer.
+
+    The function takes context_idx (K,) int64 and the tables. It returns how many histories it has expanded, or -1 if it
+    could not expand all: `LanguageModel.expand` then can, or says what is wrong.
+    """
+
+    def register(function: _ExpansionT) -> _ExpansionT:
+        _EXPANSIONS[tables] = function
+        return function
+
+    return register
+
+
+@kernel(fastmath=False, allocates=False)
+def _nothing_to_expand(context_idx: Any, tables: Any) -> int:
+    return 0
+
+
+def _expansion_of(tables: type) -> Expansion:
+    return _EXPANSIONS.get(tables, _nothing_to_expand)
+
+
+class _OfTables(Intrinsic):
+    """Calls the loop that is registered for the type of its tables."""
+
+    def loop_of(self, tables: type) -> Callable[..., Any] | None:
+        raise NotImplementedError
+
+    def stamps(self, argument_types: Any) -> list[tuple[str, int]]:
+        """The sources of the loops for all tables among the arguments; only the types say which these are."""
+        loops = {id(found): found for found in map(self.loop_of, _tuple_types(argument_types)) if found is not None}
+        return sorted({stamp for found in loops.values() for stamp in source_stamps(found)})
+
+
+class _LookUp(_OfTables):
     def __call__(self, context_idx: Any, word_id: Any, tables: Any, log_prob: Any, next_idx: Any) -> bool:
         if type(tables) is AnyTables:  # only compiled code can call the address
             return bool(jit_required(look_up_any)(context_idx, word_id, tables, log_prob, next_idx))
@@ -60,14 +99,27 @@ class _LookUp(Intrinsic):
     def load(self) -> Any:
         return _compiled_look_up()
 
-    def stamps(self, argument_types: Any) -> list[tuple[str, int]]:
-        """The sources of the lookups for all tables among the arguments; only the types say which these are."""
-        lookups = {id(found): found for found in map(_LOOKUPS.get, _tuple_types(argument_types)) if found is not None}
-        return sorted({stamp for found in lookups.values() for stamp in source_stamps(found)})
+    def loop_of(self, tables: type) -> Callable[..., Any] | None:
+        return _LOOKUPS.get(tables)
+
+
+class _Expand(_OfTables):
+    def __call__(self, context_idx: Any, tables: Any) -> int:
+        if type(tables) is AnyTables:
+            return int(jit_required(expand_any)(context_idx, tables))
+        return _expansion_of(type(tables))(context_idx, tables)
+
+    def load(self) -> Any:
+        return _compiled_expand()
+
+    def loop_of(self, tables: type) -> Callable[..., Any] | None:
+        return _expansion_of(tables)
 
 
 look_up = _LookUp(__name__, "look_up")
 """look_up(context_idx, word_id, tables, log_prob, next_idx) -> bool, for compiled loops; see `compiled_lookup`."""
+expand = _Expand(__name__, "expand")
+"""expand(context_idx, tables) -> int, for compiled loops; see `compiled_expansion`."""
 
 
 def _tuple_types(argument_types: Any) -> Iterator[type]:
@@ -85,9 +137,10 @@ def _tuple_types(argument_types: Any) -> Iterator[type]:
 
 
 class AnyTables(NamedTuple):
-    """Tables of a type that a loop does not know, see `of_any_type`: the address of their lookup, and their values."""
+    """Tables of a type that a loop does not know, see `of_any_type`: the addresses of their loops, and their values."""
 
-    function: int
+    lookup: int
+    expansion: int
     values: Any
     always_answers: bool
 
@@ -95,6 +148,7 @@ class AnyTables(NamedTuple):
 write_value: Any = Intrinsic("asr.kernels.intrinsics", "write_value")
 read_value: Any = Intrinsic("asr.kernels.intrinsics", "read_value")
 call_lookup: Any = Intrinsic("asr.kernels.intrinsics", "call_lookup")
+call_expansion: Any = Intrinsic("asr.kernels.intrinsics", "call_expansion")
 
 
 def of_any_type(tables: Any) -> AnyTables:
@@ -104,10 +158,10 @@ def of_any_type(tables: Any) -> AnyTables:
     """
     from numba._dispatcher import compute_fingerprint
 
-    function, size = _lookup_of(type(tables), compute_fingerprint(tables), tables)
+    lookup, expansion, size = _loops_of(type(tables), compute_fingerprint(tables), tables)
     values = np.empty(size, dtype=np.int64)
     jit_required(_write)(values, tables)
-    return AnyTables(function, values, tables.always_answers)
+    return AnyTables(lookup, expansion, values, tables.always_answers)
 
 
 class AnyType:
@@ -126,23 +180,27 @@ class AnyType:
         return AnyType, ()  # a copy of the model has tables elsewhere
 
 
-_FOUND: dict[tuple[type, bytes], tuple[int, int]] = {}
+_FOUND: dict[tuple[type, bytes], tuple[int, int, int]] = {}
 
 
-def _lookup_of(kind: type, fingerprint: bytes, tables: Any) -> tuple[int, int]:
-    """The address of the compiled lookup for tables of one type, and how many int64 such tables take."""
+def _loops_of(kind: type, fingerprint: bytes, tables: Any) -> tuple[int, int, int]:
+    """The addresses of the compiled lookup and expansion for tables of one type, and how many int64 these take."""
     if (kind, fingerprint) not in _FOUND:
         from numba import typeof
 
-        from asr.kernels.intrinsics import lookup_types, size_of
+        from asr.kernels.intrinsics import expansion_types, lookup_types, size_of
 
-        lookup: Any = jit_callee(_answer)
-        types = lookup_types(typeof(tables))
-        lookup.compile(types)
-        compiled = lookup.overloads[types]
-        address = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
-        _FOUND[kind, fingerprint] = address, -(-size_of(types[0].dtype) // 8)
+        own = typeof(tables)
+        addresses = _address(_answer, lookup_types(own)), _address(_expand, expansion_types(own))
+        _FOUND[kind, fingerprint] = *addresses, -(-size_of(own) // 8)
     return _FOUND[kind, fingerprint]
+
+
+def _address(function: Callable[..., Any], types: tuple[Any, ...]) -> int:
+    callee: Any = jit_callee(function)
+    callee.compile(types)
+    compiled = callee.overloads[types]
+    return int(compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name))
 
 
 @kernel(fastmath=False, allocates=False)
@@ -156,11 +214,24 @@ def _answer(tables: Any, context_idx: Any, word_id: Any, log_prob: Any, next_idx
     return look_up(context_idx, word_id, read_value(tables), log_prob, next_idx)
 
 
+@kernel(fastmath=False, allocates=False)
+def _expand(tables: Any, context_idx: Any) -> int:
+    """`expand` for the tables that a pointer points to."""
+    return expand(context_idx, read_value(tables))
+
+
 @compiled_lookup(AnyTables)
 @kernel(fastmath=False, allocates=False)
 def look_up_any(context_idx: Any, word_id: Any, tables: Any, log_prob: Any, next_idx: Any) -> bool:
     """Answers as the lookup of the tables themselves."""
-    return bool(call_lookup(tables.function, tables.values, context_idx, word_id, log_prob, next_idx))
+    return bool(call_lookup(tables.lookup, tables.values, context_idx, word_id, log_prob, next_idx))
+
+
+@compiled_expansion(AnyTables)
+@kernel(fastmath=False, allocates=False)
+def expand_any(context_idx: Any, tables: Any) -> int:
+    """Expands histories as the loop for the tables themselves."""
+    return int(call_expansion(tables.expansion, tables.values, context_idx))
 
 
 @functools.cache
@@ -180,3 +251,22 @@ def _compiled_look_up() -> Any:
         return called
 
     return any_look_up
+
+
+@functools.cache
+def _compiled_expand() -> Any:
+    from numba.extending import overload
+
+    def any_expand(context_idx: Any, tables: Any) -> int:
+        raise NotImplementedError
+
+    @overload(any_expand, strict=False)
+    def chosen(context_idx: Any, tables: Any) -> Any:
+        loop: Any = jit_callee(_expansion_of(tables.instance_class))
+
+        def called(context_idx, tables):  # type: ignore[no-untyped-def]
+            return loop(context_idx, tables)
+
+        return called
+
+    return any_expand

@@ -21,7 +21,15 @@ from torch import Tensor
 
 from asr.errors import AsrError
 from asr.kernels.jit import kernel
-from asr.kernels.lookup import AnyTables, AnyType, LookupTables, compiled_lookup, look_up
+from asr.kernels.lookup import (
+    AnyTables,
+    AnyType,
+    LookupTables,
+    compiled_expansion,
+    compiled_lookup,
+    expand,
+    look_up,
+)
 from asr.lm.contexts import FORGET_FROM, DenseContexts, has_room, pack_contexts, unpack_contexts
 from asr.lm.interface import LanguageModel, device_of
 from asr.text.symbols import SPECIAL_WORDS, UNK_ID, Vocabulary
@@ -285,6 +293,22 @@ def look_up_combined(context_idx: Any, word_id: Any, tables: Any, log_prob: Any,
         log_prob[i] = rows[len(rows) - 1, i]
     pack_contexts(following, tables.numberings, next_idx)
     return True
+
+
+@compiled_expansion(CombinedTables)
+@kernel(fastmath=False)
+def expand_combined(context_idx: Any, tables: Any) -> int:
+    """Expands the histories (K,) of all the models -> how many, or -1 if one model could not expand all."""
+    num_models, num_expanded = len(tables.models), 0
+    contexts = np.empty((num_models, len(context_idx)), dtype=np.int64)
+    if not unpack_contexts(context_idx, tables.numberings, contexts):
+        return -1
+    for which in range(num_models):
+        num = expand(contexts[which], tables.models[which])
+        if num < 0:
+            return -1
+        num_expanded += num
+    return num_expanded
 
 
 def _apply_step(kind: int, left: Any, right: Any, left_weight: Any, right_weight: Any, result: Any) -> None:
@@ -612,6 +636,13 @@ def look_up_remapped(context_idx: Any, word_id: Any, tables: Any, log_prob: Any,
         for i in range(num):
             log_prob[i] += share[word_id[i]]
     return could
+
+
+@compiled_expansion(RemappedTables)
+@kernel(fastmath=False)
+def expand_remapped(context_idx: Any, tables: Any) -> int:
+    """Expands the model's own histories (K,) -> how many, or -1 if it could not expand all."""
+    return expand(context_idx, tables.model)
 
 
 def num_oov_words(model: Vocabulary, words: Vocabulary, name: str = "") -> int:

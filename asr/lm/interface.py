@@ -263,3 +263,7 @@ class StatefulNetwork(ABC):
     def output_tables(self) -> tuple[Any, ...] | None:
         """What `asr.lm.cached.engine_numba` reads to score words; None if its loop cannot compute the scores."""
         return None
+
+    def step_tables(self) -> tuple[Any, ...] | None:
+        """What it reads to run the hidden layer where this thread multiplies bytes; None if its loop cannot."""
+        return None

@@ -230,7 +230,7 @@ def test_a_copy_of_a_combination_looks_up_its_own_arrays(
     other = copied(lm).lookup_tables()
     assert before is not None and other is not None and lm.lookup_tables().models[0] is before.models[0]
     for own, theirs in zip(before.models, other.models, strict=True):
-        assert own.function == theirs.function and not np.array_equal(own.values, theirs.values)
+        assert own.lookup == theirs.lookup and not np.array_equal(own.values, theirs.values)
 
 
 def test_a_loop_stops_where_there_is_no_room_to_number_contexts(models: list[NgramLM]) -> None:

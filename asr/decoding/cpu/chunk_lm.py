@@ -35,7 +35,7 @@ from asr.decoding.cpu.arrays import (
 from asr.decoding.cpu.frame import expand_stream, keep_frame, keep_stream, normalize_scores, room_for_candidates
 from asr.decoding.settings import DecodingOptions
 from asr.kernels.jit import jit_required, kernel
-from asr.kernels.lookup import look_up, of_any_type
+from asr.kernels.lookup import expand, look_up, of_any_type
 from asr.lm.interface import LanguageModel
 
 
@@ -99,13 +99,33 @@ def advance_until_words(tokens: Any, arcs: Any, frames: Any, pruning: Any, made:
 def advance_with_lookup(
     tokens: Any, arcs: Any, frames: Any, pruning: Any, lm_scale: Any, tables: Any, made: Any, enough: int
 ) -> tuple[Any, Any, Any, bool]:
-    """Advances each stream until the language model's tables cannot answer a query.
+    """Advances each stream until the language model's tables cannot answer a query and cannot be expanded either.
+
+    Histories of all tokens are expanded together with those that streams wait for: a search over a lattice needs them
+    soon.
 
     Args:
         tokens, arcs, frames, pruning, made: as for `advance_until_words`.
         lm_scale: float32.
         tables: tables of the language model, for `look_up`.
         enough: stop after about this many backpointers.
+
+    Returns:
+        As `advance_as_answered`.
+    """
+    while True:
+        tokens, pending, made, is_over = advance_as_answered(
+            tokens, arcs, frames, pruning, lm_scale, tables, made, enough
+        )
+        if is_over or not len(pending) or expand(np.concatenate((pending, tokens.context)), tables) <= 0:
+            return tokens, pending, made, is_over
+
+
+@kernel(fastmath=False)
+def advance_as_answered(
+    tokens: Any, arcs: Any, frames: Any, pruning: Any, lm_scale: Any, tables: Any, made: Any, enough: int
+) -> tuple[Any, Any, Any, bool]:
+    """Advances each stream until a lookup has no answer; arguments as for `advance_with_lookup`.
 
     Returns:
         The tokens where streams stopped; the histories (Q',) that must be expanded before their streams can search the
@@ -266,9 +286,9 @@ class NumbaChunkSearchWithLM:
     Words are scored in one of two ways:
 
     * Streams stop at frames with words, and one call of `lm.score` scores the words of all streams.
-    * The loop looks words up in the language model's tables, and stops only if the model must first expand a history
-      (run its hidden layer). One call of `lm.expand` then expands the histories that all streams wait for, and also
-      those of all tokens, which a search over a lattice needs soon.
+    * The loop looks words up in the language model's tables. It also expands histories (runs the hidden layer), all
+      those that streams wait for together, as far as the tables have room. It stops only if they have none, or if the
+      model has no loop for this; one call of `lm.expand` then does the same.
 
     Args:
         graph: on the CPU, without input epsilons.

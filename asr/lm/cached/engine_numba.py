@@ -1,34 +1,43 @@
 """The compiled part of a cached language model: loops that answer queries from its arrays, and add new edges to them.
 
-`look_up_cached` is called by other loops, which cannot wait for the hidden layer: it answers if every queried history
-has its hidden row. `NumbaEngine` provides the arrays, takes over what the loop has added, and computes missing rows.
-`NumbaEngine.score` answers a call from Python with the same loops.
+`look_up_cached` is called by other loops. It answers if every queried history has its hidden row. Rows that are missing
+are computed by `expand_cached`, for all the histories that a loop waits for together, if the network multiplies bytes
+and there is room for them; otherwise by `NumbaEngine`. The engine also provides the arrays, and takes over what the
+loops have added. `NumbaEngine.score` answers a call from Python with the same loops.
 
-Shapes: Q queries, K contexts, M missing queries, R of them new, D distinct rows, H hidden.
+Shapes: Q queries, K contexts, M missing queries, R of them new, D distinct rows, S state, H hidden.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from asr.kernels.byte_products import input_type
 from asr.kernels.hash_table import HashTable, distinct_values, home_bucket, slot_of
 from asr.kernels.jit import Intrinsic, jit_required
-from asr.kernels.lookup import compiled_lookup
+from asr.kernels.linear import byte_products
+from asr.kernels.lookup import compiled_expansion, compiled_lookup
 from asr.lm.cached.approximations import Recombination, key_of_ending
 from asr.lm.cached.eviction import Capacity
-from asr.lm.cached.states import Expansion
+from asr.lm.cached.states import Expansion, load_bytes, store_bytes
 from asr.lm.rnn.output_numba import FLOATS_OF_LINE, mixed_with, row_product
+from asr.lm.rnn.recurrent import max_byte_rows
+from asr.lm.rnn.recurrent_numba import NO_BYTE_WEIGHTS, ByteGru, fill_byte_steps
 
 # Indices into `counts`: the number of nodes and edges, the maximum number of edges, and the number of edges for which
-# there was no room; then answers, queries and scored edges since the counts were last read.
+# there was no room; then answers, queries and scored edges since the counts were last read. For hidden rows: the number
+# of the first free one, how many more fit, how many the loop has added and in how many steps, the largest of these
+# steps, and the number of the engine's call.
 NODES, EDGES, MAX_EDGES, LACKING, ANSWERS, QUERIES, SCORED = range(7)
+FIRST_ROW, ROW_ROOM, NEW_ROWS, STEPS, LARGEST_STEP, CALL = range(7, 13)
 
 
-NUM_COUNTS = 7
+NUM_COUNTS = 13
 
 
 _TAKEN = -2  # marks a node that is already in the list, in place of a row
@@ -37,7 +46,31 @@ _TAKEN = -2  # marks a node that is already in the list, in place of a row
 _AHEAD = 16  # how many queries ahead the table is prefetched
 
 
+_ROOM_FOR_ROWS = 128  # rows for which there is room when a loop begins
+
+
 prefetch: Any = Intrinsic("asr.kernels.intrinsics", "prefetch")
+monotonic_seconds: Any = Intrinsic("asr.kernels.intrinsics", "monotonic_seconds")
+
+
+class HiddenTables(NamedTuple):
+    """The arrays with which `expand_cached` computes hidden rows; empty ones if it cannot, with `max_step` 0.
+
+    Attributes:
+        network: the hidden layer.
+        max_step: how many rows may be computed in one step.
+        state, scale, last_used: (rows, S) int8, (rows, P) and (rows,), see `HiddenStore`.
+        first_output: the first column that the output layer reads.
+        seconds: (1,) float64, spent by the loop since it was last read.
+    """
+
+    network: ByteGru
+    max_step: int
+    state: Any
+    scale: Any
+    last_used: Any
+    first_output: int
+    seconds: Any
 
 
 class CachedLMTables(NamedTuple):
@@ -52,6 +85,7 @@ class CachedLMTables(NamedTuple):
         scale: (rows,) float32, by which int8 rows are multiplied; (0,) for float32.
         counts: (NUM_COUNTS,) int64, see NODES.
         output: the arrays of the output layer's loop.
+        layer: `HiddenTables`.
     """
 
     edges: tuple[Any, int, int, Any, Any]
@@ -63,6 +97,7 @@ class CachedLMTables(NamedTuple):
     scale: Any
     counts: Any
     output: tuple[Any, ...]
+    layer: HiddenTables
 
     @property
     def always_answers(self) -> bool:
@@ -94,6 +129,38 @@ def look_up_cached(context_idx: Any, word_id: Any, tables: Any, log_prob: Any, n
     counts[ANSWERS] += 1
     counts[QUERIES] += len(word_id)
     return True
+
+
+@compiled_expansion(CachedLMTables)
+def expand_cached(context_idx: Any, tables: Any) -> int:
+    """Computes the missing hidden rows of contexts (K,), whose parents all have rows -> how many, or -1 if it cannot.
+
+    Args:
+        tables: `CachedLMTables` of an engine; its arrays and counts are changed in place.
+    """
+    counts, hidden_row, layer = tables.counts, tables.hidden_row, tables.layer
+    begin = monotonic_seconds()
+    for context in context_idx:
+        if not 0 <= context < counts[NODES]:  # `take_in` says so
+            return -1
+    node, before, which, word = waiting_nodes(context_idx, tables.parent, tables.last_word, hidden_row)
+    num, width = len(node), layer.state.shape[1]
+    if num == 0:
+        return 0
+    if num > layer.max_step or counts[NEW_ROWS] + num > counts[ROW_ROOM]:
+        return -1
+    state, following = np.empty((len(before), width), dtype=np.float32), np.empty((num, width), dtype=np.float32)
+    load_bytes(state, layer.state, layer.scale, before, layer.first_output)
+    fill_byte_steps(word, which, state, layer.network, following)
+    row = np.arange(num) + (counts[FIRST_ROW] + counts[NEW_ROWS])
+    store_bytes(layer.state, layer.scale, row, following, layer.first_output)
+    for i in range(num):
+        hidden_row[node[i]], layer.last_used[row[i]] = row[i], counts[CALL]
+    counts[NEW_ROWS] += num
+    counts[STEPS] += 1
+    counts[LARGEST_STEP] = max(counts[LARGEST_STEP], num)
+    layer.seconds[0] += monotonic_seconds() - begin
+    return num
 
 
 def find_edges(context_idx: Any, word_id: Any, edges: Any, log_prob: Any, next_idx: Any, missing: Any) -> int:
@@ -251,6 +318,7 @@ class NumbaEngine:
         self._current: tuple[tuple[Tensor, ...], CachedLMTables] | None = None
         self.num_words = len(expansion.layer.networks[0].vocabulary)
         self._counts = np.zeros(NUM_COUNTS, dtype=np.int64)
+        self._seconds = np.zeros(1)
         self._no_endings = HashTable(1, expansion.trie.device)
 
     def tables(self, most_new: int | None = None) -> CachedLMTables | None:
@@ -273,6 +341,13 @@ class NumbaEngine:
         counts[:] = 0
         counts[NODES], counts[EDGES] = trie.num_nodes, trie.edges.count
         counts[MAX_EDGES] = trie.edges.count + most
+        rows = self._expansion.hidden.rows
+        most = sys.maxsize if self._capacity is None else self._capacity.num_free_rows
+        if rows.num_free < _ROOM_FOR_ROWS <= most:
+            self._expansion.hidden.reserve(_ROOM_FOR_ROWS)
+        counts[FIRST_ROW], counts[CALL] = rows.num_started, trie.call
+        # Rows that were freed are given to the engine alone.
+        counts[ROW_ROOM] = 0 if rows.num_used < rows.num_started else min(rows.num_free, most)
         return self.current_tables()
 
     def current_tables(self) -> CachedLMTables:
@@ -300,9 +375,24 @@ class NumbaEngine:
                     own_scale.numpy(),
                     self._counts,
                     self._output,
+                    self._hidden_tables(),
                 ),
             )
         return self._current[1]
+
+    def _hidden_tables(self) -> HiddenTables:
+        layer, hidden = self._expansion.layer, self._expansion.hidden
+        network = None
+        if layer.branches and layer.are_bytes and hidden.state.dtype == torch.int8:
+            with byte_products():
+                network = layer.networks[0].step_tables()
+        if network is None:
+            return HiddenTables(
+                ByteGru(np.empty((0, 0), np.float32), 0, np.empty(0, input_type()), *[NO_BYTE_WEIGHTS] * 3),
+                *(0, np.empty((0, 0), np.int8), np.empty((0, 0), np.float32), np.empty(0, np.int32), 0, self._seconds),
+            )
+        arrays = hidden.state.numpy(), hidden.scale.numpy(), hidden.last_used.numpy()
+        return HiddenTables(ByteGru(*network), max_byte_rows(), *arrays, hidden.first_output, self._seconds)
 
     def take_in(self, context_idx: Tensor, held: Tensor) -> None:
         """Takes over what a loop has added since `tables`, and computes missing hidden rows of contexts (K,).
@@ -336,6 +426,13 @@ class NumbaEngine:
         statistics = self._expansion.layer.statistics
         statistics.num_edges += int(counts[SCORED])
         statistics.num_outputs += int(counts[SCORED])
+        if counts[NEW_ROWS]:
+            self._expansion.hidden.rows.take(int(counts[NEW_ROWS]))
+            statistics.num_hidden_rows += int(counts[NEW_ROWS])
+            statistics.num_hidden_calls += int(counts[STEPS])
+            statistics.largest_hidden_batch = max(statistics.largest_hidden_batch, int(counts[LARGEST_STEP]))
+            statistics.seconds_hidden += float(self._seconds[0])
+            counts[NEW_ROWS], self._seconds[0] = 0, 0.0
 
     @torch.no_grad()
     def expand(self, context_idx: Tensor) -> bool:

@@ -225,6 +225,11 @@ class Capacity:
         self._is_tight |= self.expansion.hidden.rows.num_used + num_new > self.limits.max_rows
         return not self._is_tight
 
+    @property
+    def num_free_rows(self) -> int:
+        """How many more hidden rows fit without dropping others."""
+        return self.limits.max_rows - self.expansion.hidden.rows.num_used
+
     def is_half_used(self) -> bool:
         """Whether half of the edges or hidden rows that fit are in use, or something has been forgotten."""
         num_rows = self.expansion.hidden.rows.num_used

@@ -50,6 +50,7 @@ class HiddenStore:
         state: the stored rows, (capacity, S), the beginning of an array that may be larger.
         scale: (capacity, P) float32, for int8 rows; otherwise P is 0.
         last_used: the call that last read each row, int32 (capacity,); maintained by the engine if rows are limited.
+        first_output: the first column that the output layer reads.
     """
 
     def __init__(self, state_size: int, output_size: int, dtype: str, device: torch.device) -> None:
@@ -60,6 +61,7 @@ class HiddenStore:
         begin = state_size - output_size
         parts = (slice(0, begin), slice(begin, state_size)) if begin else (slice(0, state_size),)
         self._parts: tuple[slice, ...] = parts if self.dtype == torch.int8 else ()
+        self.first_output = begin
         self.clear()
 
     def clear(self) -> None:
@@ -96,7 +98,7 @@ class HiddenStore:
             return
         loop = jit_for(store_bytes, state)
         if loop is not None:
-            loop(*arrays_of(self.state, self.scale, row, state), self._parts[-1].start)
+            loop(*arrays_of(self.state, self.scale, row, state), self.first_output)
             return
         stored, scale = self._bytes(state)
         self.scale.index_copy_(0, row, scale)
@@ -132,7 +134,7 @@ class HiddenStore:
         loop = jit_for(load_bytes, self.scale) if self._parts else None
         if loop is not None:
             state = self.scale.new_empty(len(row), self.state_size - first_column)
-            loop(*arrays_of(state, self.state, self.scale, row), self._parts[-1].start)
+            loop(*arrays_of(state, self.state, self.scale, row), self.first_output)
             return state
         state = self.state[:, first_column:].index_select(0, row).float()
         return self._scaled(state, self.scale.index_select(0, row), first_column) if self._parts else state

@@ -22,7 +22,8 @@ from asr.lm.rnn.outputs.hierarchical import HuffmanOutput
 from asr.lm.rnn.outputs.log_partition import LogZ, Precision
 from asr.lm.rnn.outputs.nce import NceOutput
 from asr.lm.rnn.outputs.softmax import ClassSoftmaxOutput, FullSoftmaxOutput, default_num_classes
-from asr.lm.rnn.recurrent import GruLayer, RowsOfWhole, SimpleRnnLayer, gru_step, seeded_dropout
+from asr.lm.rnn.recurrent import GruLayer, RowsOfWhole, SimpleRnnLayer, byte_gru, gru_step, seeded_dropout
+from asr.lm.rnn.recurrent_numba import ByteGru
 from asr.text.symbols import Vocabulary
 
 
@@ -278,6 +279,13 @@ class RNNLanguageModel(nn.Module, StatefulNetwork):
     def output_tables(self) -> tuple[Any, ...] | None:
         """What a loop reads to score words, or None."""
         return self.output.output_tables()
+
+    def step_tables(self) -> ByteGru | None:
+        """What a loop reads to run the hidden layer, or None."""
+        # A `HostEmbedding` has no weight.
+        if len(self.layers) == 1 and isinstance(self.layers[0], GruLayer) and isinstance(self.embedding, nn.Embedding):
+            return byte_gru(self.layers[0], self.embedding.weight, self.projection)
+        return None
 
     def exact_log_z(self, num_queries: int) -> LogZ | None:
         """The function that computes the true log Z, see `log_z_of`; None for output layers that need no sum."""

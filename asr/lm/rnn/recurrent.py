@@ -11,6 +11,7 @@ Shapes: T steps, B streams, E inputs, H hidden, Q queries.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,10 +29,12 @@ from asr.kernels.precision import product_dtype
 from asr.lm.rnn.recurrent_numba import (
     GRU,
     MIN_ROWS_FOR_TILES,
-    NO_BYTE_PROJECTION,
+    NO_BYTE_WEIGHTS,
     NO_PROJECTION,
     RELU,
     SIGMOID,
+    ByteGru,
+    HalfGru,
     add_next_states,
     add_sentences,
     fill_byte_steps,
@@ -436,21 +439,41 @@ def gru_step(
     """
     are_bytes = are_bytes_multiplied()
     loop = jit_for(fill_byte_steps if are_bytes else fill_steps, state)
-    most = MAX_LOOP_ROWS
-    if are_bytes:
-        most = _MAX_BYTE_ROWS if num_threads() > 1 else len(word_id)
+    most = max_byte_rows() if are_bytes else MAX_LOOP_ROWS
     if loop is None or len(word_id) > most or torch.is_grad_enabled():
         return None
-    products = [*layer.small_batch_weights()]
-    if projection is not None:
-        products.append(projection.small_batch_weights())
-    else:
-        products.append(NO_BYTE_PROJECTION if are_bytes else NO_PROJECTION)
-    if None in products:
+    network = (byte_gru if are_bytes else _half_gru)(layer, rows, projection)
+    if network is None:
         return None
     following = state.new_empty(len(word_id), state.shape[1])
     before = torch.arange(len(word_id)) if before is None else before
-    arrays = arrays_of(word_id, before, state, rows)
-    sizes = (layer.hidden_size, np.empty(0, dtype=input_type())) if are_bytes else ()
-    loop(*arrays, *sizes, *products, following.numpy())
+    loop(*arrays_of(word_id, before, state), network, following.numpy())
     return following
+
+
+def max_byte_rows() -> int:
+    """How many rows a loop should multiply in one call; more are divided among threads, if there are several."""
+    return _MAX_BYTE_ROWS if num_threads() > 1 else sys.maxsize
+
+
+def byte_gru(layer: GruLayer, rows: Tensor, projection: PackedLinear | None) -> ByteGru | None:
+    """The arrays of a network with word vectors rows (V, E), for `fill_byte_steps`.
+
+    None where this thread does not multiply bytes.
+    """
+    if not are_bytes_multiplied():
+        return None
+    products = [
+        *layer.small_batch_weights(),
+        NO_BYTE_WEIGHTS if projection is None else projection.small_batch_weights(),
+    ]
+    if None in products:
+        return None
+    vectors, kind = rows.detach().numpy(), np.empty(0, dtype=input_type())
+    return ByteGru(vectors, layer.hidden_size, kind, *products)
+
+
+def _half_gru(layer: GruLayer, rows: Tensor, projection: PackedLinear | None) -> HalfGru | None:
+    """Like `byte_gru`, for `fill_steps`; None if no float16 weights are kept."""
+    products = [*layer.small_batch_weights(), NO_PROJECTION if projection is None else projection.small_batch_weights()]
+    return None if None in products else HalfGru(rows.detach().numpy(), *products)

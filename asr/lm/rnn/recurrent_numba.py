@@ -12,7 +12,7 @@ sums of the gates (3H; H in a simple layer), D distinct inputs, P tiles of U hid
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -356,36 +356,64 @@ def _simple_backward(grad: Any, saved: Any, gates: Any) -> None:
 NO_PROJECTION = np.empty((0, 0, COLUMNS), dtype=np.int16), np.empty(0, dtype=np.float32)
 
 
-NO_BYTE_PROJECTION = ByteWeights(np.empty((0, 0, COLUMNS), dtype=np.int32), *[np.empty(0, dtype=np.float32)] * 3)
+NO_BYTE_WEIGHTS = ByteWeights(np.empty((0, 0, COLUMNS), dtype=np.int32), *[np.empty(0, dtype=np.float32)] * 3)
 
 
-def fill_steps(
-    word_id: Any, before: Any, state: Any, rows: Any, from_input: Any, from_state: Any, projection: Any, following: Any
-) -> None:
-    """Fills following (Q, S) from `gru_step`'s arguments and three products' tables, see `fill_products`."""
-    inputs, which_word = _distinct_rows(rows, word_id, rows.shape[1])
-    old, which_state = _distinct_rows(state, before, from_state[0].shape[1])
-    gates, recurrent = _product(inputs, from_input), _product(old, from_state)
+class ByteGru(NamedTuple):
+    """A GRU network whose products are of bytes, as `fill_byte_steps` reads it.
+
+    Attributes:
+        rows: (V, E) float32, the words' vectors.
+        size: H.
+        byte_kind: (0,) of the type of quantized inputs.
+        from_input, from_state, projection: `Int8Weights.tables`; `NO_BYTE_WEIGHTS` if there is no projection.
+    """
+
+    rows: Any
+    size: Any
+    byte_kind: Any
+    from_input: Any
+    from_state: Any
+    projection: Any
+
+
+class HalfGru(NamedTuple):
+    """A GRU network whose weights are float16, as `fill_steps` reads it.
+
+    Attributes:
+        rows: (V, E) float32, the words' vectors.
+        from_input, from_state, projection: `Float16Weights.tables`; `NO_PROJECTION` if there is none.
+    """
+
+    rows: Any
+    from_input: Any
+    from_state: Any
+    projection: Any
+
+
+def fill_steps(word_id: Any, before: Any, state: Any, network: Any, following: Any) -> None:
+    """Fills following (Q, S) from state (R, S)[before (Q,)] and word_id (Q,); network is a `HalfGru`."""
+    inputs, which_word = _distinct_rows(network.rows, word_id, network.rows.shape[1])
+    old, which_state = _distinct_rows(state, before, network.from_state[0].shape[1])
+    gates, recurrent = _product(inputs, network.from_input), _product(old, network.from_state)
     new = _new_states(gates, recurrent, old, which_word, which_state)
     num, size = new.shape
     following[:, :size] = new
-    if len(projection[0]):
-        following[:, size:] = _product(new, projection)[:num, : following.shape[1] - size]
+    if len(network.projection[0]):
+        following[:, size:] = _product(new, network.projection)[:num, : following.shape[1] - size]
 
 
-def fill_byte_steps(
-    word_id: Any, before: Any, state: Any, rows: Any, size: Any, byte_kind: Any, from_input: Any, from_state: Any,
-    projection: Any, following: Any,
-) -> None:  # fmt: skip
-    """Like `fill_steps`, with `Int8Weights.tables`; byte_kind (0,) has the type of quantized inputs, `size` is H."""
-    inputs, which_word = _distinct_rows(rows, word_id, rows.shape[1])
+def fill_byte_steps(word_id: Any, before: Any, state: Any, network: Any, following: Any) -> None:
+    """Like `fill_steps`, for a `ByteGru`."""
+    size, byte_kind = network.size, network.byte_kind
+    inputs, which_word = _distinct_rows(network.rows, word_id, network.rows.shape[1])
     old, which_state = _distinct_rows(state, before, size)
-    gates = _byte_product(inputs, from_input, 3 * size, byte_kind)
-    recurrent = _byte_product(old, from_state, 3 * size, byte_kind)
+    gates = _byte_product(inputs, network.from_input, 3 * size, byte_kind)
+    recurrent = _byte_product(old, network.from_state, 3 * size, byte_kind)
     new = _new_states(gates, recurrent, old, which_word, which_state)
     following[:, :size] = new
-    if len(projection.tiles):
-        following[:, size:] = _byte_product(new, projection, following.shape[1] - size, byte_kind)
+    if len(network.projection.tiles):
+        following[:, size:] = _byte_product(new, network.projection, following.shape[1] - size, byte_kind)
 
 
 def _distinct_rows(rows: Any, number: Any, width: Any) -> Any:
