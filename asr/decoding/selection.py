@@ -108,14 +108,9 @@ def _numba_search(graph: Searchable, options: DecodingOptions, lm: LanguageModel
     if lm is None:
         return NumbaChunkSearch(graph, options)
     tables = lm.lookup_tables()
-    if tables is None:
-        return NumbaChunkSearchWithLM(graph, options, lm)
-    if graph.is_pushed and tables.always_answers:
+    if tables is not None and graph.is_pushed and tables.always_answers:
         return NumbaLatticeSearch(graph, options, lm)
-    # In a decoding graph, most queried histories are pruned at once. If the model must expand them first, it is cheaper
-    # to query it for all streams together.
-    looks_up = graph.is_pushed or tables.always_answers
-    return NumbaChunkSearchWithLM(graph, options, lm, looks_up)
+    return NumbaChunkSearchWithLM(graph, options, lm)
 
 
 def _triton_search(

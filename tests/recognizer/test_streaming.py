@@ -419,7 +419,7 @@ def test_k2_finds_the_same(recognizer):
 
 @pytest.mark.slow
 def test_memory_does_not_grow(searching):
-    streaming = StreamingRecognizer(searching, StreamingOptions(**QUICK, **ENDLESS, cache_bytes=300_000))
+    streaming = StreamingRecognizer(searching, StreamingOptions(**QUICK, **ENDLESS, cache_bytes=150_000))
     stream = streaming.open()
     sizes = []
     for index in range(6):

@@ -55,6 +55,17 @@ class WordScores(NamedTuple):
     next: Any
 
 
+class LookupLimits(NamedTuple):
+    """How far `advance_with_lookup` goes: it stops after about `num_backpointers`.
+
+    With `expands_all`, it expands the histories of all tokens together with those that streams wait for. A search over
+    a lattice will query nearly all of them soon, a search in a decoding graph a few.
+    """
+
+    num_backpointers: int
+    expands_all: bool
+
+
 @kernel(fastmath=False)
 def advance_until_words(tokens: Any, arcs: Any, frames: Any, pruning: Any, made: Any) -> tuple[Any, Any, Any, Any]:
     """Advances each stream to its end, or to its next frame with words inside the beam, which is only expanded.
@@ -97,27 +108,26 @@ def advance_until_words(tokens: Any, arcs: Any, frames: Any, pruning: Any, made:
 
 @kernel(fastmath=False)
 def advance_with_lookup(
-    tokens: Any, arcs: Any, frames: Any, pruning: Any, lm_scale: Any, tables: Any, made: Any, enough: int
+    tokens: Any, arcs: Any, frames: Any, pruning: Any, lm_scale: Any, tables: Any, made: Any, limits: Any
 ) -> tuple[Any, Any, Any, bool]:
     """Advances each stream until the language model's tables cannot answer a query and cannot be expanded either.
-
-    Histories of all tokens are expanded together with those that streams wait for: a search over a lattice needs them
-    soon.
 
     Args:
         tokens, arcs, frames, pruning, made: as for `advance_until_words`.
         lm_scale: float32.
         tables: tables of the language model, for `look_up`.
-        enough: stop after about this many backpointers.
+        limits: `LookupLimits`.
 
     Returns:
         As `advance_as_answered`.
     """
     while True:
         tokens, pending, made, is_over = advance_as_answered(
-            tokens, arcs, frames, pruning, lm_scale, tables, made, enough
+            tokens, arcs, frames, pruning, lm_scale, tables, made, limits.num_backpointers
         )
-        if is_over or not len(pending) or expand(np.concatenate((pending, tokens.context)), tables) <= 0:
+        if len(pending) and limits.expands_all:
+            pending = np.concatenate((pending, tokens.context))
+        if is_over or not len(pending) or expand(pending, tables) <= 0:
             return tokens, pending, made, is_over
 
 
@@ -125,7 +135,9 @@ def advance_with_lookup(
 def advance_as_answered(
     tokens: Any, arcs: Any, frames: Any, pruning: Any, lm_scale: Any, tables: Any, made: Any, enough: int
 ) -> tuple[Any, Any, Any, bool]:
-    """Advances each stream until a lookup has no answer; arguments as for `advance_with_lookup`.
+    """Advances each stream until a lookup has no answer, or to about `enough` backpointers.
+
+    The other arguments are those of `advance_with_lookup`.
 
     Returns:
         The tokens where streams stopped; the histories (Q',) that must be expanded before their streams can search the
@@ -303,7 +315,7 @@ class NumbaChunkSearchWithLM:
         graph: Searchable,
         options: DecodingOptions,
         lm: LanguageModel,
-        looks_up: bool = False,
+        looks_up: bool = True,
         backpointers_per_call: int = 1 << 18,
     ) -> None:
         self._advance_until_words = jit_required(advance_until_words)
@@ -311,7 +323,7 @@ class NumbaChunkSearchWithLM:
         self._finish_frame = jit_required(finish_frame)
         self._lm = lm
         self._looks_up = looks_up
-        self._backpointers_per_call = backpointers_per_call
+        self._limits = LookupLimits(backpointers_per_call, graph.is_pushed)
         self._emitting = graph.emitting
         self._arcs = arc_arrays(graph.emitting)
         self._pruning = pruning_of(options)
@@ -378,10 +390,9 @@ class NumbaChunkSearchWithLM:
         """Advances all streams as far as the tables answer -> the tokens there, and whether no frames are left."""
         after, pending, made, is_over = self._advance_with_lookup(
             *(token_arrays(tokens), self._arcs, frames, self._pruning, self._lm_scale, of_any_type(tables)),
-            *(no_backpointers(sink), self._backpointers_per_call),
+            *(no_backpointers(sink), self._limits),
         )
         hand_over(made, self._emitting, sink)
         tokens = active_tokens(after)
-        asked = torch.from_numpy(pending)
-        self._lm.expand(torch.cat([asked, tokens.context_idx]) if len(asked) else asked, tokens.context_idx)
+        self._lm.expand(torch.from_numpy(pending), tokens.context_idx)
         return tokens, bool(is_over)

@@ -1,12 +1,18 @@
 """A compiled loop that answers in an engine's stead gives what the engine itself gives."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from asr.kernels.jit import jit
+from asr.kernels.byte_products import has_byte_products
+from asr.kernels.jit import jit, kernel
+from asr.kernels.lookup import expand, of_any_type
+from asr.lm.cached import engine_numba
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.cached.engine_numba import MAX_EDGES, look_up_cached
+from asr.lm.combine import Difference, RemappedLM
 from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.text.symbols import Vocabulary
 from tests.reference.toy_network import ToyNetwork
@@ -15,10 +21,10 @@ pytest.importorskip("numba")
 VOCABULARY = Vocabulary([f"W{i}" for i in range(30)])
 
 
-def network(maxent_order=3, **options):
+def network(maxent_order=3, embedding_size=6, **options):
     torch.manual_seed(0)
     made = RNNLanguageModel(
-        VOCABULARY, RNNLMConfig(6, 9, maxent_order=maxent_order, maxent_size=1000, log_z=0.3, **options)
+        VOCABULARY, RNNLMConfig(embedding_size, 9, maxent_order=maxent_order, maxent_size=1000, log_z=0.3, **options)
     )
     if made.maxent is not None:
         torch.nn.init.normal_(made.maxent.weight)
@@ -232,3 +238,106 @@ def test_loops_serve_again_once_nothing_is_live():
     _, context_idx = bounded.score(bounded.start(1), words[:1])
     bounded.retain(context_idx[:0])
     assert bounded.trie.num_nodes == 3
+
+
+@kernel(fastmath=False)
+def expands(context_idx, tables):
+    return expand(context_idx, tables)
+
+
+BYTES = {"hidden_dtype": "int8", "hidden_products": "int8"}
+needs_byte_products = pytest.mark.skipif(not has_byte_products(), reason="this processor does not multiply bytes")
+
+
+def expanded_by_loop(lm, context_idx):
+    tables = lm.lookup_tables()
+    num = jit(expands)(context_idx.numpy(), of_any_type(tables))
+    lm.expand(context_idx[:0], context_idx)
+    return num
+
+
+@pytest.mark.slow
+@needs_byte_products
+@pytest.mark.parametrize("capacity_bytes", [None, 10**7])
+@pytest.mark.parametrize(
+    ("caches", "options"), [({}, {}), ({"recombination_length": 2}, {}), ({}, {"embedding_size": 9})]
+)
+def test_a_loop_runs_the_hidden_layer_as_the_engine_does(capacity_bytes, caches, options):
+    made, generator = network(**options), torch.Generator().manual_seed(1)
+    assert (made.projection is not None) == ("embedding_size" not in options)
+    settings = CacheOptions(capacity_bytes=capacity_bytes, **BYTES, **caches)
+    called, looped = CachedRNNLM(made, settings), CachedRNNLM(made, settings)
+    context_idx = called.start(40)
+    for _ in range(6):
+        word_id = torch.randint(3, 9, (40,), generator=generator)
+        num_rows = called.statistics().num_hidden_rows
+        called.lookup_tables()
+        called.expand(context_idx, context_idx)
+        assert expanded_by_loop(looped, context_idx) == called.statistics().num_hidden_rows - num_rows > 0
+        assert expanded_by_loop(looped, context_idx) == 0
+        row, own_row = called.trie.hidden_row[context_idx].long(), looped.trie.hidden_row[context_idx].long()
+        assert torch.equal(row, own_row)
+        for name in ("state", "scale", "last_used"):
+            assert torch.equal(getattr(called.hidden, name)[row], getattr(looped.hidden, name)[own_row])
+        (expected, following), (log_prob, next_idx) = (lm.score(context_idx, word_id) for lm in (called, looped))
+        assert torch.equal(log_prob, expected) and torch.equal(next_idx, following)
+        context_idx = following[torch.randint(40, (40,), generator=generator)]
+    counts, own = called.statistics(), looped.statistics()
+    for name in ("num_hidden_rows", "num_hidden_calls", "largest_hidden_batch", "num_hidden_held", "num_contexts"):
+        assert getattr(counts, name) == getattr(own, name) > 0
+    assert 0.0 < own.seconds_hidden < 10.0
+
+
+@pytest.mark.slow
+@needs_byte_products
+def test_a_loop_leaves_to_the_engine_what_it_cannot_expand(monkeypatch):
+    made, words = network(), torch.arange(5, 25)
+    for options in ({}, {"hidden_dtype": "int8"}, {"hidden_products": "int8"}):  # not all in bytes
+        engine = CachedRNNLM(made, CacheOptions(**options))
+        assert expanded_by_loop(engine, engine.start(1)) == -1
+    for other in (network(num_layers=2), network(cell="relu")):
+        engine = CachedRNNLM(other, CacheOptions(**BYTES))
+        assert expanded_by_loop(engine, engine.start(1)) == -1
+
+    def twenty_contexts(**options):
+        engine = CachedRNNLM(made, CacheOptions(**BYTES, **options))
+        return engine, engine.score(engine.start(20), words)[1]
+
+    engine, context_idx = twenty_contexts()
+    for unknown in (-1, 23):
+        assert expanded_by_loop(engine, torch.cat([context_idx, torch.tensor([unknown])])) == -1
+    assert bool((engine.trie.hidden_row[context_idx] == -1).all())
+    assert expanded_by_loop(engine, context_idx) == 20
+    # Where a step of many rows would be divided among threads.
+    engine, context_idx = twenty_contexts()
+    monkeypatch.setattr(engine_numba, "max_byte_rows", lambda: 19)
+    assert expanded_by_loop(engine, context_idx) == -1
+    assert expanded_by_loop(engine, context_idx[1:]) == 19
+    monkeypatch.undo()
+    # With the two rows of its start, a row more than fits.
+    engine, context_idx = twenty_contexts(capacity_bytes=10**6)
+    engine.capacity.limits = replace(engine.capacity.limits, max_rows=21)
+    assert expanded_by_loop(engine, context_idx) == -1
+    engine.capacity.limits = replace(engine.capacity.limits, max_rows=22)
+    assert expanded_by_loop(engine, context_idx) == 20
+    # Rows that were freed are not those that the loop would take.
+    engine, context_idx = twenty_contexts()
+    engine.expand(context_idx[:2], context_idx)
+    engine.trie.hidden_row[context_idx[0]] = -1
+    engine.hidden.rows.give_back(torch.tensor([2]))
+    assert expanded_by_loop(engine, context_idx) == -1
+
+
+@pytest.mark.slow
+@needs_byte_products
+def test_a_loop_expands_the_histories_of_all_combined_models():
+    one, other = (CachedRNNLM(network(), CacheOptions(**options)) for options in (BYTES, {}))
+    order = torch.cat([torch.arange(4), torch.arange(4, len(VOCABULARY)).flip(0)])
+    remapped = RemappedLM(one, Vocabulary([VOCABULARY.words[int(i)] for i in order[4:]]))
+    context_idx = remapped.score(remapped.start(3), torch.tensor([5, 6, 7]))[1]
+    assert expanded_by_loop(remapped, context_idx) == 3 and expanded_by_loop(remapped, context_idx) == 0
+    pair = Difference(one, CachedRNNLM(network(), CacheOptions(**BYTES)))
+    context_idx = pair.score(pair.start(3), torch.tensor([8, 9, 10]))[1]
+    assert expanded_by_loop(pair, context_idx) == 6
+    mixed = Difference(one, other)
+    assert expanded_by_loop(mixed, mixed.score(mixed.start(3), torch.tensor([8, 9, 10]))[1]) == -1
