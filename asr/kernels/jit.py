@@ -306,6 +306,12 @@ def arrays_of(*tensors: Tensor) -> list[Any]:
     return [tensor.detach().contiguous().numpy() for tensor in tensors]
 
 
+def intrinsics_of(function: Callable[..., Any]) -> list[Intrinsic]:
+    """The intrinsics that a function and all that it calls use."""
+    assert isinstance(function, FunctionType)
+    return _dependencies(function)[1]
+
+
 def _callees(function: FunctionType) -> dict[str, FunctionType | Intrinsic]:
     named = {name: function.__globals__.get(name) for name in function.__code__.co_names}
     return {name: callee for name, callee in named.items() if isinstance(callee, (FunctionType, Intrinsic))}

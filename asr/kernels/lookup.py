@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from asr.kernels.jit import Intrinsic, jit_callee, jit_required, kernel, source_stamps
+from asr.kernels.jit import Intrinsic, intrinsics_of, jit_callee, jit_required, kernel, source_stamps
 
 Lookup = Callable[[Any, Any, Any, Any, Any], bool]
 Expansion = Callable[[Any, Any], int]
@@ -85,9 +85,13 @@ class _OfTables(Intrinsic):
         raise NotImplementedError
 
     def stamps(self, argument_types: Any) -> list[tuple[str, int]]:
-        """The sources of the loops for all tables among the arguments; only the types say which these are."""
+        """Those of the loops for all tables among the arguments; only the types say which these are."""
         loops = {id(found): found for found in map(self.loop_of, _tuple_types(argument_types)) if found is not None}
-        return sorted({stamp for found in loops.values() for stamp in source_stamps(found)})
+        found = {stamp for loop in loops.values() for stamp in source_stamps(loop)}
+        for intrinsic in {each for loop in loops.values() for each in intrinsics_of(loop)}:
+            if not isinstance(intrinsic, _OfTables):  # its loops are among these
+                found.update(intrinsic.stamps(argument_types))
+        return sorted(found)
 
 
 class _LookUp(_OfTables):

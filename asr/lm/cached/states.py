@@ -31,7 +31,7 @@ _FIRST_ROWS = 16
 
 # On a CPU, the system provides the pages of a large array when they are first used, so room takes no memory. Rows get
 # room for this many times their number, so that they are rarely copied, and then grow by this share.
-_ROOM, _GROWTH = 4, 1 / 16
+_ROOM, _GROWTH = 4, 1 / 32
 
 
 class HiddenStore:

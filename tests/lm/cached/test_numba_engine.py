@@ -341,3 +341,16 @@ def test_a_loop_expands_the_histories_of_all_combined_models():
     assert expanded_by_loop(pair, context_idx) == 6
     mixed = Difference(one, other)
     assert expanded_by_loop(mixed, mixed.score(mixed.start(3), torch.tensor([8, 9, 10]))[1]) == -1
+
+
+@needs_byte_products
+def test_code_on_disk_says_whether_it_uses_tiles(monkeypatch):
+    """A process that Linux does not let use them must not load it. Only the type of the tables says what is called."""
+    from numba import typeof
+
+    from asr.kernels import intrinsics
+
+    kinds = intrinsics.expansion_types(typeof(CachedRNNLM(network(), CacheOptions(**BYTES)).lookup_tables()))
+    assert ("tiles", int(intrinsics.has_tiles())) in expand.stamps(kinds)
+    monkeypatch.setattr(intrinsics, "_may_use_tiles", lambda: False)
+    assert ("tiles", 0) in expand.stamps(kinds)
