@@ -318,8 +318,12 @@ def test_a_loop_leaves_to_the_engine_what_it_cannot_expand(monkeypatch):
     engine, context_idx = twenty_contexts(capacity_bytes=10**6)
     engine.capacity.limits = replace(engine.capacity.limits, max_rows=21)
     assert expanded_by_loop(engine, context_idx) == -1
+    tables = of_any_type(held := engine.lookup_tables())
+    found = [jit(expands)(part.numpy(), tables) for part in (context_idx[:10], context_idx[:19], context_idx)]
+    assert found == [10, 9, -1] and held is not None
+    engine.expand(context_idx[:0], context_idx)
     engine.capacity.limits = replace(engine.capacity.limits, max_rows=22)
-    assert expanded_by_loop(engine, context_idx) == 20
+    assert expanded_by_loop(engine, context_idx) == 1
     # Rows that were freed are not those that the loop would take.
     engine, context_idx = twenty_contexts()
     engine.expand(context_idx[:2], context_idx)
