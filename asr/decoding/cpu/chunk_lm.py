@@ -125,9 +125,11 @@ def advance_with_lookup(
         tokens, pending, made, is_over = advance_as_answered(
             tokens, arcs, frames, pruning, lm_scale, tables, made, limits.num_backpointers
         )
-        if len(pending) and limits.expands_all:
+        if is_over or not len(pending):
+            return tokens, pending, made, is_over
+        if limits.expands_all:
             pending = np.concatenate((pending, tokens.context))
-        if is_over or not len(pending) or expand(pending, tables) <= 0:
+        if expand(pending, tables) <= 0:
             return tokens, pending, made, is_over
 
 

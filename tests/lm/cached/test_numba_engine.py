@@ -274,6 +274,7 @@ def test_a_loop_runs_the_hidden_layer_as_the_engine_does(capacity_bytes, caches,
         called.lookup_tables()
         called.expand(context_idx, context_idx)
         assert expanded_by_loop(looped, context_idx) == called.statistics().num_hidden_rows - num_rows > 0
+        looped.expand(context_idx[:0], context_idx)  # what was taken over is not taken again
         assert expanded_by_loop(looped, context_idx) == 0
         row, own_row = called.trie.hidden_row[context_idx].long(), looped.trie.hidden_row[context_idx].long()
         assert torch.equal(row, own_row)
@@ -292,7 +293,8 @@ def test_a_loop_runs_the_hidden_layer_as_the_engine_does(capacity_bytes, caches,
 @needs_byte_products
 def test_a_loop_leaves_to_the_engine_what_it_cannot_expand(monkeypatch):
     made, words = network(), torch.arange(5, 25)
-    for options in ({}, {"hidden_dtype": "int8"}, {"hidden_products": "int8"}):  # not all in bytes
+    # Not all in bytes, or not in one step.
+    for options in ({}, {"hidden_dtype": "int8"}, {"hidden_products": "int8"}, {**BYTES, "batching": "query"}):
         engine = CachedRNNLM(made, CacheOptions(**options))
         assert expanded_by_loop(engine, engine.start(1)) == -1
     for other in (network(num_layers=2), network(cell="relu")):
@@ -304,7 +306,7 @@ def test_a_loop_leaves_to_the_engine_what_it_cannot_expand(monkeypatch):
         return engine, engine.score(engine.start(20), words)[1]
 
     engine, context_idx = twenty_contexts()
-    for unknown in (-1, 23):
+    for unknown in (-1, 22):
         assert expanded_by_loop(engine, torch.cat([context_idx, torch.tensor([unknown])])) == -1
     assert bool((engine.trie.hidden_row[context_idx] == -1).all())
     assert expanded_by_loop(engine, context_idx) == 20
@@ -344,7 +346,7 @@ def test_a_loop_expands_the_histories_of_all_combined_models():
     context_idx = pair.score(pair.start(3), torch.tensor([8, 9, 10]))[1]
     assert expanded_by_loop(pair, context_idx) == 6
     mixed = Difference(one, other)
-    assert expanded_by_loop(mixed, mixed.score(mixed.start(3), torch.tensor([8, 9, 10]))[1]) == -1
+    assert expanded_by_loop(mixed, mixed.score(mixed.start(3), torch.tensor([11, 12, 13]))[1]) == -1
 
 
 @needs_byte_products
