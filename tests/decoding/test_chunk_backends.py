@@ -249,6 +249,16 @@ def test_loops_that_ask_a_recurrent_network(
 
 
 @pytest.mark.slow
+def test_a_search_looks_words_up_where_the_model_has_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("numba")
+    small, network = _toy_models(tmp_path)
+    make_backend: BackendFactory = functools.partial(select_backend, name="numba")
+    assert _check_same_paths(make_backend, 6.0, (3, 12), monkeypatch, Difference(CachedRNNLM(network), small)) == 0
+    calls_only = CachedRNNLM(network, CacheOptions(compiled=False))
+    assert _check_same_paths(make_backend, 6.0, (3, 12), monkeypatch, Difference(calls_only, small)) > 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("capacity_bytes", [8_000, 30_000, 10**7])
 def test_a_network_that_has_no_more_room_is_asked_by_calls(
     capacity_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
