@@ -294,8 +294,8 @@ def test_a_loop_runs_the_hidden_layer_as_the_engine_does(capacity_bytes, caches,
 def test_a_loop_leaves_to_the_engine_what_it_cannot_expand(monkeypatch):
     made, words = network(), torch.arange(5, 25)
     with monkeypatch.context() as patch:
-        patch.setattr(torch, "get_num_threads", lambda: 1)  # then weights are float16 where they are not bytes
-        assert made.step_tables() is None
+        patch.setattr(torch, "get_num_threads", lambda: 1)
+        assert network().half().float().step_tables() is None  # its weights are kept as float16 outside `byte_products`
     # Not all in bytes, or not in one step.
     for options in ({}, {"hidden_dtype": "int8"}, {"hidden_products": "int8"}, {**BYTES, "batching": "query"}):
         engine = CachedRNNLM(made, CacheOptions(**options))
