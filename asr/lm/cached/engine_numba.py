@@ -432,6 +432,7 @@ class NumbaEngine:
             statistics.num_hidden_calls += int(counts[STEPS])
             statistics.largest_hidden_batch = max(statistics.largest_hidden_batch, int(counts[LARGEST_STEP]))
             statistics.seconds_hidden += float(self._seconds[0])
+            statistics.seconds_total += float(self._seconds[0])
             counts[NEW_ROWS], self._seconds[0] = 0, 0.0
 
     @torch.no_grad()
