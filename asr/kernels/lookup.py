@@ -86,12 +86,12 @@ class _OfTables(Intrinsic):
 
     def stamps(self, argument_types: Any) -> list[tuple[str, int]]:
         """Those of the loops for all tables among the arguments; only the types say which these are."""
-        loops = {id(found): found for found in map(self.loop_of, _tuple_types(argument_types)) if found is not None}
-        found = {stamp for loop in loops.values() for stamp in source_stamps(loop)}
-        for intrinsic in {each for loop in loops.values() for each in intrinsics_of(loop)}:
+        loops = {loop for kind in _tuple_types(argument_types) if (loop := self.loop_of(kind)) is not None}
+        stamps = {stamp for loop in loops for stamp in source_stamps(loop)}
+        for intrinsic in {each for loop in loops for each in intrinsics_of(loop)}:
             if not isinstance(intrinsic, _OfTables):  # its loops are among these
-                found.update(intrinsic.stamps(argument_types))
-        return sorted(found)
+                stamps.update(intrinsic.stamps(argument_types))
+        return sorted(stamps)
 
 
 class _LookUp(_OfTables):

@@ -222,7 +222,7 @@ class Capacity:
 
     def has_row_room(self, num_new: int) -> bool:
         """Whether this many more hidden rows fit without dropping others; remembers if they do not."""
-        self._is_tight |= self.expansion.hidden.rows.num_used + num_new > self.limits.max_rows
+        self._is_tight |= num_new > self.num_free_rows
         return not self._is_tight
 
     @property

@@ -229,9 +229,8 @@ class RNNLanguageModel(nn.Module, StatefulNetwork):
         return self._next(state, before, word_id)
 
     def _next(self, state: Tensor, before: Tensor | None, word_id: Tensor) -> Tensor:
-        # A `HostEmbedding` has no weight.
-        if len(self.layers) == 1 and isinstance(self.layers[0], GruLayer) and isinstance(self.embedding, nn.Embedding):
-            following = gru_step(self.layers[0], self.embedding.weight, self.projection, state, before, word_id)
+        if (gru := self._single_gru()) is not None:
+            following = gru_step(*gru, state, before, word_id)
             if following is not None:
                 return following
         width = self.config.hidden_size
@@ -282,9 +281,14 @@ class RNNLanguageModel(nn.Module, StatefulNetwork):
 
     def step_tables(self) -> ByteGru | None:
         """What a loop reads to run the hidden layer, or None."""
+        gru = self._single_gru()
+        return None if gru is None else byte_gru(*gru)
+
+    def _single_gru(self) -> tuple[GruLayer, Tensor, PackedLinear | None] | None:
+        """The layer, the words' vectors and the projection, if loops can run the whole hidden layer."""
         # A `HostEmbedding` has no weight.
         if len(self.layers) == 1 and isinstance(self.layers[0], GruLayer) and isinstance(self.embedding, nn.Embedding):
-            return byte_gru(self.layers[0], self.embedding.weight, self.projection)
+            return self.layers[0], self.embedding.weight, self.projection
         return None
 
     def exact_log_z(self, num_queries: int) -> LogZ | None:

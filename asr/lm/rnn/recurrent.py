@@ -461,19 +461,24 @@ def byte_gru(layer: GruLayer, rows: Tensor, projection: PackedLinear | None) -> 
 
     None where this thread does not multiply bytes.
     """
-    if not are_bytes_multiplied():
+    products = _small_batch_products(layer, projection, NO_BYTE_WEIGHTS) if are_bytes_multiplied() else None
+    if products is None:
         return None
-    products = [
-        *layer.small_batch_weights(),
-        NO_BYTE_WEIGHTS if projection is None else projection.small_batch_weights(),
-    ]
-    if None in products:
-        return None
-    vectors, kind = rows.detach().numpy(), np.empty(0, dtype=input_type())
-    return ByteGru(vectors, layer.hidden_size, kind, *products)
+    (vectors,) = arrays_of(rows)
+    return ByteGru(vectors, layer.hidden_size, np.empty(0, dtype=input_type()), *products)
 
 
 def _half_gru(layer: GruLayer, rows: Tensor, projection: PackedLinear | None) -> HalfGru | None:
     """Like `byte_gru`, for `fill_steps`; None if no float16 weights are kept."""
-    products = [*layer.small_batch_weights(), NO_PROJECTION if projection is None else projection.small_batch_weights()]
-    return None if None in products else HalfGru(rows.detach().numpy(), *products)
+    products = _small_batch_products(layer, projection, NO_PROJECTION)
+    if products is None:
+        return None
+    (vectors,) = arrays_of(rows)
+    return HalfGru(vectors, *products)
+
+
+def _small_batch_products(layer: GruLayer, projection: PackedLinear | None, no_projection: Any) -> list[Any] | None:
+    """The packed weights for inputs, states and the projection; None if one cannot be multiplied by a loop."""
+    last = no_projection if projection is None else projection.small_batch_weights()
+    products = [*layer.small_batch_weights(), last]
+    return None if None in products else products
