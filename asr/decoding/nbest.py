@@ -256,7 +256,7 @@ class VocabularySubset(StatefulNetwork):
         assert isinstance(output, NceOutput) and isinstance(first, (GruLayer, SimpleRnnLayer))
         self.network = network
         self.vocabulary = network.vocabulary
-        self.state_size = network.recurrent_size
+        self.state_size = network.state_size
         self.hidden_size = network.config.hidden_size
         self.num_history_words = network.num_history_words
         self._word_id = word_id
@@ -269,7 +269,7 @@ class VocabularySubset(StatefulNetwork):
 
     def initial_state(self) -> Tensor:
         """(S,)."""
-        return self.network.initial_state()[: self.state_size]
+        return self.network.initial_state()
 
     def step(self, state: Tensor, word_id: Tensor) -> Tensor:
         """state (Q, S), word_id (Q,) -> next state (Q, S)."""
@@ -393,7 +393,7 @@ def score_tree_by_network(tree: PrefixTree, network: StatefulNetwork) -> Tensor:
     total = torch.zeros(tree.num_sentences, dtype=torch.float64, device=device)
     for depth, level in enumerate(tree.levels):
         if depth:
-            hidden = state[:, -network.hidden_size :]
+            hidden = network.project(state)
             word = level.word_id
             score = score[level.parent] + network.log_prob(hidden[level.parent], history[level.parent], word)
             # Not all prefixes are extended, and some are extended by several words.
@@ -403,7 +403,7 @@ def score_tree_by_network(tree: PrefixTree, network: StatefulNetwork) -> Tensor:
         if len(level.ends):
             distinct, inverse = torch.unique(level.ends, return_inverse=True)
             eos = torch.full_like(distinct, EOS_ID)
-            hidden = state[distinct, -network.hidden_size :]
+            hidden = network.project(state.index_select(0, distinct))
             final = network.log_prob(hidden, history[distinct], eos)
             total[level.sentence] = (score[distinct] + final)[inverse]
     return total

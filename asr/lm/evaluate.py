@@ -126,7 +126,7 @@ def sentence_queries(network: StatefulNetwork, sentences: PackedSentences) -> It
             hidden, states = network.hidden_packed(gates, input_idx[words], sizes, states)
         else:
             state = network.step(state[: sizes[0]], input_id[words])
-            hidden = state[:, network.state_size - network.hidden_size :]
+            hidden = network.project(state)
         query = sentences.history[words].to(initial.device), sentences.word_id[words].to(initial.device)
         yield hidden, *query, sentences.place[words]
 

@@ -176,7 +176,7 @@ class StatefulNetwork(ABC):
     Attributes:
         vocabulary: the words.
         state_size: S, the width of a state: all that the network remembers of a history.
-        hidden_size: H, the number of its last columns, which the output layer reads.
+        hidden_size: H, the width of what the output layer reads, see `project`.
         num_history_words: M, how many words of a history the output layer reads as well.
     """
 
@@ -210,6 +210,15 @@ class StatefulNetwork(ABC):
     def recurrent_size(self) -> int:
         """The number of the state's first columns, which `step` reads."""
         return self.state_size
+
+    @property
+    def has_projection(self) -> bool:
+        """Whether `project` multiplies; if not, it only selects columns."""
+        return False
+
+    def project(self, state: Tensor) -> Tensor:
+        """What the output layer reads of a state: state (Q, S) -> hidden (Q, H), by default its last columns."""
+        return state[:, self.state_size - self.hidden_size :]
 
     def branch(self, state: Tensor, before: Tensor, word_id: Tensor) -> Tensor:
         """`step` for many words after each state, which can share the state's matrix products.

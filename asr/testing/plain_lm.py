@@ -37,7 +37,7 @@ class PlainLM:
         state = self.state_after(history)
         num_words = network.num_history_words
         newest_first = [*reversed(history), *[EPSILON_ID] * num_words][:num_words]
-        hidden = state[:, network.state_size - network.hidden_size :]
+        hidden = network.project(state)
         history_ids = torch.tensor([newest_first], dtype=torch.int64, device=state.device)
         return float(network.log_prob(hidden, history_ids, torch.tensor([word_id], device=state.device)))
 

@@ -46,7 +46,7 @@ class _StepsOnly:
     """What the contract asks of a network, and nothing else of an `RNNLanguageModel`."""
 
     def __init__(self, network: RNNLanguageModel) -> None:
-        for name in ("num_history_words", "hidden_size", "state_size", "initial_state", "step", "log_prob"):
+        for name in ("num_history_words", "hidden_size", "state_size", "initial_state", "step", "project", "log_prob"):
             setattr(self, name, getattr(network, name))
 
 
@@ -69,7 +69,7 @@ def test_equal_to_one_word_after_the_other(sentences: list[list[int]], sentences
         for word in [*sentence, EOS_ID]:
             state = NETWORK.step(state, torch.tensor([past[0]]))
             history = torch.tensor([[*past, EPSILON_ID, EPSILON_ID][:2]])
-            score = NETWORK.log_prob(state[:, -NETWORK.hidden_size :], history, torch.tensor([word]))
+            score = NETWORK.log_prob(NETWORK.project(state), history, torch.tensor([word]))
             torch.testing.assert_close(found[place], score[0])
             past.insert(0, word)
             place += 1
@@ -119,7 +119,7 @@ def test_a_carried_state_goes_through_the_whole_text() -> None:
     state, past = network.initial_state()[None], [BOS_ID, EPSILON_ID]
     for place, word in enumerate(token_id.tolist()):
         state = network.step(state, torch.tensor([past[0]]))
-        score = network.log_prob(state[:, -network.hidden_size :], torch.tensor([past]), torch.tensor([word]))
+        score = network.log_prob(network.project(state), torch.tensor([past]), torch.tensor([word]))
         torch.testing.assert_close(found[place], score[0])
         past = [BOS_ID, EPSILON_ID] if word == EOS_ID else [word, past[0]]
 

@@ -72,6 +72,7 @@ class CacheOptions:
         batching: "frame" runs the hidden layer once for each call, "query" once for each row (for comparison).
         compiled: whether to use numba's loops on a CPU, where numba is installed.
         loop_room: the minimum number of new edges for which there is room when a loop begins.
+        held_projections: how many projections of states a loop keeps; others are computed again (`ProjectionCache`).
     """
 
     hidden_dtype: str = option(
@@ -108,6 +109,7 @@ class CacheOptions:
     batching: str = "frame"
     compiled: bool = True
     loop_room: int = 1024
+    held_projections: int = 1024
 
     def __post_init__(self) -> None:
         check_options(self, "cached language model")

@@ -24,6 +24,7 @@ from asr.lm.cached.approximations import CacheOptions, QuantizedHistory, Recombi
 from asr.lm.cached.engine_numba import CachedLMTables, NumbaEngine
 from asr.lm.cached.eviction import ByteCosts, Capacity
 from asr.lm.cached.outputs import OutputCache
+from asr.lm.cached.projections import ProjectionCache
 from asr.lm.cached.states import Expansion, HiddenLayer, HiddenStore, QueryStatistics
 from asr.lm.cached.trie import BEFORE_START, BYTES_PER_NODE, START, HistoryTrie
 from asr.lm.interface import LanguageModel, StatefulNetwork
@@ -200,11 +201,13 @@ class TorchEngine:
         row = self._trie.hidden_row.index_select(0, context_idx).long()
         if self._capacity is not None:
             self._hidden.last_used.index_fill_(0, row, self._trie.call)
-        first_column = network.state_size - network.hidden_size
-        if self._keeps_hidden:
-            hidden = self._hidden.read(row, first_column)
+        if not self._keeps_hidden:
+            state = self._expansion.layer.step(*self._expansion.state_before(context_idx))
+            hidden = self._expansion.layer.project(state)
+        elif network.has_projection:
+            hidden = self._expansion.layer.project(self._hidden.read(row))
         else:
-            hidden = self._expansion.layer.step(*self._expansion.state_before(context_idx))[:, first_column:]
+            hidden = self._hidden.read(row, self._hidden.first_output)
         history = self._trie.history(context_idx, network.num_history_words)
         if self._expansion.sharing is None:
             owner, num_owners = row, self._hidden.rows.capacity
@@ -249,7 +252,8 @@ class CachedRNNLM(LanguageModel):
         self.network = network
         self.device = network.initial_state().device
         self._counts = QueryStatistics()
-        self.hidden = HiddenStore(network.state_size, network.hidden_size, options.hidden_dtype, self.device)
+        output_size = None if network.has_projection else network.hidden_size
+        self.hidden = HiddenStore(network.state_size, output_size, options.hidden_dtype, self.device)
         self.output = OutputCache(network, options, self.device)
         self.recombination: Recombination | None = None
         if options.recombination_length is not None:
@@ -261,19 +265,23 @@ class CachedRNNLM(LanguageModel):
         self.trie = HistoryTrie(self.device)
         self._clock = clock
         networks = hidden_networks or [network]
-        layer = HiddenLayer(networks, self.device, options.batching, options.hidden_products, self._counts, self._clock)
+        layer = HiddenLayer(networks, network, options.batching, options.hidden_products, self._counts, self._clock)
         self.expansion = Expansion(self.trie, self.hidden, layer, self.sharing)
+        self.projections: ProjectionCache | None = None
+        has_loops = options.allows_loops and self.device.type == "cpu" and has_package("numba")
+        tables = network.output_tables() if has_loops else None
+        if network.has_projection and tables is not None:
+            places = options.held_projections, options.capacity_bytes
+            self.projections = ProjectionCache(self.hidden, layer, network.hidden_size, *places)
         self.capacity = self._capacity(options.capacity_bytes) if options.capacity_bytes is not None else None
         self._torch_engine = TorchEngine(
             self.expansion, self.output, self.recombination, self.capacity, options, self.reset
         )
         self._numba_engine: NumbaEngine | None = None
-        if options.allows_loops and self.device.type == "cpu" and has_package("numba"):
-            tables = network.output_tables()
-            if tables is not None:
-                self._numba_engine = NumbaEngine(
-                    self.expansion, tables, self.recombination, self.capacity, options.loop_room
-                )
+        if tables is not None:
+            self._numba_engine = NumbaEngine(
+                self.expansion, self.projections, tables, self.recombination, self.capacity, options.loop_room
+            )
         self.reset()
 
     def _capacity(self, capacity_bytes: int) -> Capacity:
@@ -287,6 +295,8 @@ class CachedRNNLM(LanguageModel):
             + self.output.bytes_of_groups
             + (of_history if self.sharing is None else 4 * BYTES_PER_SLOT),
         )
+        if self.projections is not None:
+            capacity_bytes -= self.projections.max_bytes
         kept_levels = _KEPT_LEVELS + self.network.num_history_words
         return Capacity(
             capacity_bytes, costs, self.expansion, self.output, self.recombination, self.sharing, kept_levels
@@ -295,7 +305,8 @@ class CachedRNNLM(LanguageModel):
     @no_autograd()
     def reset(self) -> None:
         """Forgets every history; earlier context indices become invalid. Statistics are kept."""
-        for part in (self.trie, self.hidden, self.output, self.recombination, self.sharing, self.capacity):
+        parts = self.trie, self.hidden, self.output, self.recombination, self.sharing, self.projections, self.capacity
+        for part in parts:
             if part is not None:
                 part.clear()
         row = self.hidden.append(self.network.initial_state().unsqueeze(0))
@@ -411,5 +422,5 @@ class CachedRNNLM(LanguageModel):
         return counts
 
     def _bytes_held(self) -> int:
-        parts = (self.trie, self.hidden, self.output, self.recombination, self.sharing)
+        parts = (self.trie, self.hidden, self.output, self.recombination, self.sharing, self.projections)
         return sum(part.num_bytes for part in parts if part is not None)

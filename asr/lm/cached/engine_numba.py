@@ -5,7 +5,7 @@ are computed by `expand_cached`, for all the histories that a loop waits for tog
 and there is room for them; otherwise by `NumbaEngine`. The engine also provides the arrays, and takes over what the
 loops have added. `NumbaEngine.score` answers a call from Python with the same loops.
 
-Shapes: Q queries, K contexts, M missing queries, R of them new, D distinct rows, S state, H hidden.
+Shapes: Q queries, K contexts, M missing queries, R of them new, D distinct rows, S state, H hidden, P places.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from asr.kernels.linear import byte_products
 from asr.kernels.lookup import compiled_expansion, compiled_lookup
 from asr.lm.cached.approximations import Recombination, key_of_ending
 from asr.lm.cached.eviction import Capacity
-from asr.lm.cached.states import Expansion, load_bytes, store_bytes
+from asr.lm.cached.projections import ProjectionCache
+from asr.lm.cached.states import NOT_PROJECTED, Expansion, load_bytes, store_bytes
 from asr.lm.rnn.output_numba import FLOATS_OF_LINE, mixed_with, row_product
 from asr.lm.rnn.recurrent import max_byte_rows
-from asr.lm.rnn.recurrent_numba import NO_BYTE_WEIGHTS, ByteGru, fill_byte_steps
+from asr.lm.rnn.recurrent_numba import NO_BYTE_WEIGHTS, ByteGru, byte_product, fill_byte_steps
 
 # Indices into `counts`: the number of nodes and edges, the maximum number of edges, and the number of edges for which
 # there was no room; then answers, queries and scored edges since the counts were last read. For hidden rows: the number
@@ -41,6 +42,9 @@ NUM_COUNTS = 13
 
 
 _TAKEN = -2  # marks a node that is already in the list, in place of a row
+
+
+_LISTED = NOT_PROJECTED - 1  # the same for rows, in place of the number of a projection
 
 
 _AHEAD = 16  # how many queries ahead the table is prefetched
@@ -59,7 +63,7 @@ class HiddenTables(NamedTuple):
     Attributes:
         network: the hidden layer.
         max_step: how many rows may be computed in one step.
-        state, scale, last_used: (rows, S) int8, (rows, P) and (rows,), see `HiddenStore`.
+        state, scale, last_used: (rows, S) int8, (rows, 1 or 2) and (rows,), see `HiddenStore`.
         first_output: the first column that the output layer reads.
         seconds: (1,) float64, spent by the loop since it was last read.
     """
@@ -81,8 +85,11 @@ class CachedLMTables(NamedTuple):
         endings: the table of `Recombination`, which says which histories share a node: its keys, its hash's multiplier
             and shift, and its nodes; then the factors of `key_of_ending`, none if all histories are kept apart.
         parent, last_word, hidden_row: (nodes,) of the trie.
-        hidden: (rows, H) the input of the output layer, float32 or int8.
+        hidden: (rows, H) the input of the output layer, float32 or int8; with projections (P, H), see
+            `ProjectionCache`.
         scale: (rows,) float32, by which int8 rows are multiplied; (0,) for float32.
+        projected: (rows,) int64, the numbers of the rows' projections; (0,) if there are none.
+        num_projected: (1,) int64, how many have been computed.
         counts: (NUM_COUNTS,) int64, see NODES.
         output: the arrays of the output layer's loop.
         layer: `HiddenTables`.
@@ -95,6 +102,8 @@ class CachedLMTables(NamedTuple):
     hidden_row: Any
     hidden: Any
     scale: Any
+    projected: Any
+    num_projected: Any
     counts: Any
     output: tuple[Any, ...]
     layer: HiddenTables
@@ -109,7 +118,8 @@ class CachedLMTables(NamedTuple):
 def look_up_cached(context_idx: Any, word_id: Any, tables: Any, log_prob: Any, next_idx: Any) -> bool:
     """Fills log_prob (Q,) and next_idx (Q,) for context_idx, word_id (Q,) -> whether it was able to.
 
-    It cannot if a history has no hidden row, or if there is no room for the new edges; then nothing is added.
+    It cannot if a history has no hidden row, if a projection is lacking that it cannot compute, or if there is no room
+    for the new edges; then nothing is added.
 
     Args:
         tables: `CachedLMTables` of an engine; its arrays and counts are changed in place.
@@ -125,6 +135,11 @@ def look_up_cached(context_idx: Any, word_id: Any, tables: Any, log_prob: Any, n
         counts[LACKING] = len(missing)
         return False
     if len(missing):
+        if len(tables.projected):
+            row = rows_to_project(context_idx[missing], tables)
+            if len(row) > (len(tables.hidden) if tables.layer.max_step else 0):
+                return False
+            _project(row, tables)
         answer_missing(context_idx, word_id, missing, tables, log_prob, next_idx)
     counts[ANSWERS] += 1
     counts[QUERIES] += len(word_id)
@@ -156,11 +171,45 @@ def expand_cached(context_idx: Any, tables: Any) -> int:
     store_bytes(layer.state, layer.scale, row, following, layer.first_output)
     for i in range(num):
         hidden_row[node[i]], layer.last_used[row[i]] = row[i], counts[CALL]
+    if len(tables.projected):
+        _project(row, tables)
     counts[NEW_ROWS] += num
     counts[STEPS] += 1
     counts[LARGEST_STEP] = max(counts[LARGEST_STEP], num)
     layer.seconds[0] += monotonic_seconds() - begin
     return num
+
+
+def rows_to_project(context_idx: Any, tables: Any) -> Any:
+    """The distinct rows among those of contexts (K,) whose projections are not held, or would be overwritten by those
+    of the others (R,). See `ProjectionCache`; all contexts must have rows."""
+    projected, hidden_row = tables.projected, tables.hidden_row
+    row, num, num_before = np.empty(len(context_idx), dtype=np.int64), 0, -1
+    while num > num_before:
+        num_before = num
+        for context in context_idx:
+            own = np.int64(hidden_row[context])
+            if projected[own] != _LISTED and tables.num_projected[0] - projected[own] > len(tables.hidden) - num:
+                projected[own] = _LISTED
+                row[num] = own
+                num += 1
+    for own in row[:num]:
+        projected[own] = NOT_PROJECTED
+    return row[:num]
+
+
+def _project(row: Any, tables: Any) -> None:
+    """Computes the projections of rows (R,); of more than P, the last P are held."""
+    projected, hidden, layer, num = tables.projected, tables.hidden, tables.layer, len(row)
+    if num == 0:
+        return
+    state = np.empty((num, layer.state.shape[1]), dtype=np.float32)
+    load_bytes(state, layer.state, layer.scale, row, layer.first_output)
+    computed = byte_product(state, layer.network.projection, hidden.shape[1], layer.network.byte_kind)
+    for i in range(num):
+        projected[row[i]] = tables.num_projected[0] + i
+        hidden[projected[row[i]] % len(hidden)] = computed[i]
+    tables.num_projected[0] += num
 
 
 def find_edges(context_idx: Any, word_id: Any, edges: Any, log_prob: Any, next_idx: Any, missing: Any) -> int:
@@ -253,6 +302,8 @@ def _score_edges(context_idx: Any, word_id: Any, query: Any, slot: Any, tables: 
                 prefetch(following, i)
         context, word = context_idx[query[new]], word_id[query[new]]
         row = np.int64(hidden_row[context])
+        if len(tables.projected):
+            row = tables.projected[row] % len(hidden)
         product = row_product(hidden, row, rows, word)
         if len(scale):
             product *= scale[row]
@@ -292,6 +343,7 @@ class NumbaEngine:
 
     Args:
         expansion: the engine's trie, hidden rows and hidden layer.
+        projections: what the output layer reads of rows, or None if it reads the rows themselves.
         output: the `output_tables` of the network.
         recombination: which histories share contexts, or None; the first history of a context keeps it.
         capacity: the engine's bound on memory, or None.
@@ -301,12 +353,14 @@ class NumbaEngine:
     def __init__(
         self,
         expansion: Expansion,
+        projections: ProjectionCache | None,
         output: tuple[Any, ...],
         recombination: Recombination | None,
         capacity: Capacity | None,
         room: int,
     ) -> None:
         self._expansion = expansion
+        self._projections = projections
         self._output = output
         self._recombination = recombination
         self._capacity = capacity
@@ -319,6 +373,8 @@ class NumbaEngine:
         self.num_words = len(expansion.layer.networks[0].vocabulary)
         self._counts = np.zeros(NUM_COUNTS, dtype=np.int64)
         self._seconds = np.zeros(1)
+        no_projections = torch.zeros(1, dtype=torch.int64)
+        self._num_projected = (no_projections if projections is None else projections.num_computed).numpy()
         self._no_endings = HashTable(1, expansion.trie.device)
 
     def tables(self, most_new: int | None = None) -> CachedLMTables | None:
@@ -346,23 +402,29 @@ class NumbaEngine:
         if rows.num_free < _ROOM_FOR_ROWS <= most:
             self._expansion.hidden.reserve(_ROOM_FOR_ROWS)
         counts[FIRST_ROW], counts[CALL] = rows.num_started, trie.call
+        if self._projections is not None:
+            self._projections.grow(rows.num_used + _ROOM_FOR_ROWS)
         # Rows that were freed are given to the engine alone.
         counts[ROW_ROOM] = 0 if rows.num_used < rows.num_started else min(rows.num_free, most)
         return self.current_tables()
 
     def current_tables(self) -> CachedLMTables:
         """The arrays in their current state."""
-        trie, state, scale = self._expansion.trie, self._expansion.hidden.state, self._expansion.hidden.scale
+        trie, store = self._expansion.trie, self._expansion.hidden
         endings = self._no_endings if self._recombination is None else self._recombination.table
-        grown = trie.edges.keys, trie.parent, state, endings.keys
+        # If there are no projections, the output layer reads the states.
+        read = store.state if self._projections is None else self._projections.hidden
+        grown = trie.edges.keys, trie.parent, store.state, read, endings.keys
         if self._current is None or any(now is not before for now, before in zip(grown, self._current[0], strict=True)):
-            network = self._expansion.layer.networks[0]
-            hidden = state[:, network.state_size - network.hidden_size :]
-            own_scale = scale[:, -1] if state.dtype == torch.int8 else scale.new_empty(0)
             edges = *trie.edges.for_loop(), trie.edge_score.numpy(), trie.edge_node.numpy()
             factors = trie.parent.new_empty(0).long() if self._recombination is None else self._recombination.factors
             shared = *endings.for_loop(), endings.values.numpy(), factors.numpy()
             parent, word, hidden_row = (column.numpy() for column in (trie.parent, trie.word, trie.hidden_row))
+            if self._projections is None:
+                read = read[:, store.first_output :]
+            has_scales = self._projections is None and store.state.dtype == torch.int8
+            own_scale = store.scale[:, -1] if has_scales else store.scale.new_empty(0)
+            projected = store.last_used.new_empty(0).long() if self._projections is None else store.projected[:, 0]
             self._current = (
                 grown,
                 CachedLMTables(
@@ -371,8 +433,10 @@ class NumbaEngine:
                     parent,
                     word,
                     hidden_row,
-                    hidden.numpy(),
+                    read.numpy(),
                     own_scale.numpy(),
+                    projected.numpy(),
+                    self._num_projected,
                     self._counts,
                     self._output,
                     self._hidden_tables(),
@@ -395,7 +459,7 @@ class NumbaEngine:
         return HiddenTables(ByteGru(*network), max_byte_rows(), *arrays, hidden.first_output, self._seconds)
 
     def take_in(self, context_idx: Tensor, held: Tensor) -> None:
-        """Takes over what a loop has added since `tables`, and computes missing hidden rows of contexts (K,).
+        """Takes over what a loop has added since `tables`, and computes what contexts (K,) lack for queries.
 
         The search holds the contexts `held` (L,).
 
@@ -437,7 +501,7 @@ class NumbaEngine:
 
     @torch.no_grad()
     def expand(self, context_idx: Tensor) -> bool:
-        """Computes missing rows of contexts (K,), whose parents all have rows -> whether there was room."""
+        """Computes what contexts (K,), whose parents have rows, lack for queries -> whether there was room for all."""
         trie, hidden = self._expansion.trie, self._expansion.hidden
         nodes = (part.numpy() for part in (trie.parent, trie.word, trie.hidden_row))
         node, before, which, word = map(torch.from_numpy, self._waiting(context_idx.contiguous().numpy(), *nodes))
@@ -452,7 +516,12 @@ class NumbaEngine:
             row = hidden.append(state)
             trie.hidden_row.index_copy_(0, node, row.int())
             hidden.last_used.index_fill_(0, row, trie.call)
-        return True
+        if self._projections is None:
+            return True
+        has_room = self._projections.hold(trie.hidden_row.index_select(0, context_idx).long())
+        if not has_room and self._capacity is not None:
+            self._capacity.set_tight()
+        return has_room
 
     @torch.no_grad()
     def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor] | None:

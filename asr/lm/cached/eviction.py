@@ -225,6 +225,10 @@ class Capacity:
         self._is_tight |= num_new > self.num_free_rows
         return not self._is_tight
 
+    def set_tight(self) -> None:
+        """Says that something did not fit, so that compiled loops are no longer used."""
+        self._is_tight = True
+
     @property
     def num_free_rows(self) -> int:
         """How many more hidden rows fit without dropping others."""

@@ -29,6 +29,8 @@ from asr.lm.interface import StatefulNetwork
 
 _FIRST_ROWS = 16
 
+NOT_PROJECTED = -(1 << 62)
+
 # On a CPU, the system provides the pages of a large array when they are first used, so room takes no memory. Rows get
 # room for this many times their number, so that they are rarely copied, and then grow by this share.
 _ROOM, _GROWTH = 4, 1 / 32
@@ -38,11 +40,11 @@ class HiddenStore:
     """Rows of network states.
 
     int8 rows have a scale for the columns that the output layer reads and one for all others: the largest magnitude
-    among them over 127.
+    among them over 127. If it reads a projection instead, they have one scale.
 
     Args:
         state_size: S.
-        output_size: how many columns, the last ones, the output layer reads.
+        output_size: how many columns, the last ones, the output layer reads; None if it reads a projection.
         dtype: one of `HIDDEN_DTYPES`.
         device: where the rows are.
 
@@ -50,15 +52,18 @@ class HiddenStore:
         state: the stored rows, (capacity, S), the beginning of an array that may be larger.
         scale: (capacity, P) float32, for int8 rows; otherwise P is 0.
         last_used: the call that last read each row, int32 (capacity,); maintained by the engine if rows are limited.
-        first_output: the first column that the output layer reads.
+        projected: the number of each row's last projection, see `ProjectionCache`, int64 (capacity, 1); (capacity, 0)
+            if there are none.
+        first_output: the first column that the output layer, or its projection, reads.
     """
 
-    def __init__(self, state_size: int, output_size: int, dtype: str, device: torch.device) -> None:
+    def __init__(self, state_size: int, output_size: int | None, dtype: str, device: torch.device) -> None:
         self.state_size = state_size
         self.device = device
         self.dtype = HIDDEN_DTYPES[dtype]
         self.max_rows: int | None = None
-        begin = state_size - output_size
+        self._has_projection = output_size is None
+        begin = 0 if output_size is None else state_size - output_size
         parts = (slice(0, begin), slice(begin, state_size)) if begin else (slice(0, state_size),)
         self._parts: tuple[slice, ...] = parts if self.dtype == torch.int8 else ()
         self.first_output = begin
@@ -69,6 +74,8 @@ class HiddenStore:
         self._room = self.state = torch.empty(_FIRST_ROWS, self.state_size, dtype=self.dtype, device=self.device)
         self.last_used = torch.zeros(_FIRST_ROWS, dtype=torch.int32, device=self.device)
         self.scale = torch.empty(_FIRST_ROWS, len(self._parts), dtype=torch.float32, device=self.device)
+        shape = _FIRST_ROWS, int(self._has_projection)
+        self.projected = torch.full(shape, NOT_PROJECTED, dtype=torch.int64, device=self.device)
 
     def _allocator(self, capacity: int) -> RowAllocator:
         own_growth = {"growth": _GROWTH} if self.device.type == "cpu" else {}
@@ -76,7 +83,7 @@ class HiddenStore:
 
     @property
     def bytes_per_row(self) -> int:
-        return self.state_size * self.state.element_size() + 4 * len(self._parts) + 4
+        return self.state_size * self.state.element_size() + 4 * len(self._parts) + 8 * self.projected.shape[1] + 4
 
     @property
     def num_bytes(self) -> int:
@@ -93,6 +100,7 @@ class HiddenStore:
 
     def write(self, row: Tensor, state: Tensor) -> None:
         """Overwrites rows (R,) with state (R, S) float32."""
+        self.projected.index_fill_(0, row, NOT_PROJECTED)
         if not self._parts:
             self.state.index_copy_(0, row, state.to(self.dtype))
             return
@@ -148,7 +156,7 @@ class HiddenStore:
         kept = self.rows.is_used().nonzero().squeeze(1)
         self.rows = self._allocator(max(capacity, kept.numel()))
         row = self.rows.take(kept.numel())
-        for name in ("state", "last_used", "scale"):
+        for name in ("state", "last_used", "scale", "projected"):
             old = getattr(self, name)
             new = old.new_zeros(self.rows.capacity, *old.shape[1:])
             setattr(self, name, new.index_copy_(0, row, old.index_select(0, kept)))
@@ -168,6 +176,8 @@ class HiddenStore:
         self.state = self._room[:capacity]
         self.last_used = torch.cat((self.last_used, self.last_used.new_zeros(added)))
         self.scale = torch.cat((self.scale, self.scale.new_empty(added, len(self._parts))))
+        not_yet = self.projected.new_full((added, self.projected.shape[1]), NOT_PROJECTED)
+        self.projected = torch.cat((self.projected, not_yet))
         self.rows.capacity = capacity
 
 
@@ -221,7 +231,7 @@ class HiddenLayer:
     Args:
         networks: the networks to run, each on the device of its own initial state; the rows of a call are divided among
             them. The same network twice means two workers (threads) that share it.
-        home: the device that rows come from and return to.
+        home_network: on the device that rows come from and return to; computes the projections.
         batching: "frame", all rows of a call in one run, or "query", one row per run (to compare with the papers).
         products: numbers that are multiplied, float32 or int8; see `CacheOptions.hidden_products`.
         statistics: where runs, blocks and seconds are counted.
@@ -231,7 +241,7 @@ class HiddenLayer:
     def __init__(
         self,
         networks: Sequence[StatefulNetwork],
-        home: torch.device,
+        home_network: StatefulNetwork,
         batching: str,
         products: str,
         statistics: QueryStatistics,
@@ -240,7 +250,8 @@ class HiddenLayer:
         if batching not in BATCHINGS:
             raise AsrError(f"batching: {batching!r} is not one of {', '.join(BATCHINGS)}; choose one of these.")
         self.networks = list(networks)
-        self.home = home
+        self._home_network = home_network
+        self.home = home = home_network.initial_state().device
         self.batching = batching
         self.are_bytes = products == "int8"
         self.statistics = statistics
@@ -279,6 +290,11 @@ class HiddenLayer:
             counts.seconds_transfer += run.seconds
         counts.seconds_hidden += self.clock() - begin
         return runs[0].state if len(runs) == 1 else torch.cat([run.state for run in runs])
+
+    def project(self, state: Tensor) -> Tensor:
+        """What the output layer reads of state (R, S) on the home device, (R, H)."""
+        with torch.no_grad(), byte_products(self.are_bytes):
+            return self._home_network.project(state)
 
     def _run(self, worker: int, state: Tensor, word_id: Tensor) -> _Run:
         network, device = self.networks[worker], self._devices[worker]

@@ -103,7 +103,7 @@ _MIN_ROWS_TO_SHARE = 64
 class RNNLanguageModel(nn.Module, StatefulNetwork):
     """Word vectors, recurrent layers and an output layer; `forward` is the training loss over parallel streams.
 
-    A state row holds the layers' states and then the projection that the output layer reads, if there is one.
+    A state row holds the layers' states. The output layer reads the last one, or its projection.
 
     Args:
         vocabulary: the words.
@@ -135,7 +135,7 @@ class RNNLanguageModel(nn.Module, StatefulNetwork):
         if is_tied and width != config.embedding_size:
             self.projection = PackedLinear(width, config.embedding_size)
             self.hidden_size = config.embedding_size
-        self.state_size = config.num_layers * width + (self.hidden_size if self.projection is not None else 0)
+        self.state_size = config.num_layers * width
         self.num_history_words = max(0, config.maxent_order - 1)
         self.output: OutputLayer = build_output(
             config, num_words, self.hidden_size, self.embedding if is_tied else None, compute_dtype, compile_cell
@@ -147,9 +147,9 @@ class RNNLanguageModel(nn.Module, StatefulNetwork):
         return self.output.maxent
 
     @property
-    def recurrent_size(self) -> int:
-        """The layers' own states; the projection follows from them."""
-        return self.config.num_layers * self.config.hidden_size
+    def has_projection(self) -> bool:
+        """See `StatefulNetwork`: with a tied output layer, if states and word vectors differ in size."""
+        return self.projection is not None
 
     @property
     def cacheable_terms(self) -> CacheableTerms:
@@ -185,7 +185,7 @@ class RNNLanguageModel(nn.Module, StatefulNetwork):
             inputs, state = layer(inputs, state, keep)
             inputs = self._dropped(inputs, next(seeds), batch)
             next_states.append(state)
-        return self._project(inputs), next_states
+        return self._projected(inputs), next_states
 
     def input_gates(self, input_id: Tensor) -> tuple[Tensor, Tensor]:
         """The first layer's gates of the distinct words among input_id (L,): (D, G), and which of them each is (L,)."""
@@ -211,7 +211,7 @@ class RNNLanguageModel(nn.Module, StatefulNetwork):
             state = gates.new_zeros(sizes[0], layer.hidden_size) if states is None else states[idx]
             inputs, state = layer.packed(gates, input_idx, sizes, state)
             next_states.append(state)
-        return self._project(inputs), next_states
+        return self._projected(inputs), next_states
 
     def initial_state(self) -> Tensor:
         """The state before `<s>` is read: zeros, (S,)."""
@@ -245,9 +245,11 @@ class RNNLanguageModel(nn.Module, StatefulNetwork):
             inputs = layer.step(inputs, state[:, idx * width : (idx + 1) * width], which, before)
             which = None
             columns.append(inputs)
-        if self.projection is not None:
-            columns.append(self._project(inputs))
         return columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
+
+    def project(self, state: Tensor) -> Tensor:
+        """state (Q, S) -> hidden (Q, H)."""
+        return self._projected(state[:, self.state_size - self.config.hidden_size :])
 
     def log_prob(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
         """hidden (Q, H), history (Q, M), word_id (Q,) -> log_prob (Q,)."""
@@ -282,13 +284,13 @@ class RNNLanguageModel(nn.Module, StatefulNetwork):
     def step_tables(self) -> ByteGru | None:
         """What a loop reads to run the hidden layer, or None."""
         gru = self._single_gru()
-        return None if gru is None else byte_gru(*gru)
+        return None if gru is None else byte_gru(*gru, self.projection)
 
-    def _single_gru(self) -> tuple[GruLayer, Tensor, PackedLinear | None] | None:
-        """The layer, the words' vectors and the projection, if loops can run the whole hidden layer."""
+    def _single_gru(self) -> tuple[GruLayer, Tensor] | None:
+        """The layer and the words' vectors, if loops can run the whole hidden layer."""
         # A `HostEmbedding` has no weight.
         if len(self.layers) == 1 and isinstance(self.layers[0], GruLayer) and isinstance(self.embedding, nn.Embedding):
-            return self.layers[0], self.embedding.weight, self.projection
+            return self.layers[0], self.embedding.weight
         return None
 
     def exact_log_z(self, num_queries: int) -> LogZ | None:
@@ -315,7 +317,7 @@ class RNNLanguageModel(nn.Module, StatefulNetwork):
         whole = RowsOfWhole(num_streams * size, num_all * size, batch.first_stream * size)
         return seeded_dropout(values, probability, seed, whole)
 
-    def _project(self, hidden: Tensor) -> Tensor:
+    def _projected(self, hidden: Tensor) -> Tensor:
         if self.projection is None:
             return hidden
         projected: Tensor = self.projection(hidden)

@@ -30,7 +30,6 @@ from asr.lm.rnn.recurrent_numba import (
     GRU,
     MIN_ROWS_FOR_TILES,
     NO_BYTE_WEIGHTS,
-    NO_PROJECTION,
     RELU,
     SIGMOID,
     ByteGru,
@@ -425,15 +424,8 @@ def _mixed_word(number: Any) -> Any:
 _MAX_BYTE_ROWS = 128
 
 
-def gru_step(
-    layer: GruLayer,
-    rows: Tensor,
-    projection: PackedLinear | None,
-    state: Tensor,
-    before: Tensor | None,
-    word_id: Tensor,
-) -> Tensor | None:
-    """One step of a GRU network: state (R, S)[before (Q,)] and word_id (Q,), with vectors rows (V, E) -> (Q, S).
+def gru_step(layer: GruLayer, rows: Tensor, state: Tensor, before: Tensor | None, word_id: Tensor) -> Tensor | None:
+    """One step of a GRU: state (R, H)[before (Q,)] and word_id (Q,), with the words' vectors rows (V, E) -> (Q, H).
 
     None if the weights are kept neither in bytes nor in float16 (`float16_weights`), for many rows, or without numba.
     """
@@ -442,7 +434,7 @@ def gru_step(
     most = max_byte_rows() if are_bytes else MAX_LOOP_ROWS
     if loop is None or len(word_id) > most or torch.is_grad_enabled():
         return None
-    network = (byte_gru if are_bytes else _half_gru)(layer, rows, projection)
+    network = byte_gru(layer, rows, None) if are_bytes else _half_gru(layer, rows)
     if network is None:
         return None
     following = state.new_empty(len(word_id), state.shape[1])
@@ -461,24 +453,20 @@ def byte_gru(layer: GruLayer, rows: Tensor, projection: PackedLinear | None) -> 
 
     None where this thread does not multiply bytes.
     """
-    products = _small_batch_products(layer, projection, NO_BYTE_WEIGHTS) if are_bytes_multiplied() else None
-    if products is None:
+    if not are_bytes_multiplied():
+        return None
+    projected = NO_BYTE_WEIGHTS if projection is None else projection.small_batch_weights()
+    products = *layer.small_batch_weights(), projected
+    if None in products:
         return None
     (vectors,) = arrays_of(rows)
     return ByteGru(vectors, layer.hidden_size, np.empty(0, dtype=input_type()), *products)
 
 
-def _half_gru(layer: GruLayer, rows: Tensor, projection: PackedLinear | None) -> HalfGru | None:
+def _half_gru(layer: GruLayer, rows: Tensor) -> HalfGru | None:
     """Like `byte_gru`, for `fill_steps`; None if no float16 weights are kept."""
-    products = _small_batch_products(layer, projection, NO_PROJECTION)
-    if products is None:
+    from_input, from_state = layer.small_batch_weights()
+    if from_input is None or from_state is None:
         return None
     (vectors,) = arrays_of(rows)
-    return HalfGru(vectors, *products)
-
-
-def _small_batch_products(layer: GruLayer, projection: PackedLinear | None, no_projection: Any) -> list[Any] | None:
-    """The packed weights for inputs, states and the projection; None if one cannot be multiplied by a loop."""
-    last = no_projection if projection is None else projection.small_batch_weights()
-    products = [*layer.small_batch_weights(), last]
-    return None if None in products else products
+    return HalfGru(vectors, from_input, from_state)

@@ -353,9 +353,6 @@ def _simple_backward(grad: Any, saved: Any, gates: Any) -> None:
         gates[j] = grad[j] * saved[j]
 
 
-NO_PROJECTION = np.empty((0, 0, COLUMNS), dtype=np.int16), np.empty(0, dtype=np.float32)
-
-
 NO_BYTE_WEIGHTS = ByteWeights(np.empty((0, 0, COLUMNS), dtype=np.int32), *[np.empty(0, dtype=np.float32)] * 3)
 
 
@@ -382,54 +379,44 @@ class HalfGru(NamedTuple):
 
     Attributes:
         rows: (V, E) float32, the words' vectors.
-        from_input, from_state, projection: `Float16Weights.tables`; `NO_PROJECTION` if there is none.
+        from_input, from_state: `Float16Weights.tables`.
     """
 
     rows: Any
     from_input: Any
     from_state: Any
-    projection: Any
 
 
 def fill_steps(word_id: Any, before: Any, state: Any, network: Any, following: Any) -> None:
-    """Fills following (Q, S) from state (R, S)[before (Q,)] and word_id (Q,); network is a `HalfGru`."""
-    inputs, which_word = _distinct_rows(network.rows, word_id, network.rows.shape[1])
-    old, which_state = _distinct_rows(state, before, network.from_state[0].shape[1])
+    """Fills following (Q, H) from state (R, H)[before (Q,)] and word_id (Q,); network is a `HalfGru`."""
+    inputs, which_word = _distinct_rows(network.rows, word_id)
+    old, which_state = _distinct_rows(state, before)
     gates, recurrent = _product(inputs, network.from_input), _product(old, network.from_state)
-    new = _new_states(gates, recurrent, old, which_word, which_state)
-    num, size = new.shape
-    following[:, :size] = new
-    if len(network.projection[0]):
-        following[:, size:] = _product(new, network.projection)[:num, : following.shape[1] - size]
+    _fill_new_states(following, gates, recurrent, old, which_word, which_state)
 
 
 def fill_byte_steps(word_id: Any, before: Any, state: Any, network: Any, following: Any) -> None:
     """Like `fill_steps`, for a `ByteGru`."""
-    size, byte_kind = network.size, network.byte_kind
-    inputs, which_word = _distinct_rows(network.rows, word_id, network.rows.shape[1])
-    old, which_state = _distinct_rows(state, before, size)
-    gates = _byte_product(inputs, network.from_input, 3 * size, byte_kind)
-    recurrent = _byte_product(old, network.from_state, 3 * size, byte_kind)
-    new = _new_states(gates, recurrent, old, which_word, which_state)
-    following[:, :size] = new
-    if len(network.projection.tiles):
-        following[:, size:] = _byte_product(new, network.projection, following.shape[1] - size, byte_kind)
+    size = network.size
+    inputs, which_word = _distinct_rows(network.rows, word_id)
+    old, which_state = _distinct_rows(state, before)
+    gates = byte_product(inputs, network.from_input, 3 * size, network.byte_kind)
+    recurrent = byte_product(old, network.from_state, 3 * size, network.byte_kind)
+    _fill_new_states(following, gates, recurrent, old, which_word, which_state)
 
 
-def _distinct_rows(rows: Any, number: Any, width: Any) -> Any:
-    """The first columns of the distinct rows among number (Q,) -> (D, width), and which of them each is (Q,)."""
+def _distinct_rows(rows: Any, number: Any) -> Any:
+    """The distinct rows among number (Q,) -> (D, width), and which of them each is (Q,)."""
     distinct, which = distinct_values(number)
-    found = np.empty((len(distinct), width), np.float32)
+    found = np.empty((len(distinct), rows.shape[1]), np.float32)
     for i in range(len(distinct)):
-        found[i] = rows[distinct[i], :width]
+        found[i] = rows[distinct[i]]
     return found, which
 
 
-def _new_states(gates: Any, recurrent: Any, old: Any, which_word: Any, which_state: Any) -> Any:
-    num, size = len(which_word), old.shape[1]
-    new = np.empty((num, size), np.float32)
+def _fill_new_states(new: Any, gates: Any, recurrent: Any, old: Any, which_word: Any, which_state: Any) -> None:
+    num, size = new.shape
     add_next_states(0, num, gates, recurrent, old, which_word, which_state, new, np.empty(4 * size, np.float32))
-    return new
 
 
 def _product(inputs: Any, tables: Any) -> Any:
@@ -439,7 +426,8 @@ def _product(inputs: Any, tables: Any) -> Any:
     return outputs
 
 
-def _byte_product(inputs: Any, tables: Any, num_outputs: Any, byte_kind: Any) -> Any:
+def byte_product(inputs: Any, tables: Any, num_outputs: Any, byte_kind: Any) -> Any:
+    """inputs (Q, E) float32 times the weights of `Int8Weights.tables`, (Q, num_outputs); see `ByteGru.byte_kind`."""
     outputs = np.empty((len(inputs), num_outputs), np.float32)
     num_rows = min(len(inputs) + -len(inputs) % ROWS, ROWS_AT_ONCE)
     left, products = room_for_products(num_rows, tables.tiles, byte_kind)

@@ -55,6 +55,8 @@ def asked_of_loop(engine, context_idx, word_id):
         ({}, {"num_layers": 2}),
         ({"hidden_dtype": "int8"}, {}),
         ({"hidden_dtype": "int8"}, {"num_layers": 2}),
+        ({"held_projections": 41}, {}),
+        ({"held_projections": 5, "hidden_dtype": "int8"}, {}),
         ({"recombination_length": 1}, {}),
         ({"recombination_length": 2}, {}),
         ({"recombination_length": 3, "hidden_dtype": "int8"}, {}),
@@ -260,7 +262,13 @@ def expanded_by_loop(lm, context_idx):
 @needs_byte_products
 @pytest.mark.parametrize("capacity_bytes", [None, 10**7])
 @pytest.mark.parametrize(
-    ("caches", "options"), [({}, {}), ({"recombination_length": 2}, {}), ({}, {"embedding_size": 9})]
+    ("caches", "options"),
+    [
+        ({}, {}),
+        ({"recombination_length": 2}, {}),
+        ({}, {"embedding_size": 9}),
+        ({"held_projections": 41}, {}),
+    ],
 )
 def test_a_loop_runs_the_hidden_layer_as_the_engine_does(capacity_bytes, caches, options):
     made, generator = network(**options), torch.Generator().manual_seed(1)
@@ -290,6 +298,36 @@ def test_a_loop_runs_the_hidden_layer_as_the_engine_does(capacity_bytes, caches,
     assert expanded_by_loop(looped, looped.start(1)) == 1
     own = looped.statistics()
     assert 0.0 < own.seconds_hidden == own.seconds_total < 10.0  # the loop has a clock of its own
+
+
+@pytest.mark.slow
+@needs_byte_products
+def test_a_loop_computes_overwritten_projections_again():
+    made, generator = network(), torch.Generator().manual_seed(2)
+    called = CachedRNNLM(made, CacheOptions(compiled=False, **BYTES))
+    looped = CachedRNNLM(made, CacheOptions(held_projections=24, **BYTES))
+    words, contexts = torch.arange(3, 30), []
+    for lm in (called, looped):
+        _, first = lm.score(lm.start(len(words)), words)
+        contexts.append(torch.cat([first, lm.score(first, words)[1]]))
+    num_rows = expanded_by_loop(looped, contexts[1])  # the first histories have rows
+    assert num_rows == 27 and int(looped.projections.num_computed) == len(words) + 1 + num_rows
+    for word in range(4, 30):
+        some = torch.randperm(54, generator=generator)[: int(torch.randint(1, 49, (1,), generator=generator))]
+        some = torch.cat([some, some[:3]])
+        context_idx = contexts[1][some]
+        tables = looped.lookup_tables()
+        word_id, log_prob, next_idx = torch.full_like(some, word), torch.empty(len(some)), torch.empty_like(some)
+        queries = context_idx.numpy(), word_id.numpy()
+        assert jit(look_up_cached)(*queries, tables, log_prob.numpy(), next_idx.numpy())
+        looped.expand(context_idx[:0], context_idx)
+        assert torch.equal(log_prob, called.score(contexts[0][some], word_id)[0])
+    assert int(looped.projections.num_computed) > 4 * 54 and len(looped.projections.hidden) == 48
+    # More than are held at once: the engine makes room.
+    context_idx, word_id = contexts[1][:49], torch.full((49,), 30)
+    log_prob, _, num_waits = asked_of_loop(looped, context_idx, word_id)
+    assert num_waits == 1 and len(looped.projections.hidden) == 96
+    assert torch.equal(log_prob, called.score(contexts[0][:49], word_id)[0])
 
 
 @pytest.mark.slow

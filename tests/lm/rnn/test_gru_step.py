@@ -81,7 +81,7 @@ def test_many_rows_of_bytes_are_divided_among_threads(monkeypatch: pytest.Monkey
 def test_other_weights_and_gradients_are_left_to_tensors() -> None:
     torch.manual_seed(0)
     network = RNNLanguageModel(Vocabulary([f"W{i}" for i in range(30)]), RNNLMConfig(6, 9))
-    arguments = network.layers[0], network.embedding.weight, network.projection
+    arguments = network.layers[0], network.embedding.weight
     queries = torch.randn(4, network.state_size), None, torch.arange(4)
     with torch.no_grad():
         assert model.gru_step(*arguments, *queries) is None  # type: ignore[arg-type]
