@@ -373,9 +373,10 @@ class NumbaEngine:
         self.num_words = len(expansion.layer.networks[0].vocabulary)
         self._counts = np.zeros(NUM_COUNTS, dtype=np.int64)
         self._seconds = np.zeros(1)
-        no_projections = torch.zeros(1, dtype=torch.int64)
-        self._num_projected = (no_projections if projections is None else projections.num_computed).numpy()
         self._no_endings = HashTable(1, expansion.trie.device)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_current": None}  # a copy has arrays of its own
 
     def tables(self, most_new: int | None = None) -> CachedLMTables | None:
         """The arrays, with room for new edges; None if the engine's bound leaves none.
@@ -425,6 +426,7 @@ class NumbaEngine:
             has_scales = self._projections is None and store.state.dtype == torch.int8
             own_scale = store.scale[:, -1] if has_scales else store.scale.new_empty(0)
             projected = store.last_used.new_empty(0).long() if self._projections is None else store.projected[:, 0]
+            num_projected = projected if self._projections is None else self._projections.num_computed
             self._current = (
                 grown,
                 CachedLMTables(
@@ -436,7 +438,7 @@ class NumbaEngine:
                     read.numpy(),
                     own_scale.numpy(),
                     projected.numpy(),
-                    self._num_projected,
+                    num_projected.numpy(),
                     self._counts,
                     self._output,
                     self._hidden_tables(),

@@ -52,7 +52,6 @@ class ProjectionCache:
     def clear(self) -> None:
         """Holds no projections, in an array of the first size."""
         self.hidden = torch.empty(min(_FIRST_PLACES, self._most_places, self._max_places), self._size)
-        self.num_computed.zero_()
 
     @property
     def num_bytes(self) -> int:

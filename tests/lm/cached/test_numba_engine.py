@@ -1,5 +1,6 @@
 """A compiled loop that answers in an engine's stead gives what the engine itself gives."""
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -328,6 +329,22 @@ def test_a_loop_computes_overwritten_projections_again():
     log_prob, _, num_waits = asked_of_loop(looped, context_idx, word_id)
     assert num_waits == 1 and len(looped.projections.hidden) == 96
     assert torch.equal(log_prob, called.score(contexts[0][:49], word_id)[0])
+
+
+@pytest.mark.slow
+@needs_byte_products
+def test_a_copy_of_an_engine_goes_on_by_itself():
+    made, words = network(), torch.arange(3, 30)
+    plain, used = CachedRNNLM(made, CacheOptions(compiled=False, **BYTES)), CachedRNNLM(made, CacheOptions(**BYTES))
+    context_idx, own_idx = plain.start(len(words)), used.start(len(words))
+    for shift in range(12):
+        expected, context_idx = plain.score(context_idx, words.roll(shift))
+        used = copy.deepcopy(used)
+        if shift % 3:
+            expanded_by_loop(used, own_idx)
+        log_prob, own_idx, _ = asked_of_loop(used, own_idx, words.roll(shift))
+        assert torch.equal(log_prob, expected)
+    assert int(used.projections.num_computed) == 12 * len(words) - len(words) + 1
 
 
 @pytest.mark.slow
