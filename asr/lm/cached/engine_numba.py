@@ -124,22 +124,25 @@ def look_up_cached(context_idx: Any, word_id: Any, tables: Any, log_prob: Any, n
     Args:
         tables: `CachedLMTables` of an engine; its arrays and counts are changed in place.
     """
-    counts, hidden_row, edges = tables.counts, tables.hidden_row, tables.edges
+    counts, hidden_row, edges, projected = tables.counts, tables.hidden_row, tables.edges, tables.projected
+    oldest = tables.num_projected[0] - len(tables.hidden) if len(projected) else 0
     missing = np.empty(len(word_id), dtype=np.int64)
     missing = missing[: find_edges(context_idx, word_id, edges, log_prob, next_idx, missing)]
+    are_held = True
     for query in missing:
         # A history that is not a node has no row either; `take_in` says so.
         if not 0 <= context_idx[query] < counts[NODES] or hidden_row[context_idx[query]] < 0:
             return False
+        are_held = are_held and (not len(projected) or projected[hidden_row[context_idx[query]]] >= oldest)
     if counts[EDGES] + len(missing) > counts[MAX_EDGES]:
         counts[LACKING] = len(missing)
         return False
+    if not are_held:
+        row = rows_to_project(context_idx[missing], tables)
+        if len(row) > (len(tables.hidden) if tables.layer.max_step else 0):
+            return False
+        _project(row, tables)
     if len(missing):
-        if len(tables.projected):
-            row = rows_to_project(context_idx[missing], tables)
-            if len(row) > (len(tables.hidden) if tables.layer.max_step else 0):
-                return False
-            _project(row, tables)
         answer_missing(context_idx, word_id, missing, tables, log_prob, next_idx)
     counts[ANSWERS] += 1
     counts[QUERIES] += len(word_id)
