@@ -326,9 +326,34 @@ def test_a_loop_computes_overwritten_projections_again():
     assert int(looped.projections.num_computed) > 4 * 54 and len(looped.projections.hidden) == 48
     # More than are held at once: the engine makes room.
     context_idx, word_id = contexts[1][:49], torch.full((49,), 30)
+    tables, log_prob, next_idx = looped.lookup_tables(), torch.empty(49), torch.empty_like(word_id)
+    for num, could in ((49, False), (20, True)):
+        queries = context_idx[:num].numpy(), word_id[:num].numpy()
+        assert jit(look_up_cached)(*queries, tables, log_prob[:num].numpy(), next_idx[:num].numpy()) == could
+    looped.expand(context_idx[:0], context_idx)
+    assert torch.equal(log_prob[:20], called.score(contexts[0][:20], word_id[:20])[0])
+    word_id = word_id + 1
     log_prob, _, num_waits = asked_of_loop(looped, context_idx, word_id)
     assert num_waits == 1 and len(looped.projections.hidden) == 96
     assert torch.equal(log_prob, called.score(contexts[0][:49], word_id)[0])
+
+
+@pytest.mark.slow
+def test_a_loop_leaves_overwritten_projections_of_floats_to_the_engine():
+    made, words = network(), torch.arange(3, 30)
+    plain, looped = (
+        CachedRNNLM(made, CacheOptions(compiled=False)),
+        CachedRNNLM(made, CacheOptions(held_projections=24)),
+    )
+    contexts = []
+    for lm in (plain, looped):
+        _, first = lm.score(lm.start(len(words)), words)
+        _, second = lm.score(first, words)
+        lm.score(second, words)  # 27 projections before these, and 48 places
+        contexts.append(first)
+    log_prob, _, num_waits = asked_of_loop(looped, contexts[1], words.flip(0))
+    torch.testing.assert_close(log_prob, plain.score(contexts[0], words.flip(0))[0], rtol=0, atol=2e-6)
+    assert num_waits == 1
 
 
 @pytest.mark.slow
@@ -339,6 +364,7 @@ def test_a_copy_of_an_engine_goes_on_by_itself():
     context_idx, own_idx = plain.start(len(words)), used.start(len(words))
     for shift in range(12):
         expected, context_idx = plain.score(context_idx, words.roll(shift))
+        used.lookup_tables()  # makes room, so that the copy need not
         used = copy.deepcopy(used)
         if shift % 3:
             expanded_by_loop(used, own_idx)

@@ -123,6 +123,38 @@ def test_hidden_rows_hold_the_state_alone(dtype: str, options: dict[str, int]) -
     torch.testing.assert_close(again, engine.score(engine.start(20), words)[0])
 
 
+def test_a_reset_frees_projections() -> None:
+    engine, words = CachedRNNLM(CountingNetwork()), torch.arange(5, 25)
+    assert engine.projections is not None
+    before, context_idx = engine.projections.num_bytes, engine.start(20)
+    for _ in range(10):
+        context_idx = engine.score(context_idx, words)[1]
+    assert engine.projections.num_bytes > before
+    engine.reset()
+    assert engine.projections.num_bytes == before
+
+
+def test_states_that_are_not_kept_are_projected_as_well() -> None:
+    network, words = CountingNetwork(), torch.arange(5, 25)
+    found, expected = (CachedRNNLM(network, options) for options in (CacheOptions(cache_hidden=False), None))
+    contexts = [engine.score(engine.start(20), words)[1] for engine in (found, expected)]
+    torch.testing.assert_close(found.score(contexts[0], words)[0], expected.score(contexts[1], words)[0])
+
+
+def test_the_bound_on_memory_includes_projections() -> None:
+    engine, generator = (
+        CachedRNNLM(CountingNetwork(64), CacheOptions(capacity_bytes=100_000, loop_room=8)),
+        torch.Generator(),
+    )
+    assert engine.projections is not None and engine.capacity is not None
+    context_idx = engine.start(20)
+    for _ in range(60):
+        context_idx = engine.score(context_idx, torch.randint(5, WORDS, (20,), generator=generator))[1]
+        engine.retain(context_idx)
+    assert engine.projections.num_bytes > 5_000 and engine.statistics().num_evictions > 0
+    assert engine.statistics().peak_bytes <= 100_000
+
+
 def test_an_engine_without_room_for_the_projections_of_a_call_uses_no_loops() -> None:
     network, words = CountingNetwork(64), torch.arange(5, 25)
     bound = CachedRNNLM(network, CacheOptions(capacity_bytes=16 * 4 * 64 * 19, loop_room=8))
