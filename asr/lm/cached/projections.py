@@ -51,7 +51,7 @@ class ProjectionCache:
 
     def clear(self) -> None:
         """Holds no projections, in an array of the first size."""
-        self.hidden = torch.empty(min(_FIRST_PLACES, self._most_places, self._max_places), self._size)
+        self._allocate(min(_FIRST_PLACES, self._most_places, self._max_places))
 
     @property
     def num_bytes(self) -> int:
@@ -90,9 +90,12 @@ class ProjectionCache:
     def _reserve(self, num_places: int) -> bool:
         """Makes P at least this number if there is room -> whether there was; what is held is still held."""
         before, projected = self.hidden, self._store.projected
-        self.hidden = torch.empty(min(max(num_places, 2 * len(before)), self._max_places), self._size)
+        self._allocate(min(max(num_places, 2 * len(before)), self._max_places))
         num = int(self.num_computed)
         number = torch.arange(max(0, num - len(before)), num)
         self.hidden[number % len(self.hidden)] = before[number % len(before)]
         projected[num - projected > len(before)] = NOT_PROJECTED
         return num_places <= len(self.hidden)
+
+    def _allocate(self, num_places: int) -> None:
+        self.hidden = torch.empty(num_places, self._size, dtype=torch.float32)
