@@ -457,7 +457,7 @@ class NumbaEngine:
                 network = layer.networks[0].step_tables()
         if network is None:
             return HiddenTables(
-                ByteGru(np.empty((0, 0), np.float32), 0, np.empty(0, input_type()), *[NO_BYTE_WEIGHTS] * 3),
+                ByteGru(np.empty((0, 0), np.float32), np.empty(0, input_type()), *[NO_BYTE_WEIGHTS] * 3),
                 *(0, np.empty((0, 0), np.int8), np.empty((0, 0), np.float32), np.empty(0, np.int32), 0, self._seconds),
             )
         arrays = hidden.state.numpy(), hidden.scale.numpy(), hidden.last_used.numpy()

@@ -460,7 +460,7 @@ def byte_gru(layer: GruLayer, rows: Tensor, projection: PackedLinear | None) -> 
     if None in products:
         return None
     (vectors,) = arrays_of(rows)
-    return ByteGru(vectors, layer.hidden_size, np.empty(0, dtype=input_type()), *products)
+    return ByteGru(vectors, np.empty(0, dtype=input_type()), *products)
 
 
 def _half_gru(layer: GruLayer, rows: Tensor) -> HalfGru | None:

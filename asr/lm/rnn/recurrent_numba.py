@@ -361,13 +361,11 @@ class ByteGru(NamedTuple):
 
     Attributes:
         rows: (V, E) float32, the words' vectors.
-        size: H.
         byte_kind: (0,) of the type of quantized inputs.
         from_input, from_state, projection: `Int8Weights.tables`; `NO_BYTE_WEIGHTS` if there is no projection.
     """
 
     rows: Any
-    size: Any
     byte_kind: Any
     from_input: Any
     from_state: Any
@@ -397,7 +395,7 @@ def fill_steps(word_id: Any, before: Any, state: Any, network: Any, following: A
 
 def fill_byte_steps(word_id: Any, before: Any, state: Any, network: Any, following: Any) -> None:
     """Like `fill_steps`, for a `ByteGru`."""
-    size = network.size
+    size = state.shape[1]
     inputs, which_word = _distinct_rows(network.rows, word_id)
     old, which_state = _distinct_rows(state, before)
     gates = byte_product(inputs, network.from_input, 3 * size, network.byte_kind)
