@@ -155,7 +155,7 @@ def test_what_a_bundle_leaves_out_has_the_value_it_was_tuned_with() -> None:
             "cache_group_normalizers": True, "cache_tree_paths": True, "recombination_length": None,
             "recombination": "first", "recombination_window": 50, "history_precision": None,
             "hidden_products": "float32", "capacity_bytes": None, "batching": "frame", "compiled": True,
-            "loop_room": 1024, "held_projections": 1024,
+            "loop_room": 1024, "held_projections": 256,
         },
         "given": frozenset(),
     }  # fmt: skip

@@ -109,7 +109,7 @@ class CacheOptions:
     batching: str = "frame"
     compiled: bool = True
     loop_room: int = 1024
-    held_projections: int = 1024
+    held_projections: int = 256
 
     def __post_init__(self) -> None:
         check_options(self, "cached language model")

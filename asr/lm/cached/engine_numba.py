@@ -33,12 +33,12 @@ from asr.lm.rnn.recurrent_numba import NO_BYTE_WEIGHTS, ByteGru, byte_product, f
 # Indices into `counts`: the number of nodes and edges, the maximum number of edges, and the number of edges for which
 # there was no room; then answers, queries and scored edges since the counts were last read. For hidden rows: the number
 # of the first free one, how many more fit, how many the loop has added and in how many steps, the largest of these
-# steps, and the number of the engine's call.
+# steps, the number of the engine's call, and how many projections a query needed for which there was no room.
 NODES, EDGES, MAX_EDGES, LACKING, ANSWERS, QUERIES, SCORED = range(7)
-FIRST_ROW, ROW_ROOM, NEW_ROWS, STEPS, LARGEST_STEP, CALL = range(7, 13)
+FIRST_ROW, ROW_ROOM, NEW_ROWS, STEPS, LARGEST_STEP, CALL, PROJECTIONS = range(7, 14)
 
 
-NUM_COUNTS = 13
+NUM_COUNTS = 14
 
 
 _TAKEN = -2  # marks a node that is already in the list, in place of a row
@@ -139,7 +139,8 @@ def look_up_cached(context_idx: Any, word_id: Any, tables: Any, log_prob: Any, n
         return False
     if not are_held:
         row = rows_to_project(context_idx[missing], tables)
-        if len(row) > (len(tables.hidden) if tables.layer.max_step else 0):
+        if not tables.layer.max_step or len(row) > len(tables.hidden):
+            counts[PROJECTIONS] = max(counts[PROJECTIONS], len(row))
             return False
         _project(row, tables)
     if len(missing):
@@ -174,7 +175,7 @@ def expand_cached(context_idx: Any, tables: Any) -> int:
     store_bytes(layer.state, layer.scale, row, following, layer.first_output)
     for i in range(num):
         hidden_row[node[i]], layer.last_used[row[i]] = row[i], counts[CALL]
-    if len(tables.projected):
+    if 0 < len(tables.projected) and num <= len(tables.hidden):  # of more, some would be lost before they are read
         _project(row, tables)
     counts[NEW_ROWS] += num
     counts[STEPS] += 1
@@ -202,7 +203,7 @@ def rows_to_project(context_idx: Any, tables: Any) -> Any:
 
 
 def _project(row: Any, tables: Any) -> None:
-    """Computes the projections of rows (R,); of more than P, the last P are held."""
+    """Computes the projections of rows (R,), at most P."""
     projected, hidden, layer, num = tables.projected, tables.hidden, tables.layer, len(row)
     if num == 0:
         return
@@ -388,6 +389,11 @@ class NumbaEngine:
         """
         trie, counts = self._expansion.trie, self._counts
         room = max(self._room, int(counts[LACKING])) if most_new is None else min(self._room, most_new)
+        rows = self._expansion.hidden.rows
+        if self._projections is not None:
+            num_needed = int(counts[PROJECTIONS])
+            if not self._projections.grow(rows.num_used + _ROOM_FOR_ROWS, num_needed) and self._capacity is not None:
+                self._capacity.set_tight()
         if self._capacity is not None and not self._capacity.has_room(room):
             return None
         if trie.edges.num_free < room:
@@ -401,13 +407,10 @@ class NumbaEngine:
         counts[:] = 0
         counts[NODES], counts[EDGES] = trie.num_nodes, trie.edges.count
         counts[MAX_EDGES] = trie.edges.count + most
-        rows = self._expansion.hidden.rows
         most = sys.maxsize if self._capacity is None else self._capacity.num_free_rows
         if rows.num_free < _ROOM_FOR_ROWS <= most:
             self._expansion.hidden.reserve(_ROOM_FOR_ROWS)
         counts[FIRST_ROW], counts[CALL] = rows.num_started, trie.call
-        if self._projections is not None:
-            self._projections.grow(rows.num_used + _ROOM_FOR_ROWS)
         # Rows that were freed are given to the engine alone.
         counts[ROW_ROOM] = 0 if rows.num_used < rows.num_started else min(rows.num_free, most)
         return self.current_tables()
@@ -480,8 +483,8 @@ class NumbaEngine:
         statistics.num_edge_hits += int(counts[QUERIES] - counts[SCORED])
         if self._capacity is not None:
             self._capacity.count_uses(held)
-        if len(context_idx):
-            self.expand(context_idx)
+        if len(context_idx) and self._add_rows(context_idx) and not self.current_tables().layer.max_step:
+            self._project(context_idx)  # otherwise, the loop does so
 
     def take_nodes(self) -> None:
         """Registers with the trie the nodes and edges that a loop has added since `tables`."""
@@ -505,8 +508,8 @@ class NumbaEngine:
             counts[NEW_ROWS], self._seconds[0] = 0, 0.0
 
     @torch.no_grad()
-    def expand(self, context_idx: Tensor) -> bool:
-        """Computes what contexts (K,), whose parents have rows, lack for queries -> whether there was room for all."""
+    def _add_rows(self, context_idx: Tensor) -> bool:
+        """Computes the missing hidden rows of contexts (K,), whose parents have rows -> whether there was room."""
         trie, hidden = self._expansion.trie, self._expansion.hidden
         nodes = (part.numpy() for part in (trie.parent, trie.word, trie.hidden_row))
         node, before, which, word = map(torch.from_numpy, self._waiting(context_idx.contiguous().numpy(), *nodes))
@@ -521,9 +524,14 @@ class NumbaEngine:
             row = hidden.append(state)
             trie.hidden_row.index_copy_(0, node, row.int())
             hidden.last_used.index_fill_(0, row, trie.call)
+        return True
+
+    @torch.no_grad()
+    def _project(self, context_idx: Tensor) -> bool:
+        """Computes the missing projections of contexts (K,), which have rows -> whether there was room."""
         if self._projections is None:
             return True
-        has_room = self._projections.hold(trie.hidden_row.index_select(0, context_idx).long())
+        has_room = self._projections.hold(self._expansion.trie.hidden_row.index_select(0, context_idx).long())
         if not has_room and self._capacity is not None:
             self._capacity.set_tight()
         return has_room
@@ -554,7 +562,7 @@ class NumbaEngine:
         trie.check(lacking, torch.from_numpy(words[missing]), self.num_words)
         trie.call += 1
         is_room = self._capacity is None or self._capacity.has_room(len(missing))
-        if not is_room or not self.expand(lacking):
+        if not is_room or not self._add_rows(lacking) or not self._project(lacking):
             return False
         begin = self._clock()
         most, is_done = trie.edges.count + len(missing), False

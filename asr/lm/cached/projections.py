@@ -63,11 +63,10 @@ class ProjectionCache:
         """The most bytes that the array takes if memory is limited."""
         return 4 * self._max_places * self._size
 
-    def grow(self, num_rows: int) -> None:
-        """Makes P as large as is useful for this many rows in the store."""
-        num_places = min(num_rows, self._most_places, self._max_places)
-        if num_places > len(self.hidden):
-            self._reserve(num_places)
+    def grow(self, num_rows: int, num_needed: int = 0) -> bool:
+        """Makes P as large as is useful for this many rows in the store -> whether it is at least `num_needed`."""
+        num_places = max(min(num_rows, self._most_places), num_needed)
+        return num_places <= len(self.hidden) or self._reserve(num_places) or num_needed <= len(self.hidden)
 
     def hold(self, row: Tensor) -> bool:
         """Computes the projections of rows (R,) that are not held -> whether there was room to hold all."""
@@ -90,7 +89,7 @@ class ProjectionCache:
     def _reserve(self, num_places: int) -> bool:
         """Makes P at least this number if there is room -> whether there was; what is held is still held."""
         before, projected = self.hidden, self._store.projected
-        self._allocate(min(max(num_places, 2 * len(before)), self._max_places))
+        self._allocate(min(max(num_places, len(before) + len(before) // 4), self._max_places))
         num = int(self.num_computed)
         number = torch.arange(max(0, num - len(before)), num)
         self.hidden[number % len(self.hidden)] = before[number % len(before)]

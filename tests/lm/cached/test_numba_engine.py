@@ -306,7 +306,7 @@ def test_a_loop_runs_the_hidden_layer_as_the_engine_does(capacity_bytes, caches,
 def test_a_loop_computes_overwritten_projections_again():
     made, generator = network(), torch.Generator().manual_seed(2)
     called = CachedRNNLM(made, CacheOptions(compiled=False, **BYTES))
-    looped = CachedRNNLM(made, CacheOptions(held_projections=24, **BYTES))
+    looped = CachedRNNLM(made, CacheOptions(held_projections=48, **BYTES))
     words, contexts = torch.arange(3, 30), []
     for lm in (called, looped):
         _, first = lm.score(lm.start(len(words)), words)
@@ -324,7 +324,7 @@ def test_a_loop_computes_overwritten_projections_again():
         looped.expand(context_idx[:0], context_idx)
         assert torch.equal(log_prob, called.score(contexts[0][some], word_id)[0])
     assert int(looped.projections.num_computed) > 4 * 54 and len(looped.projections.hidden) == 48
-    # More than are held at once: the engine makes room.
+    # More than are held at once: the engine makes room when it is asked again.
     context_idx, word_id = contexts[1][:49], torch.full((49,), 30)
     tables, log_prob, next_idx = looped.lookup_tables(), torch.empty(49), torch.empty_like(word_id)
     for num, could in ((49, False), (20, True)):
@@ -334,8 +334,33 @@ def test_a_loop_computes_overwritten_projections_again():
     assert torch.equal(log_prob[:20], called.score(contexts[0][:20], word_id[:20])[0])
     word_id = word_id + 1
     log_prob, _, num_waits = asked_of_loop(looped, context_idx, word_id)
-    assert num_waits == 1 and len(looped.projections.hidden) == 96
+    assert num_waits == 0 and len(looped.projections.hidden) == 60
     assert torch.equal(log_prob, called.score(contexts[0][:49], word_id)[0])
+
+
+@pytest.mark.slow
+@needs_byte_products
+@pytest.mark.parametrize("capacity_bytes", [None, 16 * 4 * 64 * 19])  # 19 places
+def test_a_query_that_needs_more_projections_than_are_held_gets_room_or_leaves_the_loop(capacity_bytes):
+    made, words = network(embedding_size=64), torch.arange(5, 25)
+    plain = CachedRNNLM(made, CacheOptions(compiled=False, **BYTES))
+    expected, _ = plain.score(plain.score(plain.start(20), words)[1], words)
+    looped = CachedRNNLM(made, CacheOptions(held_projections=8, capacity_bytes=capacity_bytes, loop_room=8, **BYTES))
+    _, context_idx = looped.score(looped.start(20), words)
+    assert expanded_by_loop(looped, context_idx) == 20
+    assert int(looped.projections.num_computed) == 1 and len(looped.projections.hidden) == 8  # none is lost unread
+    log_prob, next_idx, tables = torch.empty(20), torch.empty_like(words), looped.lookup_tables()
+    queries, answers = (context_idx.numpy(), words.numpy()), (log_prob.numpy(), next_idx.numpy())
+    assert not jit(look_up_cached)(*queries, tables, *answers)
+    looped.expand(context_idx, context_idx)
+    assert len(looped.projections.hidden) == 8  # not one more until the loop begins
+    tables = looped.lookup_tables()
+    assert (tables is None) == (capacity_bytes is not None)
+    if tables is None:
+        log_prob, _ = looped.score(context_idx, words)
+    else:
+        assert len(looped.projections.hidden) == 20 and jit(look_up_cached)(*queries, tables, *answers)
+    torch.testing.assert_close(log_prob, expected, rtol=0, atol=2e-6)
 
 
 @pytest.mark.slow
@@ -343,7 +368,7 @@ def test_a_loop_leaves_overwritten_projections_of_floats_to_the_engine():
     made, words = network(), torch.arange(3, 30)
     plain, looped = (
         CachedRNNLM(made, CacheOptions(compiled=False)),
-        CachedRNNLM(made, CacheOptions(held_projections=24)),
+        CachedRNNLM(made, CacheOptions(held_projections=48)),
     )
     contexts = []
     for lm in (plain, looped):

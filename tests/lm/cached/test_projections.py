@@ -53,7 +53,7 @@ def test_all_rows_of_a_call_are_held_whatever_was_held_before() -> None:
         row = torch.randint(40, (int(torch.randint(1, 24, (1,), generator=generator)),), generator=generator)
         assert projections.hold(row)
         assert_held(projections, store, row, network)
-    assert len(projections.hidden) == 32  # a call with more than 16 rows has doubled it
+    assert len(projections.hidden) == 20  # a fourth more, for calls with more than 16 rows
     assert int(projections.num_computed) == network.num_projected > 200
 
 
@@ -75,6 +75,7 @@ def test_overwritten_projections_do_not_count_as_held_once_the_cache_has_grown()
     projections, store, network = cache(100, most_places=64)
     for begin in range(0, 100, 10):
         projections.hold(torch.arange(begin, begin + 10))
+    assert projections.grow(0, 106) and len(projections.hidden) == 106
     row = torch.arange(70)  # 36 of them were overwritten
     assert projections.hold(row) and network.num_projected == 136
     assert_held(projections, store, row, network)
