@@ -58,10 +58,10 @@ def _may_use_tiles() -> bool:
 def integers_per_element() -> int:
     """How many integers an int32 of `add_block`'s factors holds; 0 if the processor does not multiply integers fast.
 
-    With AVX-512 VNNI, four bytes, whose products are added in one instruction; otherwise two int16. The sums are the
-    same, those of bytes in half the time.
+    With VNNI, of AVX-512 or AVX, four bytes, whose products are added in one instruction; otherwise two int16. The sums
+    are the same, those of bytes in half the time.
     """
-    if has_instruction("avx512vnni"):
+    if has_instruction("avx512vnni" if has_instruction("avx512f") else "avxvnni"):
         return 4
     return 2 if has_instruction("avx512bw" if has_instruction("avx512f") else "avx2") else 0
 
@@ -531,7 +531,8 @@ def _block_size(width: int, factor_kind: Any) -> tuple[int, int, int]:
     # 16 registers of 8 numbers, or 32 of 16, hold the sums, the numbers of a row, and their factors; without VNNI also
     # products of integers, for which the 16 leave less room.
     lanes, num_rows = (16, ROWS) if has_instruction("avx512f") else (8, ROWS // 2)
-    return lanes, num_rows, min(width, (2 if lanes == 8 and factor_kind.dtype == types.int32 else 3) * lanes)
+    has_less_room = lanes == 8 and factor_kind.dtype == types.int32 and integers_per_element() == 2
+    return lanes, num_rows, min(width, (2 if has_less_room else 3) * lanes)
 
 
 def _add_block(
@@ -581,7 +582,10 @@ def _multiply_add(builder: Any, total: Any, left: Any, right: Any) -> Any:
 
 def _bytes_instruction(builder: Any, total: Any, left: Any, right: Any) -> Any:
     kind = ir.FunctionType(total.type, [total.type, left.type, right.type])
-    return builder.asm(kind, "vpdpbusd $3, $2, $0", "=v,0,v,v", [total, left, right], side_effect=False)
+    # Without AVX-512, the instruction has another encoding, for the first 16 registers.
+    prefix, register = ("", "v") if total.type.count == 16 else ("{vex} ", "x")
+    code, operands = f"{prefix}vpdpbusd $3, $2, $0", f"={register},0,{register},{register}"
+    return builder.asm(kind, code, operands, [total, left, right], side_effect=False)
 
 
 def _int16_instruction(builder: Any, total: Any, left: Any, right: Any) -> Any:
