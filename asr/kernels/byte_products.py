@@ -1,8 +1,8 @@
 """Products of 8-bit integers for linear layers and a convolution, with what follows them in the same pass.
 
 Inputs and weights are quantized to 255 steps: inputs between the lowest and the highest of their row, weights
-symmetrically around zero. With AVX-512 VNNI, four products of bytes take as long as one of float32, and with AMX more
-than ten; with AVX2, the same products of int16 are a third faster than float32. The results are equal. Each row of the
+symmetrically around zero. With VNNI, four products of bytes take as long as one of float32, and with AMX more than ten;
+with AVX2 alone, the same products of int16 are a third faster than float32. The results are equal. Each row of the
 inputs has a step of its own, so that the result for a frame does not depend on other frames.
 
 The second convolution of a front end takes as long in float32 as a third of a small network's layers in bytes.
