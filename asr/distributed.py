@@ -36,7 +36,7 @@ class Share(NamedTuple):
     num: int = 1
 
     def rows(self, num_rows: int) -> range:
-        """Every `num`-th row: neighbouring rows, which often have similar lengths, go to different processes."""
+        """Every `num`-th row: neighboring rows, which often have similar lengths, go to different processes."""
         return range(self.rank, num_rows, self.num)
 
     def block(self, num_rows: int) -> slice:

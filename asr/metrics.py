@@ -274,11 +274,15 @@ class ConfidenceBin:
     num_right: int
 
 
-def calibration(marked: Iterable[tuple[bool, float]], num_bins: int = 10) -> list[ConfidenceBin]:
+_NUM_CONFIDENCE_BINS = 10
+
+
+def calibration(marked: Iterable[tuple[bool, float]]) -> list[ConfidenceBin]:
     """Words by confidence, in bins of equal width; empty bins are left out."""
-    bins: list[list[tuple[bool, float]]] = [[] for _ in range(num_bins)]
+    bins: list[list[tuple[bool, float]]] = [[] for _ in range(_NUM_CONFIDENCE_BINS)]
     for is_right, value in marked:
-        bins[min(num_bins - 1, max(0, int(value * num_bins)))].append((is_right, value))
+        number = int(value * _NUM_CONFIDENCE_BINS)
+        bins[min(_NUM_CONFIDENCE_BINS - 1, max(0, number))].append((is_right, value))
     return [
         ConfidenceBin(len(each), sum(value for _, value in each) / len(each), sum(is_right for is_right, _ in each))
         for each in bins

@@ -1,7 +1,7 @@
 """Transcripts in NIST's formats CTM, STM and TRN, aligned and scored as by NIST's sclite.
 
 sclite compares words in lower case. It finds the cheapest alignment with costs of 4 for a substitution and 3 for an
-insertion or a deletion, and breaks ties in favour of a substitution, then an insertion. References may have
+insertion or a deletion, and breaks ties in favor of a substitution, then an insertion. References may have
 alternatives: `{ GONNA / GOING TO }`, where `@` is the empty word. A word of a CTM belongs to the first segment of the
 STM that ends after the word's middle, or else to the last segment. Words in ignored segments are left out.
 """

@@ -336,7 +336,7 @@ class Recognizer(nn.Module):
 
     def train(self: _Self, mode: bool = True) -> _Self:
         """Stays in evaluation mode whatever `mode` is: dropout and the like are always off in a recognizer."""
-        # Each call comes here. To ask all modules takes a quarter of the time that it takes to set them.
+        # Each call comes here. Asking all modules takes a quarter of the time that it takes to set them.
         return super().train(False) if any(module.training for module in self.modules()) else self
 
     @no_autograd()

@@ -15,6 +15,7 @@ import json
 import math
 import os
 import pickle
+import secrets
 import shutil
 import stat
 from abc import ABC, abstractmethod
@@ -366,6 +367,11 @@ def sha256_of_file(path: Path, num_bytes: float = math.inf) -> str:
 _BUFFER_BYTES = 1 << 20
 
 
+def _unique_name() -> str:
+    """A name that no other thread uses, nor a process of another container that shares the folder."""
+    return secrets.token_hex(8)
+
+
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
     """Yields a temporary path, which is renamed to `path` if the block succeeds and deleted if not.
@@ -380,7 +386,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
         partial = target
     else:
         # The suffix is kept because some libraries depend on it.
-        partial = target.with_name(f".{os.getpid()}.{target.name}")
+        partial = target.with_name(f".{_unique_name()}.{target.name}")
     try:
         yield partial
         if partial != target:
@@ -412,7 +418,8 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
         AsrError: the folder cannot be written, for instance because the disk is full.
     """
     target = Path(os.path.realpath(folder))
-    partial, earlier = (target.with_name(f".{os.getpid()}.{kind}.{target.name}") for kind in ("new", "old"))
+    unique = _unique_name()
+    partial, earlier = (target.with_name(f".{unique}.{kind}.{target.name}") for kind in ("new", "old"))
     try:
         if target.exists() and not target.is_dir():
             raise OSError(errno.EEXIST, os.strerror(errno.EEXIST))

@@ -35,7 +35,7 @@ _BLOCK_BYTES = 1 << 16
 _SHUTDOWN_SECONDS = 30.0
 _MAX_NAME, _MAX_SUFFIX = 80, 12
 
-# The keys of `config` messages that are honoured.
+# The keys of `config` messages that have an effect.
 _CONFIG = ("sample_rate", "words")
 
 # Fields of transcription requests besides the file. The bundle alone decides on model and language.
@@ -50,7 +50,7 @@ class ServerOptions:
 
     Args:
         max_connections: the maximum number of streams and requests with recordings at a time, together.
-        idle_seconds: a connection that has sent nothing for this long is ended.
+        idle_seconds: a connection that has sent nothing for this long, while something is expected, is ended.
         max_upload_mb: the maximum size of a recording, in MB of 2^20 bytes.
 
     Raises:
@@ -349,12 +349,12 @@ class Server:
         name, path = "", None
         try:
             form = await request.multipart()
-            while (part := await form.next()) is not None:
+            while (part := await self._soon(form.next())) is not None:
                 if not isinstance(part, BodyPartReader) or part.name not in ("file", *_FIELDS):
                     field = getattr(part, "name", None)
                     raise AsrError(f"the field {field!r:.80} is not supported; there are file, {', '.join(_FIELDS)}.")
                 if part.name != "file":
-                    fields[part.name] = (await part.read_chunk(_MAX_FIELD_BYTES)).decode("utf-8", "replace").strip()
+                    fields[part.name] = await self._field(part)
                     continue
                 if path is not None:
                     raise AsrError("the request has two files; send one at a time.")
@@ -368,10 +368,26 @@ class Server:
             raise AsrError("the request has no field 'file' with a recording.")
         return fields, name, path
 
+    async def _soon(self, part: Awaitable[_T]) -> _T:
+        """The next part of a request; status 408 if nothing of it comes for too long."""
+        try:
+            return await asyncio.wait_for(part, self._options.idle_seconds)
+        except asyncio.TimeoutError:  # in Python 3.10, not the TimeoutError of other modules
+            text = f"Nothing was received for {self._options.idle_seconds:g} s; send the request again.\n"
+            raise web.HTTPRequestTimeout(text=text) from None
+
+    async def _field(self, part: BodyPartReader) -> str:
+        content = b""
+        while block := await self._soon(part.read_chunk(_MAX_FIELD_BYTES)):  # what has arrived so far
+            content += block
+            if len(content) > _MAX_FIELD_BYTES:
+                raise AsrError(f"{part.name}: the field has more than {_MAX_FIELD_BYTES} bytes.")
+        return content.decode("utf-8", "replace").strip()
+
     async def _copy(self, part: BodyPartReader, path: Path, name: str) -> None:
         """Writes a recording to a file, unless it is too large."""
         with path.open("wb") as file:
-            while block := await part.read_chunk(_BLOCK_BYTES):
+            while block := await self._soon(part.read_chunk(_BLOCK_BYTES)):
                 file.write(block)
                 if file.tell() > self._options.max_upload_mb * (1 << 20):
                     most = self._options.max_upload_mb

@@ -363,6 +363,53 @@ def test_what_is_no_form_is_refused_and_models_are_named(recognizer, streaming):
     assert models["data"][0]["id"] == recognizer.bundle.name and hint == 200
 
 
+def sent_in_parts(parts: list[bytes], pause: float = 0.2, length: int | None = None):
+    """The answer to a form that arrives bit by bit: `talk` for `serve`."""
+
+    async def talk(client: ClientSession) -> bytes:
+        address = client._base_url
+        reader, writer = await asyncio.open_connection(address.host, address.port)
+        size = sum(map(len, parts)) if length is None else length
+        head = "POST /v1/audio/transcriptions HTTP/1.1\r\nHost: here\r\nConnection: close\r\n"
+        head += f"Content-Type: multipart/form-data; boundary=XX\r\nContent-Length: {size}\r\n\r\n"
+        writer.write(head.encode())
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(pause)
+        answer = await reader.read()
+        writer.close()
+        return answer
+
+    return talk
+
+
+FIELD = b'--XX\r\nContent-Disposition: form-data; name="response_format"\r\n\r\n'
+FILE = b'\r\n--XX\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n'
+
+
+def test_a_form_may_arrive_in_parts(recognizer, streaming):
+    content = recording(SENTENCES[0])
+    parts = [FIELD + b"te", b"xt" + FILE + content[:99], content[99:] + b"\r\n--XX--\r\n"]
+    answer = serve(recognizer, streaming, sent_in_parts(parts))
+    assert answer.startswith(b"HTTP/1.1 200") and answer.endswith(f"{' '.join(SENTENCES[0])}\n".encode())
+    parts = [FIELD + b"t" * 3000, b"t" * 3000 + FILE + b"\r\n--XX--\r\n"]
+    answer = serve(recognizer, streaming, sent_in_parts(parts))
+    assert answer.startswith(b"HTTP/1.1 400") and b"response_format: the field has more than 4096 bytes" in answer
+
+
+@pytest.mark.parametrize("part", [b"--XX\r\n", FIELD, FIELD + b"text" + FILE + b"RIFF"])
+def test_a_recording_that_stops_arriving_gives_its_place_back(recognizer, streaming, part):
+    async def talk(client: ClientSession) -> tuple[bytes, int]:
+        answer = await sent_in_parts([part], pause=0.0, length=9999)(client)
+        async with client.post("/v1/audio/transcriptions", data=b"{}") as response:
+            return answer, response.status
+
+    answer, following = serve(recognizer, streaming, talk, idle_seconds=0.2, max_connections=1)
+    assert answer.startswith(b"HTTP/1.1 408") and b"Nothing was received for 0.2 s; send the request again" in answer
+    assert following == 400  # not 503
+
+
 def test_limits_are_above_zero():
     with pytest.raises(AsrError, match="max_connections is 0; give a number above 0"):
         ServerOptions(max_connections=0)

@@ -186,7 +186,7 @@ class _Termination(pl.Callback):  # type: ignore[misc]
 
 
 class _LastCheckpoint(pl.Callback):  # type: ignore[misc]
-    """Saves the end of a training, which Lightning loses if it is not a multiple of the recipe's intervals.
+    """Saves the final checkpoint, which Lightning skips unless training ends on one of the recipe's intervals.
 
     The last epoch is validated even if `check_val_every_n_epoch` leaves it out, and each `ModelCheckpoint` that keeps
     the latest weights (without `monitor`, or with `save_last`) saves those of the end.

@@ -54,7 +54,7 @@ from asr.transcripts import FORMATS, SUFFIXES, Transcript, format_transcript, pa
 
 _Name = TypeVar("_Name", Path, str)
 
-# So much audio is enough to learn a voice.
+# This many seconds of audio suffice to learn a voice.
 _LEARNING_SECONDS = {"statistics": 60.0, "transform": 600.0}
 
 LEARNED = {"": "", "statistics": "speaker-statistics", "transform": "adapted"}
@@ -385,7 +385,7 @@ def _transcribe(args: argparse.Namespace, found: Recordings, output: ResultsFile
         return 0
     recognizer = recognizer_from(args)
     if output is not None:
-        # A result without what is asked for now is not a result of this request.
+        # A result that lacks what is now requested does not count as done.
         nbest = f"nbest-{args.nbest}" if args.nbest > 1 else ""
         kinds = LEARNED[args.speaker], nbest, "lattices" if args.lattices is not None else ""
         output.require_maker(maker_of(recognizer, " ".join(filter(None, kinds))))

@@ -289,7 +289,10 @@ class LentModels:
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[LanguageModel | None]:
-        """Lends a model until the block ends; None if there is no language model."""
+        """Lends a model until the block ends; None if there is no language model.
+
+        A model whose block failed is not lent again, because its caches may be half written.
+        """
         if self._make is None:
             yield None
             return
@@ -302,10 +305,8 @@ class LentModels:
             model = self._idle.pop()
         except IndexError:  # all models are lent
             model = self._make()
-        try:
-            yield model
-        finally:
-            self._idle.append(model)
+        yield model
+        self._idle.append(model)
 
     def for_good(self) -> LanguageModel | None:
         """A model that is never returned, for a stream, which may query it in its turns."""

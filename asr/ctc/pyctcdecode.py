@@ -260,7 +260,7 @@ class BeamSearchDecoderCTC:
             token_min_logp: labels with a lower log-probability are not followed, except the frame's best.
             prune_history: keep only the best of hypotheses that differ in words that an n-gram model has forgotten, or
                 in words before the last three if the model is another one.
-            hotwords: words to favour, known or not.
+            hotwords: words to favor, known or not.
             hotword_weight: natural log, added for each hot word.
             lm_start_state: state returned by an earlier call, to continue its text; None begins a sentence. A model
                 that is not an n-gram model reads all words of the state again.

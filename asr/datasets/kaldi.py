@@ -95,7 +95,7 @@ def read_wav_scp(path: str | Path) -> list[Utterance]:
     for utterance, value in read_table(segments).items():
         fields = value.split()
         begin, end = (_seconds(field) for field in (*fields[1:3], "", "")[:2])
-        if len(fields) != 3 or begin is None or end is None or (end != -1 and end <= begin):
+        if len(fields) != 3 or begin is None or begin < 0 or end is None or (end != -1 and end <= begin):
             raise AsrError(
                 f"{segments}: {utterance}: expected 'utterance recording begin end' in seconds, without a channel."
             )

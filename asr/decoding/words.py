@@ -6,7 +6,7 @@ pronunciations of its words (`WordAligner`). Times remain inexact within phones:
 its edges.
 
 The posterior probability of a word in the lattice ranks words well, but is not the probability that the word is right:
-acoustic scores of neighbouring frames are not independent, and pruned paths are missing. A calibration maps posteriors
+acoustic scores of neighboring frames are not independent, and pruned paths are missing. A calibration maps posteriors
 at several scales (`asr.decoding.mbr.PathPosteriors`) to a probability. It is a logistic function of a sum of
 piecewise-linear functions (after Yu, Li and Deng, 2011), fitted by `fit_calibration`.
 
@@ -260,7 +260,7 @@ def fit_calibration(features: Floats, is_right: NDArray[np.bool_], penalty: floa
     Args:
         features: (W, E), of words of many utterances.
         is_right: (W,) bool.
-        penalty: weight of the squared differences between neighbouring values, in words.
+        penalty: weight of the squared differences between neighboring values, in words.
 
     Raises:
         AsrError: there are fewer than 100 words, or all are right, or all wrong.

@@ -92,12 +92,10 @@ class LexiconTransducer:
 
     Attributes:
         transducer: the closure of L: any word may follow any word.
-        backoff_input: the backoff symbol's input label, P + 1.
         backoff_output: the backoff symbol's output label, above all word ids.
     """
 
     transducer: Transducer
-    backoff_input: int
     backoff_output: int
 
 
@@ -178,7 +176,7 @@ def build_lexicon_transducer(
         final_score,
         sort_by="output",
     )
-    return LexiconTransducer(transducer, backoff_input, backoff_output)
+    return LexiconTransducer(transducer, backoff_output)
 
 
 def _disambiguation(pronunciations: Mapping[int, Sequence[Sequence[int]]]) -> dict[tuple[int, int], int]:

@@ -139,7 +139,10 @@ _ValueT = TypeVar("_ValueT")
 
 
 class KeptWhileUnchanged(Generic[_ValueT]):
-    """What was computed from tensors, until one of them changes. A copy keeps nothing: its tensors are others."""
+    """What was computed from tensors, until one of them changes. A copy keeps nothing: its tensors are others.
+
+    Changes through `tensor.data`, which torch does not count, are not noticed; change tensors under `torch.no_grad`.
+    """
 
     def __init__(self) -> None:
         self._held: tuple[list[tuple[int, int]], _ValueT] | None = None

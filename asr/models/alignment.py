@@ -69,13 +69,16 @@ def align_ctc(log_prob: Tensor, num_frames: Tensor, tokens: Tensor, num_tokens: 
 IGNORED = -100
 
 
+_SPEECH_LEVEL = 0.35
+
+
 def uniform_alignment(
-    features: Tensor, num_frames: Tensor, tokens: Tensor, num_tokens: Tensor, max_frames: int, threshold: float = 0.35
+    features: Tensor, num_frames: Tensor, tokens: Tensor, num_tokens: Tensor, max_frames: int
 ) -> Tensor:
     """Spreads the tokens of each transcript uniformly over the frames with speech.
 
-    Frames have speech if the mean of their log filterbanks is above a fraction `threshold` of the range from quiet
-    frames (5 % quantile of the utterance) to loud ones (95 % quantile).
+    Frames have speech if the mean of their log filterbanks is above a fraction (`_SPEECH_LEVEL`) of the range from
+    quiet frames (5 % quantile of the utterance) to loud ones (95 % quantile).
 
     Args:
         features: (N, T, F) log filterbanks.
@@ -83,7 +86,6 @@ def uniform_alignment(
         tokens: (N, U) padded with 0.
         num_tokens: (N,).
         max_frames: T'.
-        threshold: in (0, 1).
 
     Returns:
         the token of each output frame, (N, T') int64: blank in silence, `IGNORED` in padding.
@@ -95,7 +97,7 @@ def uniform_alignment(
         if not frames or not count:
             continue
         quiet, loud = own.quantile(0.05), own.quantile(0.95)
-        speech = (own > quiet + threshold * (loud - quiet)).nonzero()[:, 0]
+        speech = (own > quiet + _SPEECH_LEVEL * (loud - quiet)).nonzero()[:, 0]
         alignment[i, :frames] = 0
         position = torch.arange(len(speech), device=features.device) * count // max(1, len(speech))
         alignment[i, speech] = tokens[i, position]

@@ -208,7 +208,7 @@ class LitChainModel(pl.LightningModule):
         smbr_weight: weight of lattice-free sMBR, between 0 and 1; MMI has the rest. The cross-entropy and the squared
             scores keep their weights.
         silence_accuracy: what a correct frame of silence counts in sMBR, between 0 and 1; that of another phone is 1.
-        teacher: a bundle with the data's tied states, from whose acoustic model the network learns besides
+        teacher: a bundle with the data's tied states, from whose acoustic model the network also learns
             (`TeacherPosteriors`); None for no teacher.
         teacher_weight: share of the teacher's posteriors in the numerator, between 0 and 1.
 
@@ -381,13 +381,13 @@ class LitChainModel(pl.LightningModule):
     def configure_optimizers(self) -> Any:
         """AdamW with a short warm-up and an exponential decay."""
         optimizer = adamw(self.network, self.peak_lr, self.weight_decay)
-        total = self._num_steps()
-        warmup = max(1, round(self.warmup_fraction * total))
+        num_steps = self._num_steps()
+        warmup = max(1, round(self.warmup_fraction * num_steps))
 
         def factor(step: int) -> float:
             if step < warmup:
                 return (step + 1) / (warmup + 1)
-            progress = min(1.0, (step - warmup) / max(1, total - warmup))
+            progress = min(1.0, (step - warmup) / max(1, num_steps - warmup))
             return float((self.final_lr / self.peak_lr) ** progress)
 
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)

@@ -75,7 +75,7 @@ class SpeakerStatistics(NamedTuple):
         return reduce(operator.add, parts, cls.of_nothing(num_features, device))
 
     def normalized(self, norm: UtteranceCmvn, features: Tensor, num_frames: Tensor) -> Tensor:
-        """Features (N, T, F) of num_frames (N,) frames, normalized with these frames besides their own."""
+        """Features (N, T, F) of num_frames (N,) frames, normalized with these statistics in addition to their own."""
         return norm(features, num_frames, self)
 
     @property

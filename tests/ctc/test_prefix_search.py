@@ -264,3 +264,21 @@ def test_bytes_of_pieces_are_text() -> None:
     symbols = ["<blk>", "▁caf", "<0xC3>", "<0xA9>", "s"]
     log_probs = torch.full((4, 5), -20.0).scatter(1, torch.tensor([[1], [2], [3], [4]]), 0.0)
     assert CTCDecoder(symbols, warm_up=False)(log_probs)[0].text == "cafés"
+
+
+def test_a_model_whose_search_failed_is_not_lent_again(ngram_of: Callable[..., NgramLM]) -> None:
+    made: list[NgramLM] = []
+
+    def make() -> NgramLM:
+        made.append(token_model(ngram_of))
+        return made[-1]
+
+    models = LentModels(make, False)
+    with models.lent() as first:
+        pass
+    with models.lent() as again:
+        assert again is first is made[0]
+    with pytest.raises(KeyboardInterrupt), models.lent():
+        raise KeyboardInterrupt
+    with models.lent() as other:
+        assert other is not first and len(made) == 2

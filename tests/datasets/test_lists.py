@@ -52,10 +52,13 @@ def test_a_data_folder_of_kaldi(audio: Path, tmp_path: Path, capsys: pytest.Capt
     assert {one["item"] for one in report["skipped"]} == {"u3", "u4", "u9"}
 
 
-def test_a_segment_of_one_channel_is_refused(audio: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("segment", ["0.25 0.75 1", "-1 0.75", "0.75 0.25"])
+def test_a_segment_that_is_not_two_times_is_refused(
+    audio: Path, tmp_path: Path, segment: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "wav.scp").write_text(f"rb {audio / 'b.wav'}\n")
     (tmp_path / "text").write_text("u1 one\n")
-    (tmp_path / "segments").write_text("u1 rb 0.25 0.75 1\n")
+    (tmp_path / "segments").write_text(f"u1 rb {segment}\n")
     assert main(["prepare", "kaldi", "--corpus", str(tmp_path), "--output", str(tmp_path / "out")]) == 2
     assert "u1: expected 'utterance recording begin end' in seconds, without a channel" in capsys.readouterr().err
 

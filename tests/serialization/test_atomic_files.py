@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,16 @@ def test_what_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> No
         with pytest.raises(AsrError, match=r"make it first|name a file in it|two results would go"):
             require_writable(tmp_path / "a", tmp_path / name)
     require_writable(tmp_path / "a", tmp_path / "c")
+
+
+def test_threads_that_write_the_same_file_do_not_disturb_each_other(tmp_path):
+    path, contents = tmp_path / "a.txt", {str(number) * 10_000 for number in range(4)}
+
+    def write(content: str) -> None:
+        for _ in range(50):
+            write_whole_text(path, content)
+            assert path.read_text() in contents
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, contents))
+    assert [one.name for one in tmp_path.iterdir()] == ["a.txt"]

@@ -284,7 +284,7 @@ def add_frame(made: Any, tokens: Any, candidates: Any, extended: Any, survivors:
 def add_losing_arcs(
     lattice: Any, tokens: Any, candidates: Any, extended: Any, survivors: Any, after: Any, beam: Any
 ) -> Any:
-    """Appends the losing arcs of one frame, chosen as by `asr.decoding.lattice.LatticeRecords.add`.
+    """Appends the losing arcs of one frame, chosen as by `asr.decoding.lattice_records.LatticeRecords.add`.
 
     Args:
         lattice: `LatticeArcs`; replaced by the returned tuple.

@@ -1,6 +1,7 @@
 """Kernels that store arcs that lost in recombination, which lattices need, in buffers of a fixed size.
 
-The arcs are those of `asr.decoding.lattice.LatticeRecords`, in the same order. The host does not wait for the device.
+The arcs are those of `asr.decoding.lattice_records.LatticeRecords`, in the same order. The host does not wait for the
+device.
 
 Shapes: A candidates, N streams, G tiles, B lanes of a tile, L losing arcs.
 """

@@ -175,7 +175,7 @@ def expand_cached(context_idx: Any, tables: Any) -> int:
     store_bytes(layer.state, layer.scale, row, following, layer.first_output)
     for i in range(num):
         hidden_row[node[i]], layer.last_used[row[i]] = row[i], counts[CALL]
-    if 0 < len(tables.projected) and num <= len(tables.hidden):  # of more, some would be lost before they are read
+    if len(tables.projected) and num <= len(tables.hidden):  # of more, some would be lost before they are read
         _project(row, tables)
     counts[NEW_ROWS] += num
     counts[STEPS] += 1

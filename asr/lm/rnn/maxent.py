@@ -56,7 +56,8 @@ class HashedMaxEnt(nn.Module):
         num_zero = len(magnitude) - num_kept
         if num_zero > 0:
             threshold = float(np.partition(magnitude.cpu().numpy(), num_zero)[num_zero])
-            self.weight.data[magnitude < threshold] = 0.0
+            with torch.no_grad():
+                self.weight[magnitude < threshold] = 0.0
         self.is_pruned = True
 
     def places(self, history: Tensor) -> Tensor:

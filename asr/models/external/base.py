@@ -280,7 +280,7 @@ def tokens_of_file(symbols: Any, path: Path, **marks: Any) -> CTCTokens:
     if importlib.util.find_spec("sentencepiece") is None:
         warnings.warn(
             f"{beside} is not used, since the package sentencepiece is missing: words are written with as few pieces "
-            "as possible, some of them otherwise than the network has learnt; `pip install sentencepiece`.",
+            "as possible, some of them otherwise than the network has learned; `pip install sentencepiece`.",
             stacklevel=2,
         )
         return tokens

@@ -55,7 +55,8 @@ class FullSoftmaxOutput(OutputLayer):
         """Starts the biases at the unigram of the training text's counts (V,)."""
         if reset_bias:
             smoothed = counts.double() + 1
-            self.bias.data.copy_((smoothed / smoothed.sum()).log())
+            with torch.no_grad():
+                self.bias.copy_((smoothed / smoothed.sum()).log())
 
     def loss(self, hidden: Tensor, history: Tensor, word_id: Tensor, generator: torch.Generator) -> Tensor:
         """hidden (N, H), history (N, M), word_id (N,) -> negative log-likelihood, ()."""
