@@ -39,7 +39,8 @@ _MAX_NAME, _MAX_SUFFIX = 80, 12
 _CONFIG = ("sample_rate", "words")
 
 # Fields of transcription requests besides the file. The bundle alone decides on model and language.
-_FIELDS = ("model", "language", "response_format", "timestamp_granularities[]")
+_REPEATED_FIELD = "timestamp_granularities[]"
+_FIELDS = ("model", "language", "response_format", _REPEATED_FIELD)
 _CONTENT_TYPES = {"text": "text/plain", "srt": "application/x-subrip", "vtt": "text/vtt"}
 RESPONSE_FORMATS = ("json", "verbose_json", *_CONTENT_TYPES)
 
@@ -153,29 +154,29 @@ class Conversation:
                 if message.type == WSMsgType.BINARY:
                     await self._answer(await self._heard(message.data))
                 elif message.type == WSMsgType.TEXT:
-                    if await self._is_over(message.data):
+                    if await self._follow_text(message.data):
                         return
                 else:  # the client is gone
                     return
-            await self._answer(await self._ended())
+            await self._answer(await self._close_stream())
         except AsrError as error:
             await self._socket.send_json({"error": str(error)})
             await self._socket.close(code=WSCloseCode.POLICY_VIOLATION)
         finally:
-            await self._ended()
+            await self._close_stream()
 
-    async def _is_over(self, text: str) -> bool:
+    async def _follow_text(self, text: str) -> bool:
         """Follows a text message -> whether it was the last one."""
         try:
             message = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):  # of deeply nested JSON
             message = None
         match message:
             case {"config": dict(config)} if len(message) == 1:
                 self._configure(config)
                 return False
             case {"eof": _} | {"reset": _} if len(message) == 1:
-                await self._answer(await self._ended())
+                await self._answer(await self._close_stream())
                 return "eof" in message
         raise AsrError(
             'text messages are {"config": {...}}, {"eof": 1} or {"reset": 1}, and binary ones are 16-bit samples.'
@@ -189,7 +190,10 @@ class Conversation:
         rate = config.get("sample_rate", self._rate)
         if isinstance(rate, bool) or not isinstance(rate, int | float) or not 1 <= rate < 2**31 or rate != int(rate):
             raise AsrError("config: sample_rate must be a whole number of Hz.")
-        self._rate, self._shows_words = int(rate), bool(config.get("words", True))
+        shows_words = config.get("words", True)
+        if shows_words not in (True, False):  # or 1 and 0
+            raise AsrError("config: words must be true or false.")
+        self._rate, self._shows_words = int(rate), bool(shows_words)
 
     async def _heard(self, content: bytes) -> list[StreamResult]:
         if self._stream is None:
@@ -199,8 +203,8 @@ class Conversation:
         self._rest = content[whole:]
         return await self._streams.push(self._stream, PcmFormat(self._rate).decode(content[:whole]))
 
-    async def _ended(self) -> list[StreamResult]:
-        """The last results of the stream; none if there is no stream."""
+    async def _close_stream(self) -> list[StreamResult]:
+        """Ends the stream, if there is one -> its last results."""
         stream, self._stream, self._rest = self._stream, None, b""
         return [] if stream is None else await self._streams.close(stream)
 
@@ -353,6 +357,8 @@ class Server:
                 if not isinstance(part, BodyPartReader) or part.name not in ("file", *_FIELDS):
                     field = getattr(part, "name", None)
                     raise AsrError(f"the field {field!r:.80} is not supported; there are file, {', '.join(_FIELDS)}.")
+                if part.name in fields and part.name != _REPEATED_FIELD:
+                    raise AsrError(f"{part.name}: the request has this field twice; send it once.")
                 if part.name != "file":
                     fields[part.name] = await self._field(part)
                     continue
@@ -362,7 +368,7 @@ class Server:
                 suffix = Path(name).suffix
                 path = folder / f"recording{suffix if suffix[1:].isalnum() and len(suffix) <= _MAX_SUFFIX else ''}"
                 await self._copy(part, path, name)
-        except (ValueError, AssertionError) as error:  # of aiohttp, for what is no form
+        except (ValueError, AssertionError, KeyError) as error:  # of aiohttp, for what is no form
             raise AsrError("the request is not a form with a file (multipart/form-data).") from error
         if path is None:
             raise AsrError("the request has no field 'file' with a recording.")

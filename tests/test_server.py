@@ -150,6 +150,8 @@ def test_no_audio_has_no_words(recognizer, streaming):
     [
         ("nothing", "text messages are"),
         ("[1]", "text messages are"),
+        ("[" * 100_000, "text messages are"),
+        ('{"config": {"words": "no"}}', "config: words must be true or false."),
         ('{"eof": 1, "config": {}}', "text messages are"),
         ('{"config": {"grammar": 1}}', "config: 'grammar' is not supported; there are sample_rate and words."),
         ('{"config": {"sample_rate": "8k"}}', "config: sample_rate must be a whole number of Hz."),
@@ -339,6 +341,18 @@ def test_a_request_that_cannot_be_answered_gets_one_sentence(recognizer, streami
     assert not any(path in message for path in ("/tmp", "asr-", ".."))
 
 
+def test_a_request_has_each_field_once(recognizer, streaming):
+    async def talk(client: ClientSession) -> tuple[int, dict]:
+        form = FormData(default_to_multipart=True)
+        for value in ("json", "text"):
+            form.add_field("response_format", value)
+        async with client.post("/v1/audio/transcriptions", data=form) as response:
+            return response.status, await response.json()
+
+    status, answer = serve(recognizer, streaming, talk)
+    assert status == 400 and answer["error"]["message"].startswith("response_format: the request has this field twice")
+
+
 def test_a_request_has_one_recording(recognizer, streaming):
     async def talk(client: ClientSession) -> tuple[int, dict]:
         form = FormData()
@@ -353,6 +367,8 @@ def test_a_request_has_one_recording(recognizer, streaming):
 
 def test_what_is_no_form_is_refused_and_models_are_named(recognizer, streaming):
     async def talk(client: ClientSession) -> list[object]:
+        nothing = await client.post("/v1/audio/transcriptions", skip_auto_headers=["Content-Type"])
+        assert nothing.status == 400 and "multipart/form-data" in (await nothing.json())["error"]["message"]
         wrong = await client.post("/v1/audio/transcriptions", data=b"{}")
         models = await client.get("/v1/models")
         hint = await client.get("/")

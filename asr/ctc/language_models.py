@@ -354,7 +354,7 @@ def model_maker(
     if isinstance(source, nn.Module) and hasattr(source, "initial_state"):
         network: Any = source.eval()
         # Histories are kept between utterances; when the cache is full, the least used ones are evicted.
-        settings = replace(settings, **{"capacity_bytes": _CACHE_BYTES, **_known(options or {})})
+        settings = replace(settings, **{"capacity_bytes": _CACHE_BYTES, **_known(options or {}, settings)})
         return functools.partial(CachedRNNLM, network, settings), False
     if options:
         raise AsrError(
@@ -392,10 +392,19 @@ def _recurrent(bundle: Bundle) -> tuple[nn.Module, CacheOptions]:
     return bundle.rnn_lm.network, recognition_settings(bundle, mode, {}).cache
 
 
-def _known(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The options, all of which are fields of `CacheOptions`."""
+def _known(options: Mapping[str, Any], settings: CacheOptions) -> Mapping[str, Any]:
+    """The options, all of which are fields of `CacheOptions` and have an effect beside the other settings."""
     known = CacheOptions.__dataclass_fields__
     unknown = next((name for name in options if name not in known), None)
     if unknown is not None:
         raise AsrError(f"there is no option {unknown!r} of a recurrent model; there are {', '.join(known)}.")
+    length = options.get("recombination_length", settings.recombination_length)
+    choice = options.get("recombination", settings.recombination)
+    if "recombination" in options and length is None:
+        raise AsrError("recombination has no effect without recombination_length; give both, or leave it out.")
+    if "recombination_window" in options and (length is None or choice != "best"):
+        raise AsrError(
+            "recombination_window has no effect without recombination_length and recombination 'best'; give all of "
+            "them, or leave it out."
+        )
     return options

@@ -389,18 +389,31 @@ class WrappedLM(LanguageModel):
 
 
 class CheckedLM(WrappedLM):
-    """A user's own model, whose answers must be numbers: a search would silently drop the words of a NaN.
+    """A user's own model, whose answers must have the right shapes and be numbers: a search would silently drop the
+    words of a NaN, and use a single score for all queries.
 
-    Answers on a GPU are not checked, because that would wait for it at every call.
+    Numbers on a GPU are not checked, because that would wait for it at every call.
     """
+
+    def start(self, num_streams: int) -> Tensor:
+        """The history `<s>`, (num_streams,).
+
+        Raises:
+            AsrError: the answer is something else.
+        """
+        context_idx = super().start(num_streams)
+        self._require("start", context_idx, num_streams, is_score=False)
+        return context_idx
 
     def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
         """log P(word | history) and the next context, (Q,) each.
 
         Raises:
-            AsrError: a score is NaN or +inf.
+            AsrError: the answers are something else, or a score is NaN or +inf.
         """
         log_prob, next_idx = super().score(context_idx, word_id)
+        self._require("score, log_prob", log_prob, len(word_id), is_score=True)
+        self._require("score, next_idx", next_idx, len(word_id), is_score=False)
         bad = self._first_bad(log_prob)
         if bad is not None:
             self._refuse("score", log_prob[bad], self.vocabulary.words[int(word_id[bad])], context_idx[bad])
@@ -410,13 +423,23 @@ class CheckedLM(WrappedLM):
         """log P(</s> | history), (Q,).
 
         Raises:
-            AsrError: a score is NaN or +inf.
+            AsrError: the answer is something else, or a score is NaN or +inf.
         """
         log_prob = super().final(context_idx)
+        self._require("final", log_prob, len(context_idx), is_score=True)
         bad = self._first_bad(log_prob)
         if bad is not None:
             self._refuse("final", log_prob[bad], "</s>", context_idx[bad])
         return log_prob
+
+    def _require(self, what: str, found: Tensor, num: int, *, is_score: bool) -> None:
+        if found.shape == (num,) and (found.is_floating_point() if is_score else found.dtype == torch.int64):
+            return
+        wanted = "log-probabilities, floats" if is_score else "contexts, torch.int64"
+        raise AsrError(
+            f"{type(self._lm).__name__}.{what}: for {num} queries it has the shape {tuple(found.shape)} and the type "
+            f"{found.dtype}; expected a tensor of as many {wanted}."
+        )
 
     @staticmethod
     def _first_bad(log_prob: Tensor) -> int | None:

@@ -30,9 +30,12 @@ from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.combine import WrappedLM
 from asr.lm.ngram.model import NgramLM
+from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.text.symbols import Vocabulary
 from tests.ctc.oracle import ForgetfulNgram, best_of_paths, best_word_sequences
 from tests.reference.toy_network import ToyNetwork
+
+NETWORK = RNNLanguageModel(Vocabulary(["ab"]), RNNLMConfig(4))
 
 pytestmark = pytest.mark.slow
 
@@ -497,6 +500,22 @@ def test_spelled_lexicon_leaves_out_what_cannot_be_spelled() -> None:
         ),
         ({"words": ["ab"], "lm": uniform_ngram(["ab"]), "lm_weight": 0.5}, "lm_weight is 0.5, but there is no n-gram"),
         ({"words": ["ab"], "lm": uniform_ngram(["ab"]), "lm_options": {"hidden_dtype": "int8"}}, "hidden_dtype has no"),
+        (
+            {
+                "words": ["ab"],
+                "lm": NETWORK,
+                "lm_options": {"recombination": "best"},
+            },
+            "recombination has no eff",
+        ),
+        (
+            {
+                "words": ["ab"],
+                "lm": NETWORK,
+                "lm_options": {"recombination_length": 2, "recombination_window": 3},
+            },
+            "recombination_window has no effect without recombination_length and recombination 'best'",
+        ),
     ],
 )
 def test_bad_arguments_are_told(arguments: dict[str, object], message: str) -> None:

@@ -29,7 +29,7 @@ from asr.lm.combine import (
     mapped_to,
 )
 from asr.lm.corpus import read_word_stream
-from asr.lm.interface import LanguageModel
+from asr.lm.interface import LanguageModel, require_language_model
 from asr.lm.ngram.estimate import estimate_kneser_ney
 from asr.lm.ngram.model import NgramLM
 from asr.text.symbols import SPECIAL_WORDS, UNK_ID, Vocabulary
@@ -304,6 +304,53 @@ class _Spoiled(TableLM):
 
     def final(self, context_idx: Tensor) -> Tensor:
         return super().final(context_idx).masked_fill(context_idx == 1, self.value)
+
+
+class _Misshapen(TableLM):
+    """Gives the answers that `wrong` makes of the right ones, to all but two queries."""
+
+    method = "score"
+
+    def wrong(self, answer: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+    def _made(self, method: str, answer: torch.Tensor) -> torch.Tensor:
+        return self.wrong(answer) if method == self.method and len(answer) != 2 else answer
+
+    def start(self, num_streams: int) -> torch.Tensor:
+        return self._made("start", super().start(num_streams))
+
+    def score(self, context_idx: torch.Tensor, word_id: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        log_prob, next_idx = super().score(context_idx, word_id)
+        return self._made("score, log_prob", log_prob), self._made("score, next_idx", next_idx)
+
+    def final(self, context_idx: torch.Tensor) -> torch.Tensor:
+        return self._made("final", super().final(context_idx))
+
+
+@pytest.mark.parametrize(
+    ("method", "wrong", "shown"),
+    [
+        (
+            "start",
+            lambda answer: answer[1:],
+            r"the shape \(2,\) and the type torch.int64; expected a tensor of as",
+        ),
+        ("score, log_prob", lambda answer: answer[:1], r"the shape \(1,\)"),
+        ("score, log_prob", lambda answer: answer[:, None], r"the shape \(3, 1\)"),
+        ("score, log_prob", torch.Tensor.long, "torch.int64; expected a tensor of as many log-probabilities, floats"),
+        ("score, next_idx", torch.Tensor.int, "torch.int32; expected a tensor of as many contexts, torch.int64"),
+        ("final", torch.Tensor.sum, r"the shape \(\)"),
+    ],
+)
+def test_answers_of_a_users_model_must_have_the_right_shapes(method: str, wrong: Any, shown: str) -> None:
+    vocabulary = Vocabulary(["A", "B", "C"])
+    model = _Misshapen(vocabulary)
+    model.method, model.wrong = method, wrong  # type: ignore[method-assign]
+    require_language_model(model)  # two queries are answered well
+    checked, word_id = CheckedLM(model), vocabulary.ids_of(["A", "B", "C"])
+    with pytest.raises(AsrError, match=rf"_Misshapen.{method}: for 3 queries it has .*{shown}"):
+        checked.final(checked.score(checked.start(3), word_id)[1])
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1.0])

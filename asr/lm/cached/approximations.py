@@ -10,6 +10,7 @@ Shapes: R rows or new edges, S state width.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,9 @@ PRECISIONS = {
 HIDDEN_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.int8}
 
 _LOOP_DTYPES = ("float32", "int8")
+
+
+_NORMALIZERS = ("cache_history_normalizers", "cache_group_normalizers", "cache_tree_paths")
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,14 @@ class CacheOptions:
                 f"recombination_length is {self.recombination_length}; it must be between 1 and "
                 f"{_MAX_RECOMBINATION_LENGTH:,}."
             )
+        for name in ("cache_scores", "cache_hidden", *_NORMALIZERS, "compiled"):
+            if not isinstance(getattr(self, name), bool):
+                raise AsrError(f"cached language model: {name} is {getattr(self, name)!r}; it must be true or false.")
+        for name in ("capacity_bytes", "loop_room", "held_projections"):
+            value = getattr(self, name)
+            is_count = isinstance(value, Integral) and not isinstance(value, bool) and value > 0
+            if not is_count and (name != "capacity_bytes" or value is not None):
+                raise AsrError(f"cached language model: {name} is {value!r}; it must be a whole number above 0.")
         if self.recombination_window < 0:
             raise AsrError(f"recombination_window is {self.recombination_window}; it must be 0 or more.")
         if self.history_precision and self.recombination_length and self.recombination == "best":

@@ -411,3 +411,22 @@ def test_the_best_of_each_node_is_found_for_the_first_node_and_among_equals():
     node, score = torch.tensor([1, 2, 2, 0, 1]), torch.tensor([-2.0, -4.0, -4.0, -1.0, -2.5])
     position = recombination.better(node, score, 2, 3).tolist()
     assert sorted(node[position].tolist()) == [1, 2] and 4 not in position
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("held_projections", -1, "a whole number above 0"),
+        ("held_projections", 1.5, "a whole number above 0"),
+        ("loop_room", 0, "a whole number above 0"),
+        ("loop_room", None, "a whole number above 0"),
+        ("capacity_bytes", "1", "a whole number above 0"),
+        ("capacity_bytes", True, "a whole number above 0"),
+        ("cache_scores", None, "true or false"),
+        ("cache_tree_paths", 1, "true or false"),
+        ("compiled", "no", "true or false"),
+    ],
+)
+def test_options_have_the_right_types(name, value, wanted):
+    with pytest.raises(AsrError, match=f"cached language model: {name} is .*; it must be {wanted}"):
+        CacheOptions(**{name: value})
