@@ -6,7 +6,6 @@ interrupted transfer resumes where it stopped, even in another process. A comple
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import http.client
 import json
@@ -17,12 +16,13 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from asr.errors import AsrError
+from asr.locks import lock
 from asr.serialization import open_atomic, read_description, require_intact
 
 Progress = Callable[[int, int], None]
@@ -179,9 +179,8 @@ def _folder_of(source: Source) -> Path:
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Holds an exclusive lock on the folder, so that only one process fetches at a time."""
-    with (folder / ".lock").open("w") as lock:
-        with suppress(OSError):  # some network file systems have no locks
-            fcntl.flock(lock, fcntl.LOCK_EX)
+    with (folder / ".lock").open("w") as file:
+        lock(file)
         yield
 
 

@@ -7,13 +7,12 @@ recordings of a run are entered before any of their files is written.
 
 from __future__ import annotations
 
-import fcntl
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from asr.errors import AsrError
+from asr.locks import lock
 from asr.text.documents import parse_json
 from asr.transcripts import plain_name, unique_names
 
@@ -53,8 +52,7 @@ def enter_names(register: Path, stems: Mapping[str, str]) -> dict[str, str]:
     """
     try:
         with register.open("a+b") as file:
-            with suppress(OSError):  # some network file systems have no locks
-                fcntl.flock(file, fcntl.LOCK_EX)
+            lock(file)
             file.seek(0)
             content = file.read()
             known = _parsed(content, register)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import fcntl
 import gzip
 import hashlib
 import json
@@ -23,6 +22,7 @@ from asr.decoding.k2 import import_k2
 from asr.decoding.lattice_io import save_k2_lattice, write_kaldi_lattice
 from asr.decoding.slf import write_slf
 from asr.errors import AsrError
+from asr.locks import lock
 from asr.recognizer import Recognizer
 from asr.results import RecognitionResult
 from asr.serialization import atomic_path, cure_of, output_path, write_whole_text
@@ -159,12 +159,8 @@ class ResultsFile:
 
 def _lock(file: IO[Any], path: Path) -> None:
     """Locks an open file until it is closed; refuses one that another process has locked."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise AsrError(f"{path}: another process is writing to this output; wait, or choose another file.") from error
-    except OSError:
-        return  # some network file systems have no locks
+    if not lock(file, wait=False):
+        raise AsrError(f"{path}: another process is writing to this output; wait, or choose another file.")
 
 
 # In a line written by `add`, the recording comes first and the maker last.

@@ -30,6 +30,8 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor
 
+from asr.locks import lock
+
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -239,9 +241,9 @@ def _lock_cache(cache_file: Any) -> None:
     An entry is a line of the index and a numbered file. Two processes that compile for different arguments at the same
     time may take the same number, and later ones would then run code that was compiled for other types.
     """
-    lock = f"{cache_file._index_path}.lock"
-    cache_file.load = _one_process_at_a_time(cache_file.load, lock)
-    cache_file.save = _one_process_at_a_time(_saved_if_possible(cache_file), lock)
+    path = Path(f"{cache_file._index_path}.lock")
+    cache_file.load = _one_process_at_a_time(cache_file.load, path)
+    cache_file.save = _one_process_at_a_time(_saved_if_possible(cache_file), path)
 
 
 def _saved_if_possible(cache_file: Any) -> Callable[..., None]:
@@ -273,17 +275,15 @@ def _tell_that_code_is_not_kept(folder: Path, error: OSError) -> None:
     )
 
 
-def _one_process_at_a_time(method: Callable[..., Any], lock: str) -> Callable[..., Any]:
+def _one_process_at_a_time(method: Callable[..., Any], path: Path) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(*args: Any) -> Any:
         try:
-            import fcntl
-
-            file = Path(lock).open("ab")  # noqa: SIM115
-        except (ImportError, OSError):  # Windows has no such locks; the cache's folder may be read-only
+            file = path.open("ab")
+        except OSError:  # the cache's folder may be read-only
             return method(*args)
         with file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed
+            lock(file)
             return method(*args)
 
     return call

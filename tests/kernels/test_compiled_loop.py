@@ -1,5 +1,6 @@
 """Compiled loops and their caches on disk."""
 
+import errno
 import importlib.util
 import os
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -129,6 +131,16 @@ def test_processes_write_a_cache_one_after_the_other(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert index.read_text() == "20"
+
+
+def test_a_cache_without_locks_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))  # as on some network file systems
+
+    cache = SimpleNamespace(_index_path=str(tmp_path / "loop.nbi"), load=lambda: "code", save=None)
+    _lock_cache(cache)
+    monkeypatch.setattr("fcntl.flock", flock)
+    assert cache.load() == "code"
 
 
 def test_nothing_else_compiles_loops() -> None:
