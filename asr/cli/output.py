@@ -10,12 +10,13 @@ import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, TextIO
 
-from asr.cli.file_names import enter_names, read_names, with_names
+from asr.cli.file_names import enter_names, enter_parts, read_names, read_parts, with_names
 from asr.cli.options import listed
 from asr.cli.recordings import Shard
 from asr.decoding.k2 import import_k2
@@ -343,6 +344,9 @@ def add_lattice_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+_SUFFIXES = {"slf": (".slf", ".slf.gz"), "k2": (".pt",)}
+
+
 def _archive(shard: Shard) -> str:
     return "lattices.txt" if shard.number == 1 else f"lattices.{shard.index + 1}.txt"
 
@@ -361,13 +365,57 @@ def lattice_files(lattice_format: str, stems: Iterable[str], shard: Shard) -> li
     if lattice_format == "kaldi":
         archive = _archive(shard)
         return [archive, f"{archive}.gz", "words.txt"]
-    suffixes = (".pt",) if lattice_format == "k2" else (".slf", ".slf.gz")
-    names = [f"{plain_name(stem)}{suffix}" for stem in stems for suffix in suffixes]
+    names = [f"{plain_name(stem)}{suffix}" for stem in stems for suffix in _SUFFIXES[lattice_format]]
     return [*names, *(["words.txt"] if lattice_format == "k2" else [])]
 
 
 _LATTICES = ".lattices"
 _PIECE = re.compile(r"-\d{7,}-\d{7,}$")
+_ARCHIVES = re.compile(r"lattices(\.\d+)?\.txt(\.gz)?")
+
+
+def with_lattices(folder: Path, lattice_format: str, shard: Shard, recordings: Iterable[str]) -> set[str]:
+    """Those of the recordings of which a `LatticeWriter` has written all lattices and all of them are still there.
+
+    Args:
+        folder: the writer's folder.
+        lattice_format: a key of `FORMATS`, in which the lattices must be, compressed or not.
+        shard: whose archive is read first; the lattices may be in that of any shard.
+        recordings: the recordings.
+
+    Raises:
+        AsrError: the register or an archive cannot be read.
+    """
+    written = read_parts(folder / _LATTICES)
+    lattices = {recording: written[recording] for recording in recordings if recording in written}
+    missing = set(chain.from_iterable(lattices.values()))
+    try:
+        here = {entry.name for entry in os.scandir(folder) if entry.is_file()}
+    except OSError:
+        here = set()
+    if lattice_format == "kaldi":
+        own = _archive(shard)
+        for name in sorted(filter(_ARCHIVES.fullmatch, here), key=lambda name: (not name.startswith(own), name)):
+            if missing:
+                missing -= _names_in(folder / name)
+    else:
+        suffixes = _SUFFIXES[lattice_format]
+        missing = {name for name in missing if here.isdisjoint(f"{name}{suffix}" for suffix in suffixes)}
+    return {recording for recording, names in lattices.items() if missing.isdisjoint(names)}
+
+
+def _names_in(archive: Path) -> set[str]:
+    """The names of the lattices of an archive; of a damaged one, those before the last that can be read."""
+    names = list[str]()
+    try:
+        with _open_bytes(archive, "rb") as file:
+            for name, _ in _entries(file):
+                names.append(name)
+    except _DAMAGE:
+        del names[-1:]  # writing it again mends the archive
+    except OSError as error:
+        raise AsrError(f"{archive}: the lattices cannot be read ({error.strerror}).") from error
+    return set(names)
 
 
 class LatticeWriter:
@@ -410,20 +458,28 @@ class LatticeWriter:
         self._graph = recognizer.bundle.graph
         self._options = recognizer.final_options
         self._archive = self._folder / f"{_archive(shard)}{self._suffix}"
-        self._locked = list[IO[bytes]]()
-        with self._writable():
+        self._register = self._folder / _LATTICES
+        with ExitStack() as locked, self._writable():
             self._folder.mkdir(parents=True, exist_ok=True)
             # The formats are UTF-8, which names of files need not be.
             readable = {name: os.fsencode(stem).decode("utf-8", "replace") for name, stem in stems.items()}
-            self._names = enter_names(self._folder / _LATTICES, readable)
+            self._names = enter_names(self._register, readable)
+            self._written = read_parts(self._register)
             if lattice_format == "kaldi":
-                self._lock_archive()
+                self._lock_archive(locked)
                 _drop(self._archive, {self._names[name] for name in todo})
-                self._lock_archive()  # it is another file now
+                self._lock_archive(locked)  # it is another file now
             if lattice_format in ("kaldi", "k2"):  # whose labels are numbers
                 words = self._graph.vocabulary.words
                 lines = "".join(f"{word} {word_id}\n" for word_id, word in enumerate(words))
                 write_whole_text(self._folder / "words.txt", lines)
+            self._locked = locked.pop_all()
+
+    def __enter__(self) -> LatticeWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._locked.close()
 
     def write(self, recording: str, result: RecognitionResult) -> None:
         """Writes the lattices of a recording; with several segments, names contain begin and end in 1/100 s.
@@ -432,23 +488,27 @@ class LatticeWriter:
             AsrError: they cannot be written, for example because the disk is full.
         """
         stem = self._names[recording]
+        names = list[str]()
         for piece in result.lattices:
             is_whole = piece.begin == 0.0 and abs(piece.end - result.duration) < 1e-6
             name = stem if is_whole else f"{stem}-{100 * piece.begin:07.0f}-{100 * piece.end:07.0f}"
+            names.append(name)
             with self._writable():
                 if self._format == "kaldi":
                     with _open_text(self._archive, "a") as file:
                         write_kaldi_lattice(file, name, piece.lattice, self._options)
                 elif self._format == "slf":
                     labels = self._graph.vocabulary, self._graph.tokens
-                    with _open_text(self._folder / f"{name}.slf{self._suffix}", "w") as file:
+                    path = self._folder / f"{name}.slf{self._suffix}"
+                    with atomic_path(path) as partial, self._writable(), _open_text(partial, "w") as file:
                         write_slf(file, name, piece.lattice, *labels, self._options, piece.frame_seconds)
                 else:
                     save_k2_lattice(self._folder / f"{name}.pt", piece.lattice, self._options)
+        if self._written.get(recording) != names:
+            enter_parts(self._register, recording, stem, names)
 
-    def _lock_archive(self) -> None:
-        self._locked.append(self._archive.open("ab"))
-        _lock(self._locked[-1], self._archive)
+    def _lock_archive(self, locked: ExitStack) -> None:
+        _lock(locked.enter_context(self._archive.open("ab")), self._archive)
 
     @contextmanager
     def _writable(self) -> Iterator[None]:
@@ -467,18 +527,30 @@ def _open_text(path: Path, mode: str) -> Any:
 
 def _drop(archive: Path, names: set[str]) -> None:
     """Removes the lattices of these recordings from an archive, and an incomplete last part."""
-    opens: Any = gzip.open if archive.suffix == ".gz" else open
-    damage = suppress(EOFError, zlib.error, gzip.BadGzipFile)
-    with atomic_path(archive) as partial, opens(partial, "wb") as kept, opens(archive, "rb") as file, damage:
-        kept.writelines(_entries_of_others(file, names))
+    with (
+        atomic_path(archive) as partial,
+        _open_bytes(partial, "wb") as kept,
+        _open_bytes(archive, "rb") as file,
+        suppress(*_DAMAGE),
+    ):
+        for name, lines in _entries(file):
+            if name not in names and _PIECE.sub("", name) not in names:
+                kept.writelines(lines)
 
 
-def _entries_of_others(lines: Iterable[bytes], names: set[str]) -> Iterator[bytes]:
-    """The lines of all lattices but those of these recordings; the name of a recording is on a line without tabs."""
-    is_wanted = False
+_DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile)
+
+
+def _open_bytes(archive: Path, mode: str) -> Any:
+    return gzip.open(archive, mode) if archive.suffix == ".gz" else archive.open(mode)
+
+
+def _entries(lines: Iterable[bytes]) -> Iterator[tuple[str, list[bytes]]]:
+    """The lattices of an archive, name and lines; one that does not end with an empty line is incomplete."""
+    entry: list[bytes] = []
     for line in lines:
-        if line.strip() and b"\t" not in line:
-            name = line.decode("utf-8", "replace").strip()
-            is_wanted = name not in names and _PIECE.sub("", name) not in names
-        if is_wanted:
-            yield line
+        entry.append(line)
+        if not line.strip():
+            if len(entry) > 1:
+                yield entry[0].decode("utf-8", "replace").strip(), entry
+            entry = []

@@ -42,6 +42,7 @@ from asr.cli.output import (
     print_line,
     print_record,
     shown,
+    with_lattices,
 )
 from asr.cli.recordings import LIST_SUFFIXES, Recordings, Shard, audio_files, recordings
 from asr.cli.stream import STANDARD_INPUT, add_stream_arguments, run_streams, streaming_options
@@ -216,9 +217,9 @@ of lhotse cuts (.jsonl or .jsonl.gz). m4a, mp4, webm and similar need FFmpeg's l
 'onepass-asr[media]'.
 
 If a file cannot be read, the error is reported, the other files are processed, and the exit code is 1. With --output or
---output-dir, finished recordings are skipped, so that an interrupted run continues where it stopped. --shard I/N
-processes every N-th recording, for job arrays: give each job its own --output, or all jobs the same --output-dir; all
-may have the same --lattices.
+--output-dir, finished recordings are skipped, so that an interrupted run continues where it stopped. With --lattices,
+those that lack a lattice are recognized again. --shard I/N processes every N-th recording, for job arrays: give each
+job its own --output, or all jobs the same --output-dir; all may have the same --lattices.
 
 A JSON line has these fields:
   audio      the path as given, or the id in wav.scp or a manifest, then also as 'id'
@@ -376,12 +377,9 @@ def _require_output(
 
 def _transcribe(args: argparse.Namespace, found: Recordings, output: ResultsFile | TranscriptFolder | None) -> int:
     names = args.shard.of(found.names)
-    done = output.done if output is not None else ()
+    done = _done(args, names, output) if output is not None else set()
     todo = [name for name in names if name not in done]
-    if len(todo) < len(names):
-        where = args.output if args.output is not None else args.output_dir
-        print(f"{len(names) - len(todo)} of {len(names)} files are already in {where}.", file=sys.stderr)
-    if not todo and not done:
+    if not todo and not (output is not None and output.done):
         return 0
     recognizer = recognizer_from(args)
     if output is not None:
@@ -394,30 +392,29 @@ def _transcribe(args: argparse.Namespace, found: Recordings, output: ResultsFile
     recognizer.keep_lattices = args.lattices is not None
     with compiling_notice():
         recognizer.prepare()
-    lattices = None
-    if args.lattices is not None:
-        stems = found.stem_of()
-        lattices = LatticeWriter(
-            args.lattices, args.lattice_format, recognizer, stems, todo, args.lattice_gzip, args.shard
-        )
-    speaker = learn_speaker(recognizer, args.speaker, names, found.read)
-    outcomes = transcribe(recognizer, todo, found.read, nbest=args.nbest, speaker=speaker)
-    console = Console(stderr=True)
-    if not args.no_progress and console.is_terminal:
-        outcomes = iter(track(outcomes, "transcribing", total=len(todo), console=console))
-    write = _writer(args, found, output)
-    num_failed, times, cache = 0, StageTimes(), dict[str, int | float]()
-    for outcome in outcomes:
-        # The lattice is written first: a recording in the output counts as done.
-        if outcome.result is not None and lattices is not None:
-            lattices.write(outcome.name, outcome.result)
-        write(outcome)
-        if outcome.result is None:
-            num_failed += 1
-            print(shown(f"asr: {outcome.error}"), file=sys.stderr)
-        else:
-            times.add(outcome.result.times)
-            cache = later_cache(cache, outcome.result.cache)
+    with contextlib.ExitStack() as opened:
+        lattices = None
+        if args.lattices is not None:
+            options = args.lattice_format, recognizer, found.stem_of(), todo, args.lattice_gzip, args.shard
+            lattices = opened.enter_context(LatticeWriter(args.lattices, *options))
+        speaker = learn_speaker(recognizer, args.speaker, names, found.read)
+        outcomes = transcribe(recognizer, todo, found.read, nbest=args.nbest, speaker=speaker)
+        console = Console(stderr=True)
+        if not args.no_progress and console.is_terminal:
+            outcomes = iter(track(outcomes, "transcribing", total=len(todo), console=console))
+        write = _writer(args, found, output)
+        num_failed, times, cache = 0, StageTimes(), dict[str, int | float]()
+        for outcome in outcomes:
+            # The lattice is written first: a recording in the output counts as done.
+            if outcome.result is not None and lattices is not None:
+                lattices.write(outcome.name, outcome.result)
+            write(outcome)
+            if outcome.result is None:
+                num_failed += 1
+                print(shown(f"asr: {outcome.error}"), file=sys.stderr)
+            else:
+                times.add(outcome.result.times)
+                cache = later_cache(cache, outcome.result.cache)
     if args.statistics:
         print(f"{describe(recognizer)}: {times.format()}", file=sys.stderr)
         for line in format_cache(cache):
@@ -425,6 +422,24 @@ def _transcribe(args: argparse.Namespace, found: Recordings, output: ResultsFile
     if num_failed:
         print(f"{len(todo) - num_failed} of {len(todo)} files transcribed, {num_failed} failed.", file=sys.stderr)
     return 1 if num_failed else 0
+
+
+def _done(args: argparse.Namespace, names: Sequence[str], output: ResultsFile | TranscriptFolder) -> set[str]:
+    """The recordings that are not to be recognized again, since the output and the folder of lattices have them."""
+    done = {name for name in names if name in output.done}
+    where = args.output if args.output is not None else args.output_dir
+    if args.lattices is not None:
+        with_words = len(done)
+        done = with_lattices(args.lattices, args.lattice_format, args.shard, done)
+        if num_lacking := with_words - len(done):
+            print(
+                f"{num_lacking} of {len(names)} files are in {where}, but not all of their lattices are in "
+                f"{args.lattices}; they are recognized again.",
+                file=sys.stderr,
+            )
+    if done:
+        print(f"{len(done)} of {len(names)} files are already in {where}.", file=sys.stderr)
+    return done
 
 
 def _run_streams(args: argparse.Namespace) -> int:
@@ -462,7 +477,8 @@ def _writer(
         if found.is_listed(outcome.name):
             record["id"] = outcome.name
         if isinstance(output, ResultsFile):
-            output.add(record)
+            if outcome.name not in output.done:  # else only its lattices were missing
+                output.add(record)
         elif formats == ("jsonl",) and output is None:
             print_record(record, sys.stdout)
         elif outcome.result is None:

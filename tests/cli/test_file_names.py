@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from asr.cli.file_names import enter_names, read_names, with_names
+from asr.cli.file_names import enter_names, enter_parts, read_names, read_parts, with_names
 from asr.cli.output import TRANSCRIPTS, TranscriptFolder
 from asr.errors import AsrError
 from asr.transcripts import Transcript
@@ -38,6 +38,25 @@ def test_an_unfinished_line_is_replaced_and_damage_is_told(tmp_path: Path) -> No
             read_names(register)
     with pytest.raises(AsrError, match="the register of recordings cannot be written"):
         enter_names(tmp_path / "none" / "register", {})
+
+
+def test_parts_are_those_that_were_written_last(tmp_path: Path) -> None:
+    register = tmp_path / "register"
+    assert read_parts(register) == {}
+    enter_names(register, {"a.wav": "a", "b.wav": "b", "c.wav": "c"})
+    enter_parts(register, "a.wav", "a", ["a-1", "a-2"])
+    enter_parts(register, "b.wav", "b", [])
+    with register.open("a") as file:
+        file.write('["c.wav", "c", ["c-1"')  # by a process that was killed
+    enter_parts(register, "a.wav", "a", ["a"])
+    assert read_names(register) == {"a.wav": "a", "b.wav": "b", "c.wav": "c"}
+    assert read_parts(register) == {"a.wav": ["a"], "b.wav": []}
+    for damage in ('["a.wav", "a", "a-1"]', '["a.wav", "a", [1]]', '["a.wav", "a", [], []]', '["a.wav", "x.2", [[]]]'):
+        register.write_text(f"{damage}\n")
+        with pytest.raises(AsrError, match="register:1: the register of recordings is damaged"):
+            read_parts(register)
+    with pytest.raises(AsrError, match="the register of recordings cannot be written"):
+        enter_parts(tmp_path / "none" / "register", "a.wav", "a", [])
 
 
 @pytest.mark.parametrize("name", ["../victim", "/victim", "sub/victim", "a b", "a\0b", ""])

@@ -348,6 +348,39 @@ def test_an_interrupted_run_keeps_its_lattices(tmp_path, transcribe, lattice_for
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("lattice_format", ["kaldi", "slf"])
+def test_a_recording_without_its_lattices_is_not_done(tmp_path, transcribe, lattice_format):
+    files = [write(tmp_path / "in" / f"{name}.wav", tones([word])) for name, word in (("a", "KIT"), ("b", "PAT"))]
+    output, lattices, other = tmp_path / "words.jsonl", tmp_path / "lattices", tmp_path / "other"
+    arguments = (tmp_path / "in", "--lattice-format", lattice_format, "--ngram-only", "--output", output)
+
+    def names(folder):
+        if lattice_format == "slf":
+            return sorted(path.name for path in folder.glob("*.slf.gz"))
+        text = gzip.decompress((folder / "lattices.txt.gz").read_bytes()).decode()
+        return [f"{entry.split()[0]}.slf.gz" for entry in text.split("\n\n")[:-1]]
+
+    assert transcribe(*arguments, "--lattices", lattices)[0] == 0
+    words = output.read_bytes()
+    code, _, errors = transcribe(*arguments, "--lattices", lattices)
+    assert (code, errors) == (0, f"2 of 2 files are already in {output}.\n")
+    if lattice_format == "slf":
+        (lattices / "b.slf.gz").unlink()
+    else:
+        archive = lattices / "lattices.txt.gz"
+        archive.write_bytes(archive.read_bytes()[:-12])  # the last one is cut short
+    code, _, errors = transcribe(*arguments, "--lattices", lattices)
+    assert code == 0 and "1 of 2 files are already in" in errors
+    assert f"1 of 2 files are in {output}, but not all of their lattices are in {lattices}" in errors
+    assert names(lattices) == ["a.slf.gz", "b.slf.gz"]
+    files[1].write_bytes(b"damaged")  # which does not harm its words in the output
+    code, _, errors = transcribe(*arguments, "--lattices", other)
+    assert code == 1 and f"2 of 2 files are in {output}, but not all of their lattices are in {other}" in errors
+    assert names(other) == ["a.slf.gz"]
+    assert output.read_bytes() == words
+
+
+@pytest.mark.slow
 def test_a_recording_that_is_mended_later_overwrites_no_lattice(tmp_path, transcribe):
     first, second = tmp_path / "in" / "a" / "x.wav", write(tmp_path / "in" / "b" / "x.wav", tones(WORDS))
     first.parent.mkdir()
