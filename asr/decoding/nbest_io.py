@@ -13,7 +13,15 @@ from typing import Any
 from asr.decoding.word_lattice import Candidate
 from asr.errors import AsrError
 from asr.lm.ngram.arpa import LN_10
-from asr.text.documents import READING_ERRORS, finite_number, open_text, parse_json, read_text, unreadable
+from asr.text.documents import (
+    LARGEST_NUMBER,
+    READING_ERRORS,
+    finite_number,
+    open_text,
+    parse_json,
+    read_text,
+    unreadable,
+)
 
 _DECIPHER = re.compile(r"NBestList([12])\.0\s*")
 # SRILM's bytelogs are logarithms to base 1.0001, divided by 1024.
@@ -44,8 +52,8 @@ def read_n_best(path: str | Path) -> dict[str, list[Candidate]]:
     sentence, its own `text`, or none if recognition failed (`error`).
 
     Raises:
-        AsrError: the file cannot be read, a line has none of these formats, or only some of the sentences of an
-            utterance have scores.
+        AsrError: the file cannot be read, a line has none of these formats, a field of an object has the wrong type, or
+            only some of the sentences of an utterance have scores.
     """
     path = Path(path)
     lines = [(f"{path}:{number}", line) for number, line in enumerate(_lines(path), start=1) if line.strip()]
@@ -283,8 +291,10 @@ def _from_json(line: str, where: str) -> tuple[str, list[Candidate]]:
         # `asr transcribe --nbest` writes no list where no complete sentence survived, only the words of the best path.
         own = [] if "error" in record else [record]
         entries = record.get("nbest", own)
-        found = [_candidate(entry) for entry in entries]
-        is_scored = {"score" in entry or isinstance(entry.get("scores"), dict) for entry in entries}
+        if not isinstance(entries, list):
+            raise AsrError(f"{where}: 'nbest' must be a list, not {entries!r:.40}.")
+        found = [_candidate(entry, where) for entry in entries]
+        is_scored = {"score" in entry or "scores" in entry for entry in entries}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise AsrError(
             f"{where}: expected an object with 'id' or 'audio' and 'nbest', a list of {{'text': ..., 'score': ...}}."
@@ -298,16 +308,21 @@ def _partly_scored(where: str, name: str) -> AsrError:
     return AsrError(f"{where}: only some sentences of {name!r} have a score; give each of them one, or none.")
 
 
-def _candidate(entry: Any) -> Candidate:
+def _candidate(entry: Any, where: str) -> Candidate:
     if not isinstance(entry["text"], str):
         raise TypeError("the text is not a string")
     words = tuple(entry["text"].split())
-    scores = entry.get("scores")
-    if isinstance(scores, dict):
-        lm_score = float(scores.get("lm", 0.0)) + float(scores.get("graph", 0.0))
-        found = Candidate(words, float(scores.get("am", 0.0)), lm_score)
-    else:
-        found = Candidate(words, float(entry.get("score", 0.0)), float(entry.get("lm_score", 0.0)))
-    if not math.isfinite(found.am_score) or not math.isfinite(found.lm_score):
-        raise ValueError("a score is not finite")
-    return found
+    if "scores" not in entry:
+        return Candidate(words, _score(entry, "score", where), _score(entry, "lm_score", where))
+    scores = entry["scores"]
+    if not isinstance(scores, dict) or "am" not in scores:
+        raise AsrError(f"{where}: 'scores' must be an object with 'am', not {scores!r:.40}; add it, or give 'score'.")
+    lm_score = _score(scores, "lm", where) + _score(scores, "graph", where)
+    return Candidate(words, _score(scores, "am", where), lm_score)
+
+
+def _score(scores: Mapping[str, Any], field: str, where: str) -> float:
+    score = scores.get(field, 0.0)
+    if isinstance(score, bool) or not isinstance(score, int | float) or not abs(score) <= LARGEST_NUMBER:
+        raise AsrError(f"{where}: {field!r} must be a number of at most {LARGEST_NUMBER:g}, not {score!r:.40}.")
+    return float(score)

@@ -211,6 +211,27 @@ def test_wrong_lists_are_one_sentence(folder: Path, content: str, message: str) 
         read_n_best(folder / "list")
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ('"nbest": {}', "'nbest' must be a list, not {}"),
+        ('"scores": -3', "'scores' must be an object with 'am', not -3; add it, or give 'score'"),
+        ('"scores": null, "score": -3', "'scores' must be an object with 'am', not None"),
+        ('"scores": {"lm": -1}', "'scores' must be an object with 'am', not {'lm': -1}"),
+        ('"scores": {"am": true}', "'am' must be a number of at most 1e.30, not True"),
+        ('"scores": {"am": -1, "lm": NaN}', "'lm' must be a number of at most 1e.30, not nan"),
+        ('"scores": {"am": -1, "graph": [2]}', r"'graph' must be a number of at most 1e.30, not \[2\]"),
+        ('"score": false', "'score' must be a number of at most 1e.30, not False"),
+        ('"nbest": [{"text": "PAT", "score": "-3"}]', "'score' must be a number of at most 1e.30, not '-3'"),
+        (f'"score": -1, "lm_score": 1{"0" * 400}', "'lm_score' must be a number of at most 1e.30, not 10{39}[.]"),
+    ],
+)
+def test_a_wrong_field_of_an_object_is_named(folder: Path, fields: str, message: str) -> None:
+    (folder / "list").write_text(f'{{"id": "u1", "text": "PAT"}}\n{{"id": "u2", "text": "KIT", {fields}}}\n')
+    with pytest.raises(AsrError, match=f"list:2: {message}"):
+        read_n_best(folder / "list")
+
+
 def test_the_command_takes_folders_and_gives_times(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "text").write_text("\n".join(TEXT) + "\n")
     assert main(["lm", "ngram", "--text", str(folder / "text"), "--order", "2", "--arpa", str(folder / "2.arpa")]) == 0
