@@ -15,7 +15,7 @@ from asr.bundle import Bundle, local_bundle_folder, read_rnn_lm
 from asr.cli.options import bytes_from, fetched_bundle_folder
 from asr.cli.output import STANDARD_OUTPUT
 from asr.decoding.kaldi_lattice import is_binary_lattice, read_kaldi_archive
-from asr.decoding.nbest_io import read_n_best, read_n_best_folder, visible_files
+from asr.decoding.nbest_io import has_word_ids, read_n_best, read_n_best_folder, visible_files
 from asr.decoding.word_lattice import (
     Candidate,
     Rescored,
@@ -138,12 +138,14 @@ def run(args: argparse.Namespace) -> int:
         raise AsrError(
             f"{' '.join(args.inputs)}: there are no lattices or n-best lists; the other recognizer wrote none."
         )
+    needs_words = any(one.needs_words for one in utterances)
     has_frames = any(isinstance(one.alternatives, WordLattice) and not one.has_seconds for one in utterances)
     are_lattices = {isinstance(one.alternatives, WordLattice) for one in utterances}
     for flag, is_given, has_effect, needs in (
         ("--max-contexts", args.max_contexts is not None, True in are_lattices, "lattices"),
         ("--frame-seconds", args.frame_seconds is not None, has_frames, "lattices of Kaldi or k2"),
         ("--nbest", args.nbest > 1, False in are_lattices, "lists"),
+        ("--words", args.words is not None, needs_words, "lattices and lists with numbers for words"),
     ):
         if is_given and not has_effect:
             raise AsrError(f"{flag} has no effect here: it is for {needs}, which the inputs are not; leave it out.")
@@ -174,14 +176,16 @@ class _Utterance(NamedTuple):
     name: str
     alternatives: WordLattice | list[Candidate]
     has_seconds: bool = False
+    needs_words: bool = False
 
 
 def _utterances(args: argparse.Namespace, frame_seconds: float) -> Iterator[_Utterance]:
     words = read_word_ids(args.words) if args.words else None
     for path in itertools.chain.from_iterable(map(_expanded, map(Path, args.inputs))):
         if path.is_dir():
+            needs_words = has_word_ids(path)
             for name, candidates in read_n_best_folder(path, words).items():
-                yield _Utterance(name, candidates)
+                yield _Utterance(name, candidates, needs_words=needs_words)
             continue
         kind = _kind(path)
         if kind in ("kaldi", "k2") and words is None:
@@ -191,10 +195,10 @@ def _utterances(args: argparse.Namespace, frame_seconds: float) -> Iterator[_Utt
             yield _Utterance(lattice.name, lattice, has_seconds=True)
         elif kind == "k2":
             for lattice in read_k2_lattices(path, words or {}, frame_seconds):
-                yield _Utterance(lattice.name, lattice)
+                yield _Utterance(lattice.name, lattice, needs_words=True)
         elif kind == "kaldi":
             for lattice in read_kaldi_archive(path, words or {}, frame_seconds):
-                yield _Utterance(lattice.name, lattice)
+                yield _Utterance(lattice.name, lattice, needs_words=True)
         else:
             for name, candidates in read_n_best(path).items():
                 yield _Utterance(name, candidates)

@@ -100,9 +100,9 @@ def read_n_best_folder(folder: str | Path, words: Mapping[int, str] | None = Non
     Raises:
         AsrError: a file cannot be read or lacks a sentence, or there are no n-best lists.
     """
-    files = {_without_packing(path.name): path for path in visible_files(Path(folder))}
-    spoken = next((files[name] for name in _WORDS if name in files), None)
-    if spoken is not None and any(name in files for name in chain(_AM_COSTS, *_GRAPH_COSTS)):
+    files = _files_of(folder)
+    spoken = _kaldi_words(files)
+    if spoken is not None:
         return _kaldi_lists(spoken, files, words)
     lists: dict[str, list[Candidate]] = {}
     for path in files.values():
@@ -117,19 +117,36 @@ def read_n_best_folder(folder: str | Path, words: Mapping[int, str] | None = Non
     return lists
 
 
+def has_word_ids(folder: str | Path) -> bool:
+    """Whether the words of Kaldi's lists in a folder are ids, so that `read_n_best_folder` needs `words`."""
+    spoken = _kaldi_words(_files_of(folder))
+    return spoken is not None and _without_packing(spoken.name) == "words"
+
+
+def _files_of(folder: str | Path) -> dict[str, Path]:
+    return {_without_packing(path.name): path for path in visible_files(Path(folder))}
+
+
+def _kaldi_words(files: Mapping[str, Path]) -> Path | None:
+    """The file with the words of Kaldi's lists, if there are any."""
+    has_costs = any(name in files for name in chain(_AM_COSTS, *_GRAPH_COSTS))
+    return next((files[name] for name in _WORDS if name in files and has_costs), None)
+
+
 def _kaldi_lists(
     spoken: Path, files: Mapping[str, Path], words: Mapping[int, str] | None
 ) -> dict[str, list[Candidate]]:
     am_costs = next((_costs(files[name]) for name in _AM_COSTS if name in files), None)
     parts = next((names for names in _GRAPH_COSTS if all(name in files for name in names)), ())
     graph_costs = [_costs(files[name]) for name in parts]
+    are_ids = _without_packing(spoken.name) == "words"
     lists: dict[str, list[tuple[int, Candidate]]] = {}
     for key, text in _archive(spoken, _integers):
         name, _, number = key.rpartition("-")
         where = f"{spoken}: {key}"
         if not name or not number.isdecimal():
             raise AsrError(f"{where}: the name of a sentence must end with its number, as in 'utt-1'.")
-        if spoken.name.startswith("words") and not spoken.name.startswith("words_text"):
+        if are_ids:
             if words is None:
                 raise AsrError(f"{spoken}: its words are numbers; give --words, the words.txt that defines them.")
             text = [_word(one, words, where) for one in text]

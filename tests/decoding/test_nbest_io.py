@@ -243,16 +243,22 @@ def test_the_command_takes_folders_and_gives_times(folder: Path, capsys: pytest.
     (folder / "words.txt").write_text("<eps> 0\nPAT 1\nKIT 2\nZEBRA 3\n")
     (timed / "talk").write_text("NBestList2.0\n(-9) PAT ( st: 0.10 et: 0.29 g: -1 a: -2 )\n")
     capsys.readouterr()
-    model = ["--ngram", str(folder / "2.arpa"), "--words", str(folder / "words.txt")]
-    assert main(["rescore", str(kaldi), str(timed), *model, "--am-scale", "0.1", "--jsonl", "--nbest", "2"]) == 0
+    model, words = ["--ngram", str(folder / "2.arpa")], ["--words", str(folder / "words.txt")]
+    assert (
+        main(["rescore", str(kaldi), str(timed), *model, *words, "--am-scale", "0.1", "--jsonl", "--nbest", "2"]) == 0
+    )
     records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [record["id"] for record in records] == ["u-x", "v", "talk"]
     assert {one["scores"]["am"] for one in records[0]["nbest"]} == {-10.5, -11.0}
     assert records[2]["words"] == [{"word": "PAT", "start": 0.1, "end": 0.3}]
     assert main(["rescore", str(timed), *model, "--output-format", "ctm"]) == 0
     assert capsys.readouterr().out == "talk 1 0.100 0.200 PAT\n"
-    assert main(["rescore", str(kaldi), *model, "--output-format", "ctm"]) == 2
+    assert main(["rescore", str(kaldi), *model, *words, "--output-format", "ctm"]) == 2
     assert "u-x: ctm needs times, which this input does not have" in capsys.readouterr().err
+    (kaldi / "words").rename(kaldi / "words_text")
+    for inputs in (kaldi, timed):
+        assert main(["rescore", str(inputs), *model, *words]) == 2
+        assert "--words has no effect here: it is for lattices and lists with numbers" in capsys.readouterr().err
     assert main(["rescore", str(empty), *model]) == 2
     assert "there are no n-best lists in this folder" in capsys.readouterr().err
     nothing = folder / "nothing.txt"

@@ -326,21 +326,22 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lm", "ngram", "--text", text, "--order", "2", "--arpa", arpa]) == 0
     capsys.readouterr()
     (folder / "nbest").write_text("u1\tSKIP SICK\nu1\tpat two\nu1\tzebra\n")
-    words = ["--words", str(folder / "words.txt"), "--ngram", arpa]
+    model = ["--ngram", arpa]
+    words = ["--words", str(folder / "words.txt")]
     inputs = [str(folder / name) for name in ("talk.slf", "lat.txt", "nbest")]
-    assert main(["rescore", *inputs, *words, "--lm-scale", "1", "--jsonl", "--nbest", "2"]) == 0
+    assert main(["rescore", *inputs, *words, *model, "--lm-scale", "1", "--jsonl", "--nbest", "2"]) == 0
     records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [record["id"] for record in records] == ["talk", "utt-1", "utt-2", "u1"]
     assert records[0]["words"][1] == {"word": "ZEBRA", "start": 0.25, "end": 0.8}
     assert records[2]["text"] == "KIT ZEBRA"
     assert records[3]["text"] == "pat two" and len(records[3]["nbest"]) == 2
-    assert main(["rescore", inputs[0], *words, "--output-format", "ctm"]) == 0
+    assert main(["rescore", inputs[0], *model, "--output-format", "ctm"]) == 0
     assert capsys.readouterr().out.splitlines()[1] == "talk 1 0.250 0.550 ZEBRA"
     (folder / "failed").write_text('{"id": "u2", "error": "no audio"}\n{"id": "u3", "text": "PAT"}\n')
-    assert main(["rescore", str(folder / "failed"), *words]) == 1
+    assert main(["rescore", str(folder / "failed"), *model]) == 1
     found = capsys.readouterr()
     assert found.out == "u2\nu3 PAT\n" and found.err == "asr: u2: there is no complete sentence in the input.\n"
-    assert main(["rescore", *inputs, *words, "--nbest", "2"]) == 2
+    assert main(["rescore", *inputs, *words, *model, "--nbest", "2"]) == 2
     assert "--nbest needs --jsonl" in capsys.readouterr().err
     for name, *unused in (
         ("nbest", "--max-contexts", "8"),
@@ -348,10 +349,12 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("nbest", "--cache-mb", "5"),
         ("talk.slf", "--frame-seconds", "0.03"),
         ("talk.slf", "--nbest", "2", "--jsonl"),
+        ("talk.slf", *words),
+        ("nbest", *words),
     ):
-        assert main(["rescore", str(folder / name), *words, *unused]) == 2
+        assert main(["rescore", str(folder / name), *model, *unused]) == 2
         assert f"{unused[0]} has no effect here" in capsys.readouterr().err
-    assert main(["rescore", str(folder / "nbest"), *words, "--cache-mb", "nan"]) == 2
+    assert main(["rescore", str(folder / "nbest"), *model, "--cache-mb", "nan"]) == 2
     assert "--cache-mb nan: give a number of MB, 0 or more" in capsys.readouterr().err
 
 
