@@ -9,6 +9,7 @@ import logging
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import BinaryIO
 
 import numpy as np
@@ -23,6 +24,7 @@ _LOGGER = logging.getLogger(__name__)
 RAW_FORMATS = {"s16le": "<i2", "s32le": "<i4", "f32le": "<f4", "u8": "u1"}
 """Name of a format of raw samples -> its encoding, as NumPy names it."""
 
+_STANDARD_INPUT = "standard input"
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 
 # Lengths in WAV headers that were written before the length was known: these or a few bytes less, and SoX's.
@@ -72,7 +74,7 @@ class PcmFormat:
 
 
 def byte_pieces(stream: BinaryIO, seconds: float, raw: PcmFormat | None = None) -> tuple[int, Iterator[Tensor]]:
-    """Reads a stream of bytes piece by piece, as soon as there are samples.
+    """Reads a stream of bytes piece by piece, as soon as there are samples; waits for the first ones.
 
     Args:
         stream: WAV or raw samples.
@@ -83,12 +85,16 @@ def byte_pieces(stream: BinaryIO, seconds: float, raw: PcmFormat | None = None) 
         the sampling rate, and pieces (L,) float32, with channels averaged as by `read_audio`.
 
     Raises:
-        AsrError: the WAV header is missing, or its format is neither PCM nor floating point.
+        AsrError: the WAV header is missing, its format is neither PCM nor floating point, or there is no sample.
     """
     length = None
     if raw is None:
         raw, length = read_wav_header(stream)
-    return raw.sampling_rate, samples_of(stream, raw, length, max(1, int(seconds * raw.sampling_rate)))
+    pieces = samples_of(stream, raw, length, max(1, int(seconds * raw.sampling_rate)))
+    first = next(pieces, None)
+    if first is None:
+        raise _without_samples(_STANDARD_INPUT)
+    return raw.sampling_rate, chain([first], pieces)
 
 
 def samples_of(stream: BinaryIO, pcm: PcmFormat, length: int | None, size: int) -> Iterator[Tensor]:
@@ -122,7 +128,7 @@ def samples_of(stream: BinaryIO, pcm: PcmFormat, length: int | None, size: int) 
         _LOGGER.warning("The audio ends within a sample, which is left out.")
 
 
-def read_wav_header(stream: BinaryIO, source: str = "standard input") -> tuple[PcmFormat, int | None]:
+def read_wav_header(stream: BinaryIO, source: str = _STANDARD_INPUT) -> tuple[PcmFormat, int | None]:
     """Reads the header up to the samples: their format, and their number of bytes if it is known.
 
     Args:
@@ -176,6 +182,10 @@ def _read_exactly(stream: BinaryIO, size: int, source: str) -> bytes:
     while len(content) < size:
         block = stream.read(size - len(content))
         if not block:
-            raise AsrError(f"{source} ends before any sample; give it a WAV file, or --raw-rate for raw samples.")
+            raise _without_samples(source)
         content += block
     return content
+
+
+def _without_samples(source: str) -> AsrError:
+    return AsrError(f"{source} ends before any sample; give it a WAV file, or --raw-rate for raw samples.")

@@ -116,11 +116,16 @@ def test_streams_are_shared_by_jobs(tmp_path, transcribe):
 
 
 def test_silence_and_nothing(transcribe):
-    silent = torch.zeros(RATE).short().numpy().tobytes()
-    for content in (b"", silent):
-        code, lines, _ = transcribe("-", "--raw-rate", RATE, "--jsonl", content=content)
+    code, lines, _ = transcribe("-", "--raw-rate", RATE, "--jsonl", content=bytes(2 * RATE))
+    (record,) = map(json.loads, lines)
+    assert code == 0 and record["text"] == "" and record["end"] == 1.0
+    file = io.BytesIO()
+    soundfile.write(file, torch.zeros(0).numpy(), RATE, format="WAV")
+    for content, *options in ((b"", "--raw-rate", RATE), (b"\0", "--raw-rate", RATE), (b"",), (file.getvalue(),)):
+        code, lines, errors = transcribe("-", "--jsonl", *options, content=content)
         (record,) = map(json.loads, lines)
-        assert code == 0 and record["text"] == "" and record["end"] == len(content) / 2 / RATE
+        assert code == 1 and record["error"].startswith("-: standard input ends before any sample; give it a WAV file")
+        assert f"asr: {record['error']}\n" in errors
 
 
 @pytest.mark.parametrize(
