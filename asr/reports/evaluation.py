@@ -125,7 +125,7 @@ class Evaluation:
         """Reads a file written by `save`.
 
         Raises:
-            AsrError: it is missing, is something else, or is of another version.
+            AsrError: it is missing, is something else, is of another version, or a field is missing or of another type.
         """
         advice = "write it with 'asr evaluate ... --details NAME.json'"
         try:
@@ -139,12 +139,12 @@ class Evaluation:
         try:
             return cls(
                 Path(path).stem,
-                tuple(_utterance(record) for record in content["utterances"]),
-                dict(content["summary"]),
-                dict(content["system"]),
-                str(content["scoring"]),
-                tuple(filter(None, map(_counts, content["cache"]))),
-                {str(name): WordGraph.from_json(graph) for name, graph in content["lattices"].items()},
+                tuple(map(_utterance, _list(content, "utterances", dict))),
+                _typed(content, "summary", dict),
+                _typed(content, "system", dict),
+                _scoring(content),
+                tuple(filter(None, map(_counts, _list(content, "cache", dict)))),
+                {name: WordGraph.from_json(graph) for name, graph in _typed(content, "lattices", dict).items()},
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise AsrError(
@@ -186,13 +186,34 @@ def _timing(word: Mapping[str, Any]) -> Iterator[float | None]:
     return (finite(word.get(name)) for name in ("start", "end", "confidence"))
 
 
+_TYPES: Mapping[type, tuple[str, str]] = {dict: ("an object", "objects"), str: ("a string", "strings")}
+
+
+def _typed(record: Mapping[str, Any], name: str, kind: type) -> Any:
+    if not isinstance(record[name], kind):
+        raise TypeError(f"{name!r} must be {_TYPES[kind][0]}")
+    return record[name]
+
+
+def _list(record: Mapping[str, Any], name: str, kind: type) -> list[Any]:
+    if not isinstance(record[name], list) or not all(isinstance(one, kind) for one in record[name]):
+        raise TypeError(f"{name!r} must be a list of {_TYPES[kind][1]}")
+    return list(record[name])
+
+
+def _scoring(record: Mapping[str, Any]) -> str:
+    if record["scoring"] not in (SHORTEST, SCLITE):
+        raise ValueError(f"'scoring' must be {SHORTEST!r} or {SCLITE!r}")
+    return str(record["scoring"])
+
+
 def _utterance(record: Mapping[str, Any]) -> Utterance:
-    words = [HeardWord(str(word["text"]), *_timing(word)) for word in record["words"]]
-    clip = record.get("audio")
-    audio = Clip(str(clip["path"]), finite(clip.get("begin")) or 0.0, finite(clip.get("end"))) if clip else None
+    words = [HeardWord(_typed(word, "text", str), *_timing(word)) for word in _list(record, "words", dict)]
+    clip = _typed(record, "audio", dict) if record.get("audio") is not None else None
+    audio = Clip(_typed(clip, "path", str), finite(clip.get("begin")) or 0.0, finite(clip.get("end"))) if clip else None
     return Utterance(
-        str(record["id"]),
-        tuple(map(str, record["reference"])),
+        _typed(record, "id", str),
+        tuple(_list(record, "reference", str)),
         tuple(words),
         finite(record.get("duration")),
         finite_values(record.get("seconds")),
