@@ -119,9 +119,9 @@ def _parsed(content: bytes, register: Path) -> tuple[dict[str, str], dict[str, l
             recording, name, more = None, None, []
         # The folder may come from someone else: a name with a slash would be a file outside it.
         is_plain = isinstance(name, str) and name == plain_name(name) and "\0" not in name
-        is_listed = len(more) <= 1 and all(isinstance(one, list) and set(map(type, one)) <= {str} for one in more)
-        is_new = name not in taken or names.get(recording) == name
-        if not (isinstance(recording, str) and is_plain and is_listed and is_new):
+        is_sound = isinstance(recording, str) and is_plain and (name not in taken or names.get(recording) == name)
+        has_parts = len(more) == 1 and isinstance(more[0], list) and all(isinstance(part, str) for part in more[0])
+        if not is_sound or (more and not has_parts):
             raise AsrError(f"{register}:{number}: the register of recordings is damaged; choose another folder.")
         names[recording] = name
         taken.add(name)

@@ -32,7 +32,15 @@ def test_an_unfinished_line_is_replaced_and_damage_is_told(tmp_path: Path) -> No
     assert read_names(register) == {"a.wav": "a"}
     assert enter_names(register, {"c.wav": "c"}) == {"c.wav": "c"}
     assert read_names(register) == {"a.wav": "a", "c.wav": "c"}
-    for damage in ("nonsense", '["a.wav"]', '["a.wav", 1]', "{}", '["b.wav", "a"]'):
+    for damage in (
+        "nonsense",
+        '["a.wav"]',
+        '["a.wav", 1]',
+        '["b.wav", ["a"]]',
+        '[["b.wav"], "a"]',
+        "{}",
+        '["b.wav", "a"]',
+    ):
         register.write_text(f'["a.wav", "a"]\n{damage}\n')
         with pytest.raises(AsrError, match=r"register:2: the register of recordings is damaged; choose another folder"):
             read_names(register)

@@ -6,6 +6,7 @@ import gzip
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, TextIO
 
 import pytest
 
@@ -61,14 +62,32 @@ def test_archives_count_as_far_as_they_are_readable(folder: Path) -> None:
     assert found(folder, "kaldi") == ["long.wav", "noise.wav"]
 
 
-def test_a_writer_enters_what_it_wrote_and_gives_its_archive_free(tmp_path: Path) -> None:
+def lattice_writer(folder: Path, lattice_format: str) -> LatticeWriter:
     graph = SimpleNamespace(vocabulary=SimpleNamespace(words=["<eps>", "A"]), tokens=None)
-    recognizer = SimpleNamespace(bundle=SimpleNamespace(graph=graph), final_options=None)
+    recognizer: Any = SimpleNamespace(bundle=SimpleNamespace(graph=graph), final_options=None)
+    return LatticeWriter(folder, lattice_format, recognizer, {"a.wav": "a"}, ["a.wav"], None, WHOLE)
+
+
+def test_a_writer_enters_what_it_wrote_and_gives_its_archive_free(tmp_path: Path) -> None:
+    result: Any = SimpleNamespace(lattices=(), duration=1.0)
     for _ in range(2):
-        with LatticeWriter(tmp_path, "kaldi", recognizer, {"a.wav": "a"}, ["a.wav"], None, WHOLE) as writer:  # type: ignore[arg-type]
-            writer.write("a.wav", SimpleNamespace(lattices=(), duration=1.0))  # type: ignore[arg-type]
+        with lattice_writer(tmp_path, "kaldi") as writer:
+            writer.write("a.wav", result)
             with (tmp_path / "lattices.txt.gz").open("ab") as other:
                 assert not lock(other, wait=False)
         with (tmp_path / "lattices.txt.gz").open("ab") as other:
             assert lock(other, wait=False)
     assert (tmp_path / ".lattices").read_text() == '["a.wav", "a"]\n["a.wav", "a", []]\n'
+
+
+def test_a_lattice_that_was_interrupted_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_slf(file: TextIO, *_: object) -> None:
+        file.write("VERSION=1.0\n")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("asr.cli.output.write_slf", write_slf)
+    piece = SimpleNamespace(begin=0.0, end=1.0, lattice=None, frame_seconds=0.01)
+    result: Any = SimpleNamespace(lattices=(piece,), duration=1.0)
+    with lattice_writer(tmp_path, "slf") as writer, pytest.raises(KeyboardInterrupt):
+        writer.write("a.wav", result)
+    assert [path.name for path in tmp_path.iterdir()] == [".lattices"]
