@@ -140,8 +140,9 @@ class CTCHypothesis:
         words: the words.
         tokens: the tokens without blanks.
         score: the combined score by which hypotheses are ranked.
-        am_score: the network's score: of the best path with a word list, summed over all paths without one.
-        lm_score: the language model's score, unscaled.
+        am_score: the network's score of the best path with a word list. Without one, that of all paths with these
+            tokens; other tokens with the same text, such as other pieces, add to it what they add to `score`.
+        lm_score: the language model's score of the words, or of the tokens without a word list, unscaled.
         is_complete: whether the utterance may end here; if not, `words` may lack an unfinished word.
     """
 

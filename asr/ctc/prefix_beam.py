@@ -62,7 +62,7 @@ class Alive(NamedTuple):
         lm_score: language model score, unscaled.
         total: the scaled sum of both, plus the bonuses of its words.
         context: the language model's context.
-        length: number of characters of the unfinished word.
+        length: as for `Prefixes`.
     """
 
     prefix: int
@@ -179,6 +179,12 @@ class PrefixBeam:
         found = np.empty(int(self.prefixes.count[NUM_PREFIXES]), dtype=np.int32)
         num = self._loops.fill_path(prefix, self.prefixes.parent, found)
         return found[:num][::-1]
+
+    def text_keys(self, prefixes: Sequence[int], written_begin: IntArray, written: IntArray) -> npt.NDArray[np.int64]:
+        """A number for each of some prefixes, (K,), the same for equal texts; see `prefix_kernel.fill_text_keys`."""
+        nodes, key = np.array(prefixes, dtype=np.int64), np.empty(len(prefixes), dtype=np.int64)
+        self._loops.fill_text_keys(nodes, self.prefixes.parent, self.prefixes.char, written_begin, written, key)
+        return key
 
     def shared_path(self) -> npt.NDArray[np.int32]:
         """The path of the longest prefix that all surviving prefixes extend or are; no other can come back."""
@@ -312,6 +318,7 @@ class _Loops(NamedTuple):
     advance_with_tables: Callable[..., int]
     settle: Callable[..., bool]
     fill_path: Callable[..., int]
+    fill_text_keys: Callable[..., None]
     shared_prefix: Callable[..., int]
     fill_table: Callable[..., None]
 

@@ -4,8 +4,9 @@ A hypothesis is a prefix (a node of a tree of characters) together with the last
 score is the sum over all its paths. Each frame extends all hypotheses by all sufficiently likely tokens, merges equal
 hypotheses, queries the language model for new prefixes, and keeps the best hypotheses.
 
-Characters are numbers; 0 is the word boundary, which ends a word, so that several in a row count as one. Without word
-boundaries, each token is a character of its own and a word of the language model.
+Characters are numbers. With words, 0 is the word boundary, which ends a word. Without them, each token is a character
+of its own and a word of the language model, and the boundary, if there is one, is one of the tokens. In either case,
+several boundaries in a row count as one, and those at the beginning of a text as none.
 
 Shapes: K hypotheses, S slots, C tokens, A new prefixes of a frame, P prefixes.
 """
@@ -25,6 +26,7 @@ _int64: Any = np.int64  # untyped, because to mypy, NumPy 1's integers are not o
 BOUNDARY = 0
 FREE = -1
 UNKNOWN = -1
+WORD_MARK = 256
 _FIRST_MULTIPLIER = 0x1E3779B97F4A7C15
 _SECOND_MULTIPLIER = 0x3F58476D1CE4E5B9
 # Paths this far below the pruning threshold are ignored: they add at most exp(-5) of a score at the threshold.
@@ -46,7 +48,8 @@ class Prefixes(NamedTuple):
         bonus: (P,) float64, everything that is permanently added to the acoustic score.
         guess: (P,) float64, temporarily added for the incomplete word.
         place: (P,) int32, node of the word trie: 0 at the beginning of a word, -1 outside the trie.
-        length: (P,) int32, number of characters of the incomplete word.
+        length: (P,) int32, number of characters of the incomplete word; without words, 0 at the beginning of a text and
+            after a boundary, else 1.
         begin, end, peak: (P,) int32, int32, float64: frames of the character, and the score of its best path.
         table: (H,) int32, hash table of prefixes by (parent, char), -1 where free; H is a power of two.
         node, last, score: (K,) int32, int32, float64, the active hypotheses.
@@ -102,9 +105,10 @@ class Rules(NamedTuple):
 
     Attributes:
         char_begin, char: (C + 1,), (...) the characters of each token.
-        num_ends: (C,) int64, the number of word boundaries among them.
-        word_of: (number of characters,) int64, the word of each character; used only without word boundaries.
-        has_words: whether there are word boundaries.
+        num_ends: (C,) int64, the number of word boundaries among them; without words, 1.
+        word_of: (number of characters,) int64, the language model's word for each character; used only without words.
+        has_words: whether characters form words, which end at boundaries.
+        boundary: the character that adds nothing at the beginning of a text and after itself; -1 if there is none.
         trie_begin, trie_char, trie_next: word trie; the arcs of node n are `trie_begin[n] : trie_begin[n + 1]`, sorted.
         trie_word: (nodes,) int64, the language model's word that ends at each node; <unk> where none does.
         trie_end: (nodes,) float64, added if a word ends at the node.
@@ -130,6 +134,7 @@ class Rules(NamedTuple):
     num_ends: Any
     word_of: Any
     has_words: bool
+    boundary: int
     trie_begin: Any
     trie_char: Any
     trie_next: Any
@@ -200,7 +205,7 @@ def expand(log_prob: Any, prefixes: Prefixes, rules: Rules) -> bool:
     )  # fmt: skip
     slot_context, slot_lm_score, slot_bonus = prefixes.slot_context, prefixes.slot_lm_score, prefixes.slot_bonus
     slot_guess = prefixes.slot_guess
-    char_begin, chars, has_words, has_lm = rules.char_begin, rules.char, rules.has_words, rules.has_lm
+    char_begin, chars, boundary, has_lm = rules.char_begin, rules.char, rules.boundary, rules.has_lm
     allowed, num_ends = prefixes.allowed, rules.num_ends
     num_allowed, best_token = 0, 0
     for token in range(len(row)):
@@ -236,6 +241,7 @@ def expand(log_prob: Any, prefixes: Prefixes, rules: Rules) -> bool:
     bound -= rules.beam + _MARGIN
     for i in range(num_alive):
         node, last, score = _int64(alive_node[i]), alive_last[i], alive_score[i]
+        follows_boundary = length_of[node] == 0
         for j in range(num_allowed):
             token = allowed[j]
             added = score + row[token]
@@ -246,8 +252,9 @@ def expand(log_prob: Any, prefixes: Prefixes, rules: Rules) -> bool:
                     end_of[node] = frame + 1
                 continue
             begin, end = char_begin[token], char_begin[token + 1]
+            is_repeated = follows_boundary and chars[begin] == boundary
             gain = rules.most_inside
-            if not has_words or num_ends[token] > 0:
+            if num_ends[token] > is_repeated:
                 gain = rules.most_at_end
             if added + bonus_of[node] + gain < bound:
                 continue
@@ -257,7 +264,7 @@ def expand(log_prob: Any, prefixes: Prefixes, rules: Rules) -> bool:
                 for position in range(begin, end):
                     child = _child(child, chars[position], prefixes, rules)
             else:
-                if has_words and chars[begin] == BOUNDARY and length_of[node] == 0:
+                if is_repeated:
                     # The boundary is there already. Equal texts must have equal bases: the node without it.
                     begin += 1
                     if end > begin and node > 0:
@@ -479,6 +486,30 @@ def fill_path(prefix: int, parent: Any, path: Any) -> int:
 
 
 @kernel(fastmath=False, allocates=False)
+def fill_text_keys(prefix: Any, parent: Any, char: Any, written_begin: Any, written: Any, key: Any) -> None:
+    """Fills `key` (K,) with a number for each prefix (K,): the same for equal texts, and hardly ever for others.
+
+    Character c is written as `written[written_begin[c] : written_begin[c + 1]]`: bytes or other numbers, the last one
+    first, and `WORD_MARK` wherever one word ends and another may begin.
+    """
+    for i in range(len(prefix)):
+        node, own = _int64(prefix[i]), _int64(_SECOND_MULTIPLIER)
+        has_text, is_apart = False, False
+        while node != 0:
+            for position in range(written_begin[char[node]], written_begin[char[node] + 1]):
+                byte = written[position]
+                if byte == WORD_MARK:
+                    is_apart = has_text
+                    continue
+                if is_apart:
+                    own = (own ^ WORD_MARK) * _FIRST_MULTIPLIER
+                own = (own ^ byte) * _FIRST_MULTIPLIER
+                has_text, is_apart = True, False
+            node = _int64(parent[node])
+        key[i] = own
+
+
+@kernel(fastmath=False, allocates=False)
 def shared_prefix(prefix: Any, parent: Any) -> int:
     """The longest prefix that all of some prefixes (K,) extend or are; those that extend it have higher numbers."""
     shared = _int64(prefix[0])
@@ -533,7 +564,7 @@ def _take_in(slot: int, prefixes: Prefixes, rules: Rules) -> int:
     lm_score, context = prefixes.lm_score[node], prefixes.context[node]
     for position in range(first, end):
         char = rules.char[position]
-        if rules.has_words and char == BOUNDARY and length == 0:
+        if char == rules.boundary and length == 0:
             continue
         place, length, _, guess, _ = _extended(place, length, char, rules)
         if char == BOUNDARY or not rules.has_words:
@@ -558,7 +589,7 @@ def _take_in(slot: int, prefixes: Prefixes, rules: Rules) -> int:
 
 def _child(node: int, char: int, prefixes: Prefixes, rules: Rules) -> int:
     """The prefix with one more character, created if it is new; `settle` adds the parent's bonus to its own."""
-    if rules.has_words and char == BOUNDARY and prefixes.length[node] == 0:
+    if char == rules.boundary and prefixes.length[node] == 0:
         return node
     table_place = _place(node, char, prefixes.table, prefixes.parent, prefixes.char)
     if prefixes.table[table_place] != FREE:
@@ -601,7 +632,7 @@ def _extended(place: int, length: int, char: int, rules: Rules) -> tuple[int, in
     """
     trie_node = _int64(place)
     if not rules.has_words:
-        return _int64(0), _int64(0), rules.insertion, 0.0, _int64(rules.word_of[char])
+        return _int64(0), _int64(char != rules.boundary), rules.insertion, 0.0, _int64(rules.word_of[char])
     if char == BOUNDARY:
         end = rules.trie_end[trie_node] if trie_node >= 0 else rules.outside_end
         return _int64(0), _int64(0), rules.insertion + end, 0.0, _word_at(trie_node, rules)

@@ -19,7 +19,7 @@ from asr.ctc.graph_search import no_hypothesis
 from asr.ctc.interface import CTCDecodingConfig, CTCHypothesis, CTCToken, CTCWord
 from asr.ctc.language_models import LentModels
 from asr.ctc.prefix_beam import IntArray, PrefixBeam, ask_final, in_order, read_chunks
-from asr.ctc.prefix_kernel import Rules
+from asr.ctc.prefix_kernel import WORD_MARK, Rules
 from asr.errors import AsrError
 from asr.lm.interface import LanguageModel
 from asr.text.ctc_tokens import CTCTokens
@@ -71,6 +71,9 @@ class TokenSearch:
         self._compiled = compiled
         with models.lent() as lm:
             self._rules = token_rules(tokens, config, None if lm is None else lm.vocabulary)
+        written = [_written(tokens, entry) for entry in range(len(tokens.table))]
+        self._written_begin = np.cumsum([0, *map(len, written)])
+        self._written = np.concatenate(written).astype(np.int64)
 
     def decode(self, frames: Frames, nbest: int) -> list[list[CTCHypothesis]]:
         """The best hypotheses of each utterance, best first, with distinct texts."""
@@ -97,25 +100,46 @@ class TokenSearch:
         return self._models.turn()
 
     def hypotheses(self, beam: PrefixBeam, lm: LanguageModel | None, nbest: int) -> list[CTCHypothesis]:
-        """The best texts of the surviving prefixes, with the language model's final scores."""
+        """The best texts, by the sum over the surviving prefixes with each text, final scores included.
+
+        Such prefixes differ in a boundary at the end, or in the tokens that words are written in. Tokens, times and the
+        language model's score are those of the best one; what the others add to the sum is added to `am_score`.
+        """
         alive = beam.alive()
         final = np.zeros(len(alive), dtype=np.float64)
         if lm is not None and alive:
             final = ask_final(lm, torch.tensor([each.context for each in alive], dtype=torch.int64))
         total = np.array([each.total for each in alive]) + self._config.lm_scale * final
-        distinct: dict[str, CTCHypothesis] = {}
+        keys = beam.text_keys([each.prefix for each in alive], self._written_begin, self._written).tolist()
+        # For each text, the position of its best prefix, and the sum.
+        texts: dict[int, tuple[int, float]] = {}
         for position in np.argsort(-total, kind="stable").tolist():
-            if total[position] == -math.inf or len(distinct) == nbest:
+            key, added = keys[position], float(total[position])
+            if added == -math.inf:
                 break
-            own, added = alive[position], float(final[position])
+            if key in texts:
+                best, score = texts[key]
+                texts[key] = (best, float(np.logaddexp(score, added)))
+            else:
+                texts[key] = (position, added)
+        distinct: dict[str, CTCHypothesis] = {}
+        for position, score in sorted(texts.values(), key=lambda each: -each[1]):
+            if len(distinct) == nbest:
+                break
+            own = alive[position]
             spelled = self._spelled(beam, own.prefix, Spelled())
-            scores = (float(total[position]), own.am_score, own.lm_score + added)
+            am_score = own.am_score + (score - float(total[position]))
+            scores = (score, am_score, own.lm_score + float(final[position]))
             hypothesis = CTCHypothesis(tuple(spelled.words), tuple(spelled.tokens), *scores, True)
+            # Different bytes that are not UTF-8 have the same text.
             distinct.setdefault(hypothesis.text, hypothesis)
         return list(distinct.values()) or [no_hypothesis()]
 
     def partial(self, beam: PrefixBeam, earlier: Spelled) -> tuple[CTCHypothesis, Spelled]:
-        """The best surviving prefix, without final scores; `earlier` is what was returned before, or empty."""
+        """The best surviving prefix, without final scores and without what others with its text would add.
+
+        `earlier` is what was returned before, or empty.
+        """
         best = max(beam.alive(), key=lambda each: each.total, default=None)
         if best is None or best.total == -math.inf:
             return no_hypothesis(), earlier
@@ -152,6 +176,18 @@ class TokenSearch:
         return self.tokens.group(entries)
 
 
+def _written(tokens: CTCTokens, entry: int) -> list[int]:
+    """What a token adds to a text, for `fill_text_keys`."""
+    is_text = tokens.is_text(entry) and entry != tokens.boundary_id
+    if tokens.kind == "phones":
+        # Each is a word; the others count as empty ones.
+        return [WORD_MARK + 1 + entry] if is_text else [WORD_MARK]
+    if not is_text:
+        return [WORD_MARK] if entry == tokens.boundary_id else []
+    begins = tokens.kind == "pieces" and tokens.begins_word(entry)
+    return [*reversed(tokens.bytes_of(entry)), *[WORD_MARK] * begins]
+
+
 def token_rules(tokens: CTCTokens, config: CTCDecodingConfig, vocabulary: Vocabulary | None) -> Rules:
     """The rules if each token is a word of the language model, which has this vocabulary.
 
@@ -178,9 +214,10 @@ def token_rules(tokens: CTCTokens, config: CTCDecodingConfig, vocabulary: Vocabu
     return Rules(
         char_begin=np.arange(-1, num).clip(0).astype(np.int64),
         char=np.arange(1, num, dtype=np.int64),
-        num_ends=np.zeros(num, dtype=np.int64),
+        num_ends=np.ones(num, dtype=np.int64),
         word_of=word_of,
         has_words=False,
+        boundary=-1 if tokens.boundary_id is None else tokens.boundary_id,
         trie_begin=nothing,
         trie_char=nothing,
         trie_next=nothing,

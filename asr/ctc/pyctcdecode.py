@@ -531,6 +531,7 @@ class BeamSearchDecoderCTC:
             num_ends=self._num_ends,
             word_of=np.zeros(1, dtype=np.int64),
             has_words=True,
+            boundary=BOUNDARY,
             trie_begin=trie.begin,
             trie_char=trie.char,
             trie_next=trie.next,

@@ -145,6 +145,11 @@ class CTCTokens:
         symbol = self.table.tokens[entry]
         return not symbol.startswith(CONTINUATION_PREFIX) if self.uses_continuations else symbol[0] == PIECE_PREFIX
 
+    def bytes_of(self, entry: int) -> bytes:
+        """The UTF-8 of the text of an entry of `table`, which may be a part of a character."""
+        found = self._bytes_of.get(entry)
+        return self._texts[entry].encode("utf-8", "surrogatepass") if found is None else found
+
     def text_of(self, *entries: int) -> str:
         """The text of entries of `table`, without marks of word boundaries; bytes that are not UTF-8 are replaced."""
         if not self._bytes_of:

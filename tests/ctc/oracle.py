@@ -35,6 +35,12 @@ def sum_of_paths(log_prob: np.ndarray) -> dict[tuple[int, ...], float]:
     return found
 
 
+def without_idle_boundaries(tokens: Sequence[int], boundary: int | None) -> tuple[int, ...]:
+    """Leaves out boundaries at the beginning and after another one."""
+    before = (boundary, *tokens)
+    return tuple(token for last, token in zip(before, tokens, strict=False) if not token == last == boundary)
+
+
 def best_of_paths(log_prob: np.ndarray) -> dict[tuple[int, ...], float]:
     """For each sequence of tokens the score of its best path."""
     num_frames, num_tokens = log_prob.shape
@@ -46,14 +52,32 @@ def best_of_paths(log_prob: np.ndarray) -> dict[tuple[int, ...], float]:
 
 
 def best_token_sequences(
-    log_prob: np.ndarray, lm_score: Score, lm_scale: float, insertion: float
+    log_prob: np.ndarray, lm_score: Score, lm_scale: float, insertion: float, boundary: int | None
 ) -> list[tuple[float, tuple[int, ...]]]:
-    """All sequences by the sum of their paths and a language model's score of the whole sequence, best first."""
-    scored = [
-        (score + lm_scale * lm_score(tokens) + insertion * len(tokens), tokens)
-        for tokens, score in sum_of_paths(log_prob).items()
-    ]
+    """All sequences by the sum of their paths and a language model's score of the whole sequence, best first.
+
+    Boundaries at the beginning and after another one are left out, before the language model reads the sequence.
+    """
+    sums: dict[tuple[int, ...], float] = {}
+    for path, score in sum_of_paths(log_prob).items():
+        tokens = without_idle_boundaries(path, boundary)
+        sums[tokens] = float(np.logaddexp(sums.get(tokens, -math.inf), score))
+    scored = [(score + lm_scale * lm_score(tokens) + insertion * len(tokens), tokens) for tokens, score in sums.items()]
     return sorted(scored, reverse=True)
+
+
+def sums_of_texts(
+    sequences: Sequence[tuple[float, tuple[int, ...]]], text_of: Callable[[Sequence[int]], str]
+) -> dict[str, float]:
+    """For each text the log of the sum over all sequences of tokens with this text, and so over all its paths.
+
+    With a language model, each sequence's own score of it weighs that sequence's paths.
+    """
+    found: dict[str, float] = {}
+    for score, tokens in sequences:
+        text = text_of(tokens)
+        found[text] = float(np.logaddexp(found.get(text, -math.inf), score))
+    return found
 
 
 def best_word_sequences(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +20,7 @@ from asr.ctc.prefix_search import TokenSearch, token_rules
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.model import NgramLM
 from asr.text.symbols import Vocabulary
-from tests.ctc.oracle import best_token_sequences
+from tests.ctc.oracle import best_token_sequences, sums_of_texts
 
 SYMBOLS = ["-", "a", "b", "|"]
 OPEN = {"search_beam": 1e9, "beam_size": 10_000, "token_min_log_prob": -1e9}
@@ -36,6 +39,10 @@ def search(lm: NgramLM | None, compiled: bool, **settings: float) -> TokenSearch
 
 def token_model(ngram_of: Callable[..., NgramLM]) -> NgramLM:
     return ngram_of(["a b |", "a | b b", "b a", "b | a a |"], ["a", "b", "|"], order=3)
+
+
+def letters_text(tokens: Sequence[int]) -> str:
+    return " ".join("".join([SYMBOLS[token] for token in tokens]).replace("|", " ").split())
 
 
 def score_of(lm: NgramLM) -> Callable[[tuple[int, ...]], float]:
@@ -66,7 +73,7 @@ class NoTables(LanguageModel):
 @pytest.mark.parametrize("seed", range(3))
 def test_sums_of_paths_without_a_language_model(compiled: bool, seed: int) -> None:
     log_prob = random_frames(5, seed)
-    wanted = best_token_sequences(log_prob.double().numpy(), lambda tokens: 0.0, 0.0, 0.0)
+    wanted = best_token_sequences(log_prob.double().numpy(), lambda tokens: 0.0, 0.0, 0.0, SYMBOLS.index("|"))
     beam = PrefixBeam(search(None, compiled)._rules, 0, compiled)
     read_chunks([beam], [log_prob.numpy()], None)
     found = {tuple(beam.characters(each.prefix)[0].tolist()): each.total for each in beam.alive()}
@@ -78,15 +85,71 @@ def test_sums_of_paths_without_a_language_model(compiled: bool, seed: int) -> No
 @pytest.mark.parametrize("seed", range(3))
 def test_language_model_and_insertion(compiled: bool, seed: int, ngram_of: Callable[..., NgramLM]) -> None:
     log_prob, lm = random_frames(5, seed), token_model(ngram_of)
-    wanted = best_token_sequences(log_prob.double().numpy(), score_of(lm), 0.7, 0.3)
+    sequences = best_token_sequences(log_prob.double().numpy(), score_of(lm), 0.7, 0.3, SYMBOLS.index("|"))
+    wanted = sums_of_texts(sequences, letters_text)
     for model in (lm, NoTables(lm)):
         searcher = search(model, compiled, lm_scale=0.7, word_insertion_penalty=0.3)  # type: ignore[arg-type]
         frames = as_frames(log_prob, None, searcher.tokens, "log_probs", torch.device("cpu"))
-        best = searcher.decode(frames, 5)[0][0]
-        assert [SYMBOLS.index(token.text) for token in best.tokens] == list(wanted[0][1])
-        assert best.score == pytest.approx(wanted[0][0], abs=1e-4)
-        assert best.lm_score == pytest.approx(score_of(lm)(wanted[0][1]), abs=1e-4)
-        assert best.score == pytest.approx(best.am_score + 0.7 * best.lm_score + 0.3 * len(best.tokens), abs=1e-6)
+        (found,) = searcher.decode(frames, 10_000)
+        assert {each.text: each.score for each in found} == pytest.approx(wanted, abs=1e-4)
+        scores = [each.score for each in found]
+        assert scores == sorted(scores, reverse=True)
+        assert searcher.decode(frames, 3)[0] == found[:3]
+        for each in found:
+            tokens = next(tokens for _, tokens in sequences if letters_text(tokens) == each.text)
+            assert [SYMBOLS.index(token.text) for token in each.tokens] == list(tokens)
+            assert each.lm_score == pytest.approx(score_of(lm)(tokens), abs=1e-4)
+            assert each.score == pytest.approx(each.am_score + 0.7 * each.lm_score + 0.3 * len(tokens), abs=1e-6)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    ("symbols", "options"),
+    [
+        (SYMBOLS, {}),
+        (["<pad>", "|", "a", "<unk>"], {}),
+        (["-", "s", "h", "sh"], {"kind": "letters"}),
+        (["-", "▁", "▁a", "a", "b"], {}),
+        (["[PAD]", "a", "##a", "##aa"], {}),
+        (["-", "▁", "<0xC3>", "<0xA9>", "é"], {"kind": "pieces"}),
+        (["-", "AH", "B", "D"], {}),
+        (["-", "|", "AH", "B"], {"kind": "phones", "word_boundary": "|"}),
+    ],
+)
+def test_scores_are_sums_over_all_paths_of_a_text(symbols: list[str], options: dict[str, Any], compiled: bool) -> None:
+    def text_of(entries: Sequence[int]) -> str:
+        written = [tokens.table.tokens[entry] for entry in entries]
+        if tokens.kind == "phones":
+            return " ".join([symbol.replace("|", "") for symbol in written]).strip()
+        if "##a" in symbols:
+            written = [symbol.removeprefix("##") if symbol.startswith("##") else f" {symbol}" for symbol in written]
+        text = "".join(written).replace("▁", " ").replace("|", " ").replace("<unk>", "").replace("<0xC3><0xA9>", "é")
+        return " ".join(re.sub("<0x..>", "\N{REPLACEMENT CHARACTER}", text).split())
+
+    tokens = CTCTokens(symbols, **options)
+    searcher = TokenSearch(tokens, CTCDecodingConfig(**OPEN), LentModels(None, False), None, compiled)  # type: ignore[arg-type]
+    for seed in range(3):
+        log_prob = random_frames(5, seed, len(symbols))
+        sequences = best_token_sequences(log_prob.double().numpy(), lambda tokens: 0.0, 0.0, 0.0, tokens.boundary_id)
+        frames = as_frames(log_prob, None, tokens, "log_probs", torch.device("cpu"))
+        found = {each.text.strip(): each.score for each in searcher.decode(frames, 10_000)[0]}
+        wanted = sums_of_texts(sequences, text_of)
+        assert found.keys() == wanted.keys()
+        # Bytes that are not UTF-8 are told apart, though they have the same text.
+        valid = {text for text in wanted if "\N{REPLACEMENT CHARACTER}" not in text}
+        assert {text: found[text] for text in valid} == pytest.approx({text: wanted[text] for text in valid}, abs=1e-4)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_boundary_that_adds_nothing_costs_nothing(compiled: bool) -> None:
+    """Whatever the penalty of tokens, it is no reason to prune it."""
+    searcher = search(None, compiled, word_insertion_penalty=-20.0, search_beam=5.0)
+    half = math.log(0.5)
+    log_prob = torch.tensor([[-99.0, 0.0, -99.0, -99.0], [-99.0, -99.0, -99.0, 0.0], [0.0, -99.0, -99.0, -99.0]])
+    log_prob = torch.cat([log_prob, torch.tensor([[half, -99.0, -99.0, half]])])
+    frames = as_frames(log_prob, None, searcher.tokens, "log_probs", torch.device("cpu"))
+    (best,) = searcher.decode(frames, 1)[0]
+    assert (best.text, best.score) == ("a", pytest.approx(-40.0))
 
 
 @pytest.mark.slow
@@ -235,6 +298,11 @@ def test_words_and_times_of_a_clear_text(frames_of: Callable[..., torch.Tensor])
         (12, 17, 6.0, 8.5),
     ]
     assert np.isclose(best.score, best.am_score)
+    best = decoder(frames_of(symbols, list("|hello||two|"), strength=12.0))[0]
+    assert [(word.text, word.start_frame, word.end_frame) for word in best.words] == [("hello", 2, 11), ("two", 16, 21)]
+    assert [(token.text, token.start_frame) for token in best.tokens] == [
+        *zip("hello|two|", (2, 4, 6, 8, 10, 12, 16, 18, 20, 22), strict=True)
+    ]
 
 
 @pytest.mark.parametrize("num_tokens", [2, 4])

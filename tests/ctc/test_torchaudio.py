@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ pytest.importorskip("kaldifst", reason="compiling graphs needs kaldifst")
 from asr.ctc.torchaudio import ctc_decoder
 from asr.errors import AsrError
 from asr.lm.ngram.model import NgramLM
-from tests.ctc.oracle import best_of_paths, sum_of_paths
+from tests.ctc.oracle import best_of_paths, best_token_sequences, sums_of_texts
 
 pytestmark = pytest.mark.slow
 
@@ -236,13 +236,18 @@ def test_tokens_against_all_paths(num_tokens: int | None) -> None:
         None, TOKENS[:5], nbest=40, sil_score=0.5, beam_size_token=num_tokens, beam_size=10**4, beam_threshold=1e3
     )
     scored = as_scored(given[0], num_tokens)
-    wanted = sum_of_paths(scored.numpy())
+
+    def text_of(columns: Sequence[int]) -> str:
+        return " ".join("".join([TOKENS[column] for column in columns]).replace("|", " ").split())
+
+    sequences = best_token_sequences(scored.numpy(), lambda tokens: 0.0, 0.0, 0.0, TOKENS.index("|"))
+    wanted = sums_of_texts(sequences, text_of)
     (found,) = decoder(given)
-    assert found[0].score == pytest.approx(max(wanted.values()), abs=1e-3)
-    texts = [" ".join("".join(decoder.idxs_to_tokens(each.tokens)).replace("|", " ").split()) for each in found]
+    assert [each.score for each in found] == pytest.approx(sorted(wanted.values(), reverse=True)[:40], abs=1e-3)
+    texts = [text_of(each.tokens.tolist()) for each in found]
     assert len(set(texts)) == len(found) == 40
-    for each in found:
-        assert wanted[tuple(each.tokens.tolist())] == pytest.approx(each.score, abs=1e-3)
+    for each, text in zip(found, texts, strict=True):
+        assert wanted[text] == pytest.approx(each.score, abs=1e-3)
 
 
 def test_the_last_token_of_a_word_without_silence_beside_torchaudio(tmp_path: Path) -> None:
