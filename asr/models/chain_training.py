@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -57,7 +58,8 @@ class ChainDataModule(ResumesEpoch, pl.LightningDataModule):
         fbank: the features that the corpus was prepared with, and that a bundle will have. None is the default.
 
     Raises:
-        AsrError: a file is missing, or the corpus was prepared with other filterbanks.
+        AsrError: a file is missing, the corpus was prepared with other filterbanks, or the alignment has other phones
+            than the tied states.
     """
 
     def __init__(
@@ -88,6 +90,13 @@ class ChainDataModule(ResumesEpoch, pl.LightningDataModule):
         self.alignment_path = Path(corpus) / alignment
         self.alignment = Alignment.load(self.alignment_path)
         self.states, self.graph = load_chain(Path(chain))
+        phones = itertools.zip_longest(self.alignment.phones, self.states.phones, fillvalue="none")
+        for number, (aligned, tied) in enumerate(phones):
+            if aligned != tied:
+                raise AsrError(
+                    f"{self.alignment_path}: phone {number} is {aligned}, but {tied} in the tied states of {chain}; "
+                    "give the alignment and the chain of one run of `asr chain`, or a bundle with the same phones."
+                )
         self.seed = seed
         self._train, self._valid = usable_utterances(self.corpus, self.alignment, min_score or {}, held_out)
         if train_on_held_out:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -816,3 +817,22 @@ def test_recipes_name_the_filterbanks_of_the_corpus(folder: Path) -> None:
     for fbank in (None, Fbank(num_mel_bins=20, high_freq=5600.0)):
         with pytest.raises(AsrError, match=r"other filterbanks; give fbank the init_args \{'num_mel_bins': 20\}"):
             ChainDataModule(folder / "prepared", "alignment.npz", folder, fbank=fbank)
+
+
+@pytest.mark.parametrize(
+    ("phones", "sentence"),
+    [
+        (("SIL", "b", "a"), "phone 1 is b, but a in the tied states of"),
+        (("SIL", "a", "b", "c"), "phone 3 is c, but none in the tied states of"),
+        (("SIL", "a"), "phone 2 is none, but b in the tied states of"),
+    ],
+)
+def test_an_alignment_of_other_phones_is_refused(
+    folder: Path, states: TiedStates, own: Path, phones: tuple[str, ...], sentence: str
+) -> None:
+    from asr.models.chain_training import ChainDataModule
+
+    path = own / "prepared" / "alignment.npz"
+    replace(Alignment.load(path), phones=phones).save(path)
+    with pytest.raises(AsrError, match=rf"alignment\.npz: {sentence} {re.escape(str(folder / 'states'))}; give"):
+        ChainDataModule(str(own / "prepared"), "alignment.npz", str(folder / "states"), fbank=Fbank(num_mel_bins=20))
