@@ -1,4 +1,4 @@
-"""`asr fit`, `asr validate`, `asr test` and `asr predict`: LightningCLI on a YAML recipe."""
+"""`asr fit`, `asr validate` and `asr test`: LightningCLI on a YAML recipe. `asr predict` only names other commands."""
 
 from __future__ import annotations
 
@@ -100,6 +100,7 @@ Trains a network according to a YAML file, the recipe: model, data and trainer. 
   asr fit --config recipes/an4/am.yaml --data.init_args.max_batch_duration 50 --trainer.devices 2 --trainer.strategy ddp
   asr fit --config recipes/an4/am.yaml --ckpt_path FILE    continue where a run stopped
   asr fit --model.help asr.lm.rnn.training.LitRNNLM        the options of a class
+  asr validate --config recipes/an4/am.yaml --ckpt_path FILE   figures of a checkpoint on the validation data
 
 recipes (in the repository):
   recipes/an4/am.yaml                      Conformer, CTC, 948 utterances
@@ -222,7 +223,7 @@ _PARSER = {"exit_on_error": False, "allow_abbrev": False}
 
 
 class _CLI(LightningCLI):  # type: ignore[misc]
-    """Lightning's command line for one subcommand, the first argument; the parsers of all four take a second to make.
+    """Lightning's command line for one subcommand, the first argument; the parsers of all take a second to make.
 
     Args:
         arguments: the command line without the program's name.
@@ -248,6 +249,11 @@ class _CLI(LightningCLI):  # type: ignore[misc]
     def _parse_ckpt_path(self) -> None:
         """Leaves the model to the recipe. Lightning 2.6 would take classes and arguments from the checkpoint, and read
         it by `torch.load`."""
+
+    def before_instantiate_classes(self) -> None:
+        """Rejects a test of random weights; modules read their `initial_checkpoint` only when a training begins."""
+        if self._name != "fit" and self.config[self._name].ckpt_path is None:
+            raise AsrError(f"asr {self._name}: there are no weights; give --ckpt_path a checkpoint of 'asr fit'.")
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         try:
@@ -305,7 +311,8 @@ def run(arguments: Sequence[str]) -> int:
     """Runs one of Lightning's subcommands; the model and the data are the classes that the YAML names.
 
     Args:
-        arguments: the subcommand and its options, such as `["fit", "--config", "recipes/an4/am.yaml"]`.
+        arguments: the subcommand and its options, such as `["fit", "--config", "recipes/an4/am.yaml"]`. All except
+            `fit` need `--ckpt_path`, and `predict` is refused.
 
     Returns:
         the exit code; a training ended by SIGTERM raises SystemExit with 143 once its checkpoint is written.
@@ -315,6 +322,11 @@ def run(arguments: Sequence[str]) -> int:
         AsrError: an option or the YAML is wrong, the trainer cannot be as they say, the checkpoint is of another
             network, or another process of the training has ended; also any error of the model and the data.
     """
+    if arguments[0] == "predict":
+        raise AsrError(
+            "asr predict would keep no results; make a bundle with 'asr bundle' and give it to 'asr transcribe' or "
+            "'asr evaluate'."
+        )
     if {"-h", "--help"} & set(arguments):
         print(HELP)
     # Batches are bucketed by duration and prepared in the trainer's process on purpose.

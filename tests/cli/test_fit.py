@@ -124,6 +124,39 @@ def tiny_language_model(tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("command", ["validate", "test"])
+def test_random_weights_are_not_tested(tmp_path, capsys, command):
+    assert main([command, *tiny_language_model(tmp_path)[1:]]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error == f"asr: error: asr {command}: there are no weights; give --ckpt_path a checkpoint of 'asr fit'."
+
+
+def test_results_that_would_be_lost_are_not_computed(capsys):
+    assert main(["predict", "--config", "recipes/an4/am.yaml"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("asr: error: asr predict would keep no results; ") and "'asr evaluate'" in error
+
+
+@pytest.mark.slow
+def test_the_validation_of_a_checkpoint_is_that_of_its_training(tmp_path, monkeypatch):
+    """Also for n-gram features, whose histories the data module reads as the model tells it."""
+    from asr.lm.rnn.training import LitRNNLM
+    from scripts.benchmarks.processes import write_inputs
+    from tests.cli.test_termination import recipe
+
+    sums: list[torch.Tensor] = []
+    log = LitRNNLM.on_validation_epoch_end
+    monkeypatch.setattr(LitRNNLM, "on_validation_epoch_end", lambda self: (sums.append(self._sums.clone()), log(self)))
+    (tmp_path / "inputs").mkdir()
+    write_inputs(tmp_path / "inputs")
+    arguments = recipe(tmp_path / "inputs", "language", tmp_path / "run", [])[1:]
+    arguments += ["--data.init_args.validation_texts", f"[{tmp_path / 'inputs' / 'text.txt'}]"]
+    assert main(["fit", *arguments]) == 0
+    assert main(["validate", *arguments, "--ckpt_path", str(tmp_path / "run" / "last.ckpt")]) == 0
+    assert len(sums) > 2 and torch.equal(sums[-1], sums[-2])
+
+
+@pytest.mark.slow
 def test_a_checkpoint_of_another_network_and_a_missing_metric_are_one_sentence(tmp_path, capsys):
     from scripts.benchmarks.processes import write_inputs
     from tests.cli.test_termination import recipe

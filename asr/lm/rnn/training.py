@@ -97,7 +97,12 @@ class LitRNNLM(pl.LightningModule):
         prepare_wrapping(self, self.trainer, list(sparse), may_drop=False)
         self._own_gradients = list(sparse.values())
         data = getattr(self.trainer, "datamodule", None)
-        if stage != "fit" or data is None:
+        if data is None:
+            return
+        if data.vocabulary != self.network.vocabulary:
+            raise AsrError("data.vocabulary and model.vocabulary are different word lists; give both the same file.")
+        data.num_history_words = self.network.num_history_words
+        if stage != "fit":
             return
         if self.trainer.gradient_clip_val:
             raise AsrError("trainer.gradient_clip_val has no effect on LitRNNLM; leave it out and set max_grad_norm.")
@@ -106,9 +111,6 @@ class LitRNNLM(pl.LightningModule):
                 f"trainer.precision is {self.trainer.precision}, but LitRNNLM chooses the precision of each part; "
                 "leave it out, and set compute_dtype: bfloat16 for faster matrix products."
             )
-        if data.vocabulary != self.network.vocabulary:
-            raise AsrError("data.vocabulary and model.vocabulary are different word lists; give both the same file.")
-        data.num_history_words = self.network.num_history_words
         data.setup(stage)
         counts = torch.from_numpy(data.train_tokens.unigram_counts(len(data.vocabulary)))
         self.network.output.set_unigram(counts, reset_bias=self.init_from is None)
