@@ -92,6 +92,35 @@ def test_quotation_marks_in_tsv(
     assert [cut.supervisions[0].text for cut in prepared(capsys, "csv", table).values()] == texts
 
 
+@pytest.mark.parametrize("delimiter", ["|", ";"])
+def test_a_sentence_that_begins_with_a_quotation_mark_takes_no_rows(
+    audio: Path, tmp_path: Path, delimiter: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in the metadata of LJSpeech."""
+    rows = [("path", "text"), (str(audio / "a.wav"), '"Yes, he said.'), (str(audio / "b.wav"), 'Then "no."')]
+    (tmp_path / "table.csv").write_text("".join(delimiter.join(row) + "\n" for row in rows))
+    cuts = prepared(capsys, "csv", tmp_path / "table.csv")
+    assert [cut.supervisions[0].text for cut in cuts.values()] == ['"Yes, he said.', 'Then "no."']
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        ('path,text\na.wav,one\n\nb.wav,"two\nc.wav,three\nd.wav,four\n', 4),
+        ('path,text\na.wav,"one\nb.wav,two"\n', 2),
+        ('path,text\na.wav,one,more,"two\nb.wav,two\n', 2),
+        ('path,text,"age\na.wav,one,20\n', 1),
+    ],
+)
+def test_a_field_that_takes_the_next_rows_is_refused(
+    tmp_path: Path, content: str, line: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "table.csv").write_text(content)
+    arguments = ["prepare", "csv", "--corpus", str(tmp_path / "table.csv"), "--output", str(tmp_path / "out")]
+    assert main(arguments) == 2
+    assert f"table.csv:{line}: a field has a line break, perhaps" in capsys.readouterr().err
+
+
 def test_a_manifest_of_nemo(audio: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     records = [
         {"audio_filepath": "audio/a.wav", "duration": 0.5, "text": "one"},

@@ -123,10 +123,11 @@ class Table(_List):
     def _rows(self, path: Path, content: str) -> Iterator[Utterance | SkippedItem]:
         header = content.partition("\n")[0]
         delimiter = max(("\t", ",", ";", "|"), key=header.count)
-        quotes = delimiter != "\t" or _encloses_fields(content)
-        rows = csv.DictReader(
-            io.StringIO(content), delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE
-        )
+        quotes = delimiter == "," or _encloses_fields(content, delimiter)
+        quoting = csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE
+        # Without the last line's end, so that each break in a field is one between two lines.
+        _require_lines(path, csv.reader(io.StringIO(content.rstrip()), delimiter=delimiter, quoting=quoting))
+        rows = csv.DictReader(io.StringIO(content), delimiter=delimiter, quoting=quoting)
         names = {str(name).strip().lower(): name for name in rows.fieldnames or ()}
 
         def column(known: Sequence[str]) -> str | None:
@@ -152,13 +153,29 @@ class Table(_List):
             yield Utterance(name, audio, text, (speaker_column and row[speaker_column]) or name, 0.0, None, None)
 
 
-def _encloses_fields(content: str) -> bool:
-    """Whether quotation marks enclose whole fields of a TSV table; in Common Voice's they are part of the sentences."""
-    rows = csv.reader(io.StringIO(content), delimiter="\t", strict=True)
+def _encloses_fields(content: str, delimiter: str) -> bool:
+    """Whether quotation marks enclose whole fields of a table; in Common Voice's TSV they are part of the sentences."""
+    rows = csv.reader(io.StringIO(content), delimiter=delimiter, strict=True)
     try:
         return not any("\n" in field for row in rows for field in row)
     except csv.Error:
         return False
+
+
+def _require_lines(path: Path, rows: Any) -> None:
+    """Rejects a row of several lines: most often a quotation mark without a second one has taken the next rows.
+
+    Raises:
+        AsrError: a field has a line break.
+    """
+    for row in rows:
+        num_breaks = sum(field.count("\n") for field in row)
+        if num_breaks:
+            raise AsrError(
+                f"{path}:{rows.line_num - num_breaks}: a field has a line break, perhaps because a quotation mark is "
+                "not closed; write each row in one line, enclose a field that begins with a quotation mark in "
+                "quotation marks, and double those within."
+            )
 
 
 class NemoManifest(_List):
