@@ -10,6 +10,50 @@ class AsrError(Exception):
     """
 
 
+def require_above_zero(**numbers: float) -> None:
+    """Checks numbers that the user gave.
+
+    Raises:
+        AsrError: one is 0 or less, or not a number.
+    """
+    for name, number in numbers.items():
+        if not number > 0:
+            raise AsrError(f"{name} is {number}; give a number above 0.")
+
+
+def require_at_least(least: float, **numbers: float) -> None:
+    """Checks numbers that the user gave.
+
+    Raises:
+        AsrError: one is below `least`, or not a number.
+    """
+    for name, number in numbers.items():
+        if not number >= least:
+            raise AsrError(f"{name} is {number}; give {least} or more.")
+
+
+def require_between(least: float, most: float, **numbers: float) -> None:
+    """Checks numbers that the user gave.
+
+    Raises:
+        AsrError: one is below `least` or above `most`, or not a number.
+    """
+    for name, number in numbers.items():
+        if not least <= number <= most:
+            raise AsrError(f"{name} is {number}; give a number between {least} and {most}.")
+
+
+def require_below_one(**numbers: float) -> None:
+    """Checks numbers that the user gave.
+
+    Raises:
+        AsrError: one is below 0, or not below 1.
+    """
+    for name, number in numbers.items():
+        if not 0 <= number < 1:
+            raise AsrError(f"{name} is {number}; give 0 or more, and less than 1.")
+
+
 def in_one_line(error: BaseException) -> str:
     """The class of an error and the first line of its message, without a full stop."""
     reason = str(error).strip().partition("\n")[0].rstrip(".")

@@ -57,7 +57,8 @@ _EXPLANATIONS = {
     "network in bfloat16 on a CPU; give --trainer.precision 32",
     "No supported gpu backend found": "trainer.accelerator: torch finds no GPU; give cpu or auto",
     r"(-?\d+) is not in bounds, numpy accepts from (\d+) to (\d+)": "seed_everything is {}; give {} to {}",
-    r"Errors:\s+- (\w+ is [^\n;]+; it must be [^\n]+)": "model: {}",
+    # Of networks and their configurations, which know nothing of recipes.
+    r"(?:^|Errors:\s+- )(\w+ is [^\n;]+; it must be [^\n]+)": "model: {}",
     "Connection (?:closed|reset) by peer": f"another process of this training was killed or failed, {_GO_ON}",
 }
 

@@ -21,7 +21,7 @@ from asr.audio.fbank import Fbank, mel, mel_edges
 from asr.audio.io import find_audio_files, from_int16, read_audio, to_int16
 from asr.audio.resample import change_speed, resample
 from asr.distributed import draw_rows
-from asr.errors import AsrError
+from asr.errors import AsrError, require_at_least, require_below_one, require_between
 
 _log = logging.getLogger(__name__)
 
@@ -132,6 +132,9 @@ class SpecAugment(nn.Module):
         max_time_mask_fraction: their maximum width as a fraction of the utterance.
         num_frequency_masks: number of bands of features in each utterance.
         max_frequency_mask_bins: their maximum width.
+
+    Raises:
+        AsrError: a number is below 0, or the fraction is above 1.
     """
 
     def __init__(
@@ -143,6 +146,9 @@ class SpecAugment(nn.Module):
         max_frequency_mask_bins: int = 27,
     ) -> None:
         super().__init__()
+        require_at_least(0, num_time_masks=num_time_masks, max_time_mask_frames=max_time_mask_frames)
+        require_between(0, 1, max_time_mask_fraction=max_time_mask_fraction)
+        require_at_least(0, num_frequency_masks=num_frequency_masks, max_frequency_mask_bins=max_frequency_mask_bins)
         self.num_time_masks = num_time_masks
         self.max_time_mask_frames = max_time_mask_frames
         self.max_time_mask_fraction = max_time_mask_fraction
@@ -191,12 +197,16 @@ class VocalTractPerturbation(nn.Module):
     Args:
         max_warp: the largest change of the factor, such as 0.1.
         fbank: the filterbank. Its filters are the last columns of the features; an energy before them is not changed.
+
+    Raises:
+        AsrError: `max_warp` is below 0, or not below 1.
     """
 
     frequency: Tensor  # (B,) center frequencies in Hz
 
     def __init__(self, max_warp: float, fbank: Fbank) -> None:
         super().__init__()
+        require_below_one(max_warp=max_warp)
         self.max_warp = max_warp
         self.high_freq = fbank.high_freq
         edges = mel_edges(fbank.num_mel_bins, fbank.low_freq, fbank.high_freq)

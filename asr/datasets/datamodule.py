@@ -25,7 +25,7 @@ from asr.datasets.dataset import (
     WaveformCache,
 )
 from asr.distributed import ResumesEpoch, current_share, epoch_to_draw
-from asr.errors import AsrError
+from asr.errors import AsrError, require_above_zero, require_at_least, require_below_one
 from asr.text.lexicon import Tokenizer
 from asr.text.symbols import TokenTable
 
@@ -67,7 +67,7 @@ class AcousticDataModule(ResumesEpoch, pl.LightningDataModule):
         seed: of the batches' order and of augmentation.
 
     Raises:
-        AsrError: `valid_fraction` is below 0 or not below 1; also as `Augmentation` and `Tokenizer.from_files`.
+        AsrError: a number is outside its range; also as `Augmentation` and `Tokenizer.from_files`.
     """
 
     def __init__(
@@ -96,8 +96,12 @@ class AcousticDataModule(ResumesEpoch, pl.LightningDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if not 0.0 <= valid_fraction < 1.0:
-            raise AsrError(f"valid_fraction is {valid_fraction}; give 0 or more, and less than 1.")
+        require_below_one(valid_fraction=valid_fraction, max_vocal_tract_warp=max_vocal_tract_warp)
+        require_above_zero(max_batch_duration=max_batch_duration)
+        require_at_least(1, num_buckets=num_buckets)
+        if max_batch_cuts is not None:
+            require_at_least(1, max_batch_cuts=max_batch_cuts)
+        require_at_least(0, num_workers=num_workers)
         self.cut_paths: dict[Split, list[str]] = {
             "train": list(train_cuts),
             "valid": list(valid_cuts),

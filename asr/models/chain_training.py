@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from asr.audio.fbank import Fbank
 from asr.datasets.augment import SpecAugment
 from asr.distributed import ResumesEpoch, batch_rows, current_share, draw_from, epoch_to_draw, prepare_wrapping, total
-from asr.errors import AsrError
+from asr.errors import AsrError, require_above_zero, require_at_least, require_below_one, require_between
 from asr.graph.context import TIED_STATES, TiedStates
 from asr.models.chain_corpus import FRAME_SECONDS, Alignment, PreparedCorpus
 from asr.models.chain_preparation import load_chain, usable_utterances
@@ -50,16 +50,16 @@ class ChainDataModule(ResumesEpoch, pl.LightningDataModule):
         min_score: corpus -> lowest alignment score of an utterance to train on.
         lengths: output frames that a piece may have; shorter utterances are left out.
         frames_per_batch: output frames, of all processes together. Batches of less than half as many are left out.
-        max_warp: the largest warp of vocal tract length perturbation.
-        max_smoothing: the largest share that a filter takes of each neighbor (`FilterSmoothing`).
+        max_warp: the largest warp of vocal tract length perturbation, below 1.
+        max_smoothing: the largest share that a filter takes of each neighbor, up to 0.5 (`FilterSmoothing`).
         spec_augment: masks, or None.
         speaker_share: the share of pieces that are normalized together with other utterances of their speaker.
         seed: of the order.
         fbank: the features that the corpus was prepared with, and that a bundle will have. None is the default.
 
     Raises:
-        AsrError: a file is missing, the corpus was prepared with other filterbanks, or the alignment has other phones
-            than the tied states.
+        AsrError: a number is outside its range, a file is missing, the corpus was prepared with other filterbanks, or
+            the alignment has other phones than the tied states.
     """
 
     def __init__(
@@ -80,6 +80,10 @@ class ChainDataModule(ResumesEpoch, pl.LightningDataModule):
         speaker_share: float = 0.0,
     ) -> None:
         super().__init__()
+        require_at_least(1, frames_per_batch=frames_per_batch)
+        require_below_one(max_warp=max_warp)
+        require_between(0, 0.5, max_smoothing=max_smoothing)
+        require_between(0, 1, speaker_share=speaker_share)
         self.corpus = PreparedCorpus(corpus)
         if (fbank or Fbank()).arguments != self.corpus.fbank_arguments:
             defaults = Fbank().arguments
@@ -222,8 +226,8 @@ class LitChainModel(pl.LightningModule):
         teacher_weight: share of the teacher's posteriors in the numerator, between 0 and 1.
 
     Raises:
-        AsrError: a weight is not between 0 and 1, a learning rate is not above 0, or the network lacks the auxiliary
-            branch.
+        AsrError: a number is outside its range, such as a learning rate that is not above 0, or the network lacks the
+            auxiliary branch.
     """
 
     def __init__(
@@ -248,13 +252,15 @@ class LitChainModel(pl.LightningModule):
         teacher_weight: float = 0.5,
     ) -> None:
         super().__init__()
-        fractions = {"smbr_weight": smbr_weight, "silence_accuracy": silence_accuracy, "teacher_weight": teacher_weight}
-        for name, weight in fractions.items():
-            if not 0.0 <= weight <= 1.0:
-                raise AsrError(f"LitChainModel: {name} is {weight}; give a number between 0 and 1.")
-        for name, rate in {"peak_lr": peak_lr, "final_lr": final_lr}.items():
-            if not rate > 0.0:  # an exponential decay never reaches 0
-                raise AsrError(f"LitChainModel: {name} is {rate}; give a number above 0, such as 1e-4.")
+        # An exponential decay never reaches a learning rate of 0.
+        require_above_zero(peak_lr=peak_lr, final_lr=final_lr, max_gradient_norm=max_gradient_norm)
+        require_between(0, 1, smbr_weight=smbr_weight, silence_accuracy=silence_accuracy, teacher_weight=teacher_weight)
+        require_between(0, 1, warmup_fraction=warmup_fraction)
+        require_below_one(dropout=dropout, average_decay=average_decay)
+        require_at_least(0, weight_decay=weight_decay, xent_weight=xent_weight, score_l2=score_l2)
+        require_at_least(0, leak=leak, tolerance=tolerance)
+        if total_steps is not None:
+            require_at_least(1, total_steps=total_steps)
         if network.auxiliary is None:
             raise AsrError("LitChainModel: the network needs has_auxiliary: true.")
         self.network = network

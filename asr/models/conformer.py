@@ -33,12 +33,15 @@ class SelfAttention(nn.Module):
     Args:
         dim: input and output size.
         num_heads: number of heads; each head must have an even size.
+
+    Raises:
+        ValueError: the sizes do not fit.
     """
 
     def __init__(self, dim: int, num_heads: int) -> None:
         super().__init__()
-        if dim % (2 * num_heads):
-            raise ValueError(f"dim ({dim}) must be an even multiple of num_heads ({num_heads})")
+        if num_heads < 1 or dim % (2 * num_heads):
+            raise ValueError(f"num_heads is {num_heads}; it must be 1 or more, and dim ({dim}) an even multiple of it")
         self.num_heads = num_heads
         self.head_dim = dim // num_heads
         self.in_projection = PackedLinear(dim, 3 * dim)
@@ -63,10 +66,16 @@ class SelfAttention(nn.Module):
 
 
 class ResidualSum(nn.Module):
-    """x + factor * branch, with dropout on the branch; all frames of an utterance share its mask."""
+    """x + factor * branch, with dropout on the branch; all frames of an utterance share its mask.
+
+    Raises:
+        ValueError: the dropout is below 0, or not below 1.
+    """
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
+        if not 0.0 <= dropout < 1.0:
+            raise ValueError(f"dropout is {dropout}; it must be 0 or more and below 1")
         self.dropout = dropout
 
     def forward(self, x: Tensor, branch: Tensor, factor: float) -> Tensor:
@@ -99,12 +108,17 @@ class ConvModule(nn.Module):
         kernel_size: odd number of frames.
         group_size: channels in a group of the convolution. 1 is the depthwise convolution of the paper; more are
             stronger, and faster on CPUs with matrix units.
+
+    Raises:
+        ValueError: the sizes do not fit.
     """
 
     def __init__(self, dim: int, kernel_size: int, group_size: int) -> None:
         super().__init__()
-        if kernel_size % 2 == 0:
-            raise ValueError(f"kernel_size must be odd, not {kernel_size}")
+        if kernel_size < 1 or kernel_size % 2 == 0:
+            raise ValueError(f"kernel_size is {kernel_size}; it must be odd and 1 or more")
+        if not 1 <= group_size <= dim or dim % (dim // group_size):
+            raise ValueError(f"group_size is {group_size}; it must be 1 or more and divide dim ({dim})")
         self.in_norm = nn.LayerNorm(dim)
         self.gate = PackedLinear(dim, 2 * dim)
         self.conv = nn.Conv1d(dim, dim, kernel_size, padding=kernel_size // 2, groups=dim // group_size)
@@ -126,6 +140,9 @@ class ConformerBlock(nn.Module):
         dropout: on each branch, with one mask for all frames of an utterance, which is cheap on CPUs.
         skip_probability: probability that a branch is left out of a training step (stochastic depth, Huang et al.,
             2016).
+
+    Raises:
+        ValueError: the sizes do not fit, or a probability is below 0 or not below 1.
     """
 
     def __init__(
@@ -139,6 +156,8 @@ class ConformerBlock(nn.Module):
         skip_probability: float,
     ) -> None:
         super().__init__()
+        if not 0.0 <= skip_probability < 1.0:
+            raise ValueError(f"skip_probability is {skip_probability}; it must be 0 or more and below 1")
         self.first_feed_forward = FeedForward(dim, hidden_dim)
         self.attention_norm = nn.LayerNorm(dim)
         self.attention = SelfAttention(dim, num_heads)
@@ -218,6 +237,9 @@ class Conformer(NormalizingNetwork):
         dropout: see `ConformerBlock`.
         skip_probability: for the branches of the last block; it grows linearly from the first block on.
         intermediate_blocks: numbers of blocks with an intermediate output, from 1; empty for plain CTC.
+
+    Raises:
+        ValueError: as `ConformerBlock`, or an intermediate block is not one of the network's.
     """
 
     def __init__(
@@ -235,6 +257,10 @@ class Conformer(NormalizingNetwork):
         intermediate_blocks: tuple[int, ...] = (),
     ) -> None:
         super().__init__(num_features, num_tokens, ConvSubsampling.factor)
+        if not all(1 <= number <= num_blocks for number in intermediate_blocks):
+            raise ValueError(
+                f"intermediate_blocks is {[*intermediate_blocks]}; it must be numbers of blocks, from 1 to {num_blocks}"
+            )
         self.num_heads = num_heads
         self.dim = dim
         self.intermediate_blocks = tuple(intermediate_blocks)

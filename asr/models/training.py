@@ -26,7 +26,7 @@ from asr.distributed import (
     require_end,
     total,
 )
-from asr.errors import AsrError
+from asr.errors import AsrError, require_above_zero, require_at_least, require_below_one, require_between
 from asr.metrics import NO_ERRORS, ErrorCounts, count_errors
 from asr.models.alignment import TeacherAlignment
 from asr.models.checkpoint import trained_network
@@ -233,6 +233,9 @@ class LitAcousticModel(pl.LightningModule):
         teacher: folder of a bundle. Training then uses frame cross-entropy with the alignments of its network;
             validation still shows the objective.
         seed: of dropout and of skipped layers.
+
+    Raises:
+        AsrError: a number is outside its range.
     """
 
     token_frames: Tensor
@@ -255,6 +258,12 @@ class LitAcousticModel(pl.LightningModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
+        require_above_zero(peak_lr=peak_lr, max_gradient_norm=max_gradient_norm)
+        require_between(0, 1, warmup_fraction=warmup_fraction, final_lr_fraction=final_lr_fraction)
+        require_between(0, 1, intermediate_weight=intermediate_weight)
+        require_below_one(average_decay=average_decay)
+        require_at_least(0, weight_decay=weight_decay, flat_start_steps=flat_start_steps)
+        require_at_least(1, length_multiple=length_multiple)
         self.network: AcousticNetwork = network  # type: ignore[assignment]
         self.objective: Objective = objective  # type: ignore[assignment]
         self.average = WeightAverage(network, average_decay)

@@ -188,6 +188,25 @@ def test_a_checkpoint_of_another_network_and_a_missing_metric_are_one_sentence(t
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("model.init_args.max_gradient_norm", "-1", "max_gradient_norm is -1.0; give a number above 0."),
+        ("model.init_args.network.init_args.num_heads", "3", "model: num_heads is 3; it must be 1 or more"),
+        ("model.init_args.network.init_args.dropout", "1", "model: dropout is 1.0; it must be 0 or more and below 1."),
+        ("data.init_args.num_workers", "-1", "num_workers is -1; give 0 or more."),
+    ],
+)
+def test_a_number_outside_its_range_is_one_sentence(tmp_path, capsys, option, value, message):
+    from tests.cli.test_termination import recipe
+
+    (tmp_path / "lexicon.txt").write_text("A AH0\n")
+    assert main([*recipe(tmp_path, "acoustic", tmp_path / "run", []), f"--{option}", value]) == 2
+    error = capsys.readouterr().err.splitlines()
+    assert error[-1].startswith(f"asr: error: {message}") and len(error[-1]) < 120
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(torch.__version__ >= "2", reason="later versions mix bfloat16 and float32")
 def test_a_network_that_cannot_be_trained_in_bfloat16_is_one_sentence(tmp_path, capsys):
     from scripts.benchmarks.processes import write_inputs

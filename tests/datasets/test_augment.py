@@ -15,6 +15,7 @@ from asr.audio.io import read_audio
 from asr.datasets.augment import (
     CONDITIONS,
     NoiseMixer,
+    SpecAugment,
     VocalTractPerturbation,
     add_noise,
     colored_noise,
@@ -23,6 +24,20 @@ from asr.datasets.augment import (
 )
 from asr.errors import AsrError
 from tests.datasets.toy_corpora import write_audio
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("num_time_masks", -1), ("max_time_mask_frames", -1), ("max_time_mask_fraction", 1.5),
+        ("num_frequency_masks", -1), ("max_frequency_mask_bins", -1),
+    ],
+)  # fmt: skip
+def test_masks_and_warps_that_cannot_be_are_refused(option: str, value: float) -> None:
+    with pytest.raises(AsrError, match=f"^{option} is {value}; give "):
+        SpecAugment(**{option: value})  # type: ignore[arg-type]
+    with pytest.raises(AsrError, match=r"max_warp is 1\.0; give 0 or more, and less than 1"):
+        VocalTractPerturbation(1.0, Fbank())
 
 
 @pytest.mark.parametrize("snr_db", [-5.0, 0.0, 12.5])

@@ -304,11 +304,17 @@ def test_a_damaged_manifest_and_one_named_twice(corpus: dict[str, Any]) -> None:
         ({"valid_fraction": 1.5}, "valid_fraction is 1.5; give 0 or more, and less than 1"),
         ({"valid_fraction": -0.1}, "valid_fraction is -0.1"),
         ({"valid_fraction": float("nan")}, "valid_fraction is nan"),
+        ({"max_vocal_tract_warp": -0.1}, "max_vocal_tract_warp is -0.1; give 0 or more, and less than 1"),
+        ({"max_vocal_tract_warp": 1.0}, "max_vocal_tract_warp is 1.0"),
+        ({"max_batch_duration": 0.0}, "max_batch_duration is 0.0; give a number above 0"),
+        ({"max_batch_cuts": 0}, "max_batch_cuts is 0; give 1 or more"),
+        ({"num_buckets": 0}, "num_buckets is 0; give 1 or more"),
+        ({"num_workers": -1}, "num_workers is -1; give 0 or more"),
         ({"speed_factors": []}, r"speed_factors is \[\]; give positive numbers"),
         ({"speed_factors": [1.0, 0.0]}, r"speed_factors is \[1.0, 0.0\]"),
     ],
 )
-def test_fractions_and_speeds_that_cannot_be_are_refused(
+def test_numbers_that_cannot_be_are_refused(
     corpus: dict[str, Any], arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(AsrError, match=message):

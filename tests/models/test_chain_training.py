@@ -362,6 +362,34 @@ def test_weights_of_objectives_must_be_shares(option: str) -> None:
         LitChainModel(network, **{option: 1.5})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("warmup_fraction", 1.5), ("weight_decay", -0.1), ("max_gradient_norm", 0.0),
+        ("max_gradient_norm", float("nan")), ("xent_weight", -0.1), ("score_l2", -1e-5), ("leak", -0.1), ("tolerance", -1.0), ("dropout", 1.0),
+        ("dropout", -0.1), ("average_decay", 1.0), ("total_steps", 0),
+    ],
+)  # fmt: skip
+def test_numbers_that_would_train_wrongly_are_refused(option: str, value: float) -> None:
+    from asr.models.chain_training import LitChainModel
+    from asr.models.tdnnf import Tdnnf
+
+    network = Tdnnf(**NETWORK, num_tokens=9, has_auxiliary=True)  # type: ignore[arg-type]
+    with pytest.raises(AsrError, match=rf"^{option} is {value}; give "):
+        LitChainModel(network, **{option: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("frames_per_batch", 0), ("max_warp", -0.1), ("max_warp", 1.0), ("max_smoothing", 0.6), ("speaker_share", 1.5)],
+)
+def test_data_that_would_train_wrongly_are_refused(option: str, value: float) -> None:
+    from asr.models.chain_training import ChainDataModule
+
+    with pytest.raises(AsrError, match=rf"^{option} is {value}; give "):
+        ChainDataModule("none", "none", "none", **{option: value})  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("option", ["peak_lr", "final_lr"])
 def test_a_decay_by_a_factor_needs_learning_rates_above_0(option: str) -> None:
     """With `final_lr: 0`, the rate would be 0 right after the warm-up."""

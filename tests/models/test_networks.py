@@ -124,6 +124,10 @@ def test_bad_sizes_are_refused() -> None:
         Conformer(12, 5, dim=30, num_heads=4, num_blocks=1)
     with pytest.raises(ValueError, match="odd"):
         Conformer(12, 5, dim=32, num_heads=4, num_blocks=1, kernel_size=4)
+    wrong = {"num_heads": 0, "kernel_size": -1, "group_size": 0, "dropout": 1.0, "skip_probability": -0.1}
+    for name, value in {**wrong, "intermediate_blocks": (1, 3)}.items():
+        with pytest.raises(ValueError, match=f"^{name} is .*; it must be "):
+            Conformer(12, 5, **{"dim": 32, "num_blocks": 2, name: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

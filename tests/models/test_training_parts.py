@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from asr.errors import AsrError
 from asr.models.alignment import summed_cross_entropy, uniform_alignment
-from asr.models.training import WeightAverage, greedy_tokens, warmup_cosine
+from asr.models.training import LitAcousticModel, WeightAverage, greedy_tokens, warmup_cosine
 
 
 @given(st.integers(1, 50), st.integers(60, 500), st.floats(0.0, 0.5))
@@ -23,6 +24,19 @@ def test_the_schedule_rises_then_falls_to_its_floor(warmup: int, total: int, flo
     assert all(a < b for a, b in pairwise(factors[: peak + 1]))
     assert all(a >= b for a, b in pairwise(factors[peak:]))
     assert abs(factors[-1] - floor) < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("peak_lr", 0.0), ("warmup_fraction", 1.5), ("final_lr_fraction", -0.1), ("weight_decay", -0.1),
+        ("max_gradient_norm", -1.0), ("intermediate_weight", 1.5), ("average_decay", 1.0), ("flat_start_steps", -1),
+        ("length_multiple", 0),
+    ],
+)  # fmt: skip
+def test_numbers_that_would_train_wrongly_are_refused(option: str, value: float) -> None:
+    with pytest.raises(AsrError, match=f"^{option} is {value}; give "):
+        LitAcousticModel(nn.Linear(1, 1), nn.Identity(), **{option: value})  # type: ignore[arg-type]
 
 
 def test_the_average_follows_the_weights() -> None:

@@ -21,7 +21,7 @@ from asr.distributed import (
     require_end,
     total,
 )
-from asr.errors import AsrError
+from asr.errors import AsrError, require_above_zero, require_at_least, require_between
 from asr.kernels.jit import torch_on_one_thread
 from asr.lm.rnn.data import TokenBatch
 from asr.lm.rnn.export import load_network
@@ -50,6 +50,9 @@ class LitRNNLM(pl.LightningModule):
         compute_dtype: matrix products, "float32", or "bfloat16" where the hardware
             multiplies it; parameters stay float32.
         compile_cell: compiles the recurrent layers' element-wise work.
+
+    Raises:
+        AsrError: a number is outside its range, or the word list cannot be read.
     """
 
     def __init__(
@@ -68,6 +71,9 @@ class LitRNNLM(pl.LightningModule):
         compile_cell: bool = False,
     ) -> None:
         super().__init__()
+        require_above_zero(lr=lr, sparse_lr=sparse_lr, max_grad_norm=max_grad_norm)
+        require_between(0, 1, decay_start=decay_start, final_lr_factor=final_lr_factor)
+        require_at_least(0, warmup_steps=warmup_steps)
         self.network = RNNLanguageModel(Vocabulary.from_file(vocabulary), network, compute_dtype, compile_cell)
         self.init_from = init_from
         self._is_resumed = False

@@ -32,6 +32,8 @@ from asr.lm.rnn.training import LitRNNLM  # noqa: E402
 
 SMALL = {"embedding_size": 8, "hidden_size": 8, "maxent_order": 3, "maxent_size": 997, "num_noise_words": 32}
 
+NO_STEPS = {"lr": 1e-60, "sparse_lr": 1e-60}  # steps that round to 0
+
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
@@ -179,7 +181,7 @@ def test_a_step_of_several_batches_has_the_sum_of_their_gradients(corpus: Path) 
     noted: list[dict[str, Tensor]] = []
     options = {"enable_checkpointing": False, "callbacks": [Notes()], "log_every_n_steps": 1}
     for num in (1, 3):
-        model = _model(corpus, lr=0.0, sparse_lr=0.0, max_grad_norm=1e-3)
+        model = _model(corpus, **NO_STEPS, max_grad_norm=1e-3)
         trainer = _trainer(corpus, max_steps=3 // num, accumulate_grad_batches=num, **options)
         trainer.fit(model, _data(corpus))
     *parts, found = noted
@@ -188,6 +190,18 @@ def test_a_step_of_several_batches_has_the_sum_of_their_gradients(corpus: Path) 
         torch.testing.assert_close(grad, sum(part[name] for part in parts), msg=name)
     norm = torch.cat([grad.flatten() for name, grad in found.items() if "layers" in name]).norm()
     assert float(trainer.callback_metrics["grad_norm"]) == pytest.approx(float(norm) / (3 * 4 * 8))
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("lr", 0.0), ("sparse_lr", -0.1), ("max_grad_norm", -1.0), ("warmup_steps", -1), ("decay_start", 1.5),
+        ("final_lr_factor", -0.1),
+    ],
+)  # fmt: skip
+def test_numbers_that_would_train_wrongly_are_refused(corpus: Path, option: str, value: float) -> None:
+    with pytest.raises(AsrError, match=f"^{option} is {value}; give "):
+        LitRNNLM(str(corpus / "words.txt"), RNNLMConfig(), **{option: value})  # type: ignore[arg-type]
 
 
 def test_batches_of_one_step_have_noise_of_their_own(corpus: Path) -> None:
@@ -209,7 +223,7 @@ def test_init_from_takes_weights_and_accumulators(corpus: Path) -> None:
     trainer = _trainer(corpus, enable_checkpointing=False)
     trainer.fit(model, _data(corpus))
     trainer.save_checkpoint(corpus / "first.ckpt")
-    more = _model(corpus, init_from=str(corpus / "first.ckpt"), lr=0.0, sparse_lr=0.0)
+    more = _model(corpus, init_from=str(corpus / "first.ckpt"), **NO_STEPS)
     # The first trainer stays: its module holds it weakly, and has no state_dict() without it on torch 1.13.
     again = _trainer(corpus, max_steps=1, enable_checkpointing=False)
     again.fit(more, _data(corpus))
@@ -246,7 +260,7 @@ def test_init_from_takes_an_exported_folder(corpus: Path) -> None:
     network = RNNLanguageModel(Vocabulary.from_file(corpus / "words.txt"), RNNLMConfig(**SMALL))
     torch.nn.init.normal_(network.output.bias.weight)
     save_network(network, corpus / "lm", half_precision=False)
-    model = _model(corpus, init_from=str(corpus / "lm"), lr=0.0, sparse_lr=0.0)
+    model = _model(corpus, init_from=str(corpus / "lm"), **NO_STEPS)
     _trainer(corpus, max_steps=1, enable_checkpointing=False).fit(model, _data(corpus))
     for name, value in network.state_dict().items():
         if "unigram" not in name:
