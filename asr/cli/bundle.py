@@ -219,8 +219,9 @@ def _acoustics(paths: list[Path], recipe: str | None) -> _Acoustics:
         raise AsrError(f"{paths[0]}: a checkpoint needs --recipe, the YAML file that it was trained with.")
     from asr.models.checkpoint import network_from_checkpoint
 
-    network, tokens = network_from_checkpoint(paths, recipe)
-    return _Acoustics(network, _features(Path(recipe)), tokens, {})
+    features = _features(Path(recipe))
+    network, tokens = network_from_checkpoint(paths, recipe, features.network.arguments)
+    return _Acoustics(network, features, tokens, {})
 
 
 def _features(recipe: Path) -> ModelSpec:

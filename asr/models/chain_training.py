@@ -23,7 +23,7 @@ from asr.errors import AsrError, require_above_zero, require_at_least, require_b
 from asr.graph.context import TIED_STATES, TiedStates
 from asr.models.chain_corpus import FRAME_SECONDS, Alignment, PreparedCorpus
 from asr.models.chain_preparation import load_chain, usable_utterances
-from asr.models.checkpoint import trained_network
+from asr.models.checkpoint import FBANK, require_same_features, trained_network
 from asr.models.chunks import ChunkBatch, ChunkLoader
 from asr.models.distillation import TeacherPosteriors
 from asr.models.lfmmi import LfMmi, NumeratorPiece, numerator_piece
@@ -409,8 +409,9 @@ class LitChainModel(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Saves the columns' names, the tied states, and which posteriors are the teacher's."""
+        """Saves the columns' names, the tied states, the features, and which posteriors are the teacher's."""
         states = self._data().states
+        checkpoint[FBANK] = self._data().corpus.fbank_arguments
         checkpoint["tokens"] = states.column_names()
         checkpoint[TIED_STATES] = states.to_json()
         if self._teacher is not None:
@@ -420,13 +421,14 @@ class LitChainModel(pl.LightningModule):
         """A resumed run needs neither the initial checkpoint nor, if all posteriors are kept, the teacher.
 
         Raises:
-            AsrError: the checkpoint is of other tied states.
+            AsrError: the checkpoint is of other tied states or features.
         """
         states = self._data().states.to_json()
         if checkpoint.get(TIED_STATES, states) != states:
             raise AsrError(
                 "ckpt_path: the checkpoint has other tied states than data.chain; give those of its training."
             )
+        require_same_features(checkpoint, self._data().corpus.fbank_arguments, "ckpt_path", "the corpus")
         self._is_resumed = True
         self._kept = checkpoint.get(_TEACHER)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,11 +16,13 @@ from asr.serialization import ACOUSTIC_MODEL_CLASSES, ModelSpec, build_network, 
 from asr.text.documents import parse_yaml, read_text
 from asr.text.symbols import TokenTable
 
+FBANK = "fbank"  # the field of checkpoints with the arguments of the filterbanks
+
 _AVERAGE_PREFIX = "average.network."
 
 
 def network_from_checkpoint(
-    checkpoint: str | Path | Sequence[str | Path], recipe: str | Path
+    checkpoint: str | Path | Sequence[str | Path], recipe: str | Path, fbank: Mapping[str, Any] | None = None
 ) -> tuple[ModelSpec, TokenTable]:
     """The averaged network of a training run, in evaluation mode, and the tokens that it was trained for.
 
@@ -28,6 +30,7 @@ def network_from_checkpoint(
         checkpoint: a `.ckpt` file that `asr fit` wrote. Several checkpoints, of one run or of runs that continued it,
             give the mean of their weights, which is often better than any of them.
         recipe: the YAML that the run was started with, or the `config.yaml` that it wrote next to its logs.
+        fbank: `Fbank.arguments` of the features that the network will read; None not to check them.
 
     Raises:
         AsrError: a file is missing or of another kind, or the files do not belong together.
@@ -45,6 +48,8 @@ def network_from_checkpoint(
     tables: list[TokenTable] = []
     for path in checkpoints:
         content = read_checkpoint(path)
+        if fbank is not None:
+            require_same_features(content, fbank, str(path), str(recipe))
         try:
             weights = _averaged_weights(content, path)
             registered.network.load_state_dict({name: weights[name] for name in weights.keys() - left_out})
@@ -64,6 +69,26 @@ def network_from_checkpoint(
             )
     registered.network.load_state_dict(mean)
     return registered, tables[0]
+
+
+def require_same_features(checkpoint: Mapping[str, Any], fbank: Mapping[str, Any], name: str, recipe: str) -> None:
+    """Checks that a network reads the features that it was trained with.
+
+    Args:
+        checkpoint: what `asr fit` wrote; earlier versions did not write the filterbanks, and are accepted.
+        fbank: `Fbank.arguments` of the features. Dither is for training only and may differ.
+        name: of the checkpoint, for error messages.
+        recipe: where the features are chosen, for error messages.
+
+    Raises:
+        AsrError: the network was trained with other features.
+    """
+    for argument, value in checkpoint.get(FBANK, {}).items():
+        if argument != "dither" and fbank.get(argument) != value:
+            raise AsrError(
+                f"{name}: the checkpoint was trained on filterbanks with {argument} {value}, but {recipe} has "
+                f"{fbank.get(argument)}; give data.init_args.fbank the arguments of its training."
+            )
 
 
 class TrainedNetwork(NamedTuple):

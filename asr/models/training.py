@@ -29,7 +29,7 @@ from asr.distributed import (
 from asr.errors import AsrError, require_above_zero, require_at_least, require_below_one, require_between
 from asr.metrics import NO_ERRORS, ErrorCounts, count_errors
 from asr.models.alignment import TeacherAlignment
-from asr.models.checkpoint import trained_network
+from asr.models.checkpoint import FBANK, require_same_features, trained_network
 from asr.models.interface import AcousticNetwork, Objective
 from asr.models.targets import FlatStartTarget, ObjectiveTarget, Target, TeacherTarget, TrainingBatch
 from asr.text.ctc_tokens import PIECE_PREFIX
@@ -400,14 +400,16 @@ class LitAcousticModel(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Saves the tokens, which bundles need."""
-        checkpoint["tokens"] = list(self.trainer.datamodule.token_table.tokens)  # type: ignore[attr-defined]
+        """Saves the tokens, which bundles need, and the features."""
+        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+        checkpoint["tokens"] = list(data.token_table.tokens)
+        checkpoint[FBANK] = data.fbank.arguments
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Notes that the run is resumed.
 
         Raises:
-            AsrError: the checkpoint is of other tokens, which may be as many.
+            AsrError: the checkpoint is of other tokens, which may be as many, or of other features.
         """
         data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
         tokens = list(data.token_table.tokens)
@@ -416,6 +418,7 @@ class LitAcousticModel(pl.LightningModule):
                 "ckpt_path: the checkpoint has other tokens than the data; give the lexicon or the token table of its "
                 "training."
             )
+        require_same_features(checkpoint, data.fbank.arguments, "ckpt_path", "the recipe")
         self._is_resumed = True
 
     def _clear(self) -> None:

@@ -79,6 +79,19 @@ def test_a_recipe_with_a_wrong_filterbank_is_one_sentence(parts, capsys):
     assert "config.yaml: data.init_args.fbank: " in capsys.readouterr().err
 
 
+def test_a_checkpoint_of_other_filterbanks_is_refused(parts, capsys):
+    """Only dither, which is for training, may differ; checkpoints of earlier versions do not say."""
+    content = torch.load(parts / "am.ckpt")
+    trained = Fbank(**json.loads((parts / "am.yaml").read_text())["data"]["init_args"]["fbank"]["init_args"]).arguments
+    torch.save({**content, "fbank": {**trained, "high_freq": 5600.0}}, parts / "am.ckpt")
+    assert main(arguments(parts, parts / "out")) == 2
+    error = capsys.readouterr().err
+    assert "am.ckpt: the checkpoint was trained on filterbanks with high_freq 5600.0, but " in error
+    assert f"am.yaml has {trained['high_freq']}; give data.init_args.fbank the arguments of its training." in error
+    torch.save({**content, "fbank": {**trained, "dither": 1.0}}, parts / "am.ckpt")
+    assert main(arguments(parts, parts / "out")) == 0
+
+
 @pytest.mark.slow
 def test_the_acoustic_model_of_another_bundle(parts, tiny_bundle_folder):
     changes = {"acoustic-model": tiny_bundle_folder, "recipe": None, "rnn-lm": tiny_bundle_folder}

@@ -314,8 +314,6 @@ def test_a_damaged_manifest_and_one_named_twice(corpus: dict[str, Any]) -> None:
         ({"speed_factors": [1.0, 0.0]}, r"speed_factors is \[1.0, 0.0\]"),
     ],
 )
-def test_numbers_that_cannot_be_are_refused(
-    corpus: dict[str, Any], arguments: dict[str, Any], message: str
-) -> None:
+def test_numbers_that_cannot_be_are_refused(corpus: dict[str, Any], arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(AsrError, match=message):
         AcousticDataModule(**corpus, **arguments)

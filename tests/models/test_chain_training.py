@@ -366,8 +366,8 @@ def test_weights_of_objectives_must_be_shares(option: str) -> None:
     ("option", "value"),
     [
         ("warmup_fraction", 1.5), ("weight_decay", -0.1), ("max_gradient_norm", 0.0),
-        ("max_gradient_norm", float("nan")), ("xent_weight", -0.1), ("score_l2", -1e-5), ("leak", -0.1), ("tolerance", -1.0), ("dropout", 1.0),
-        ("dropout", -0.1), ("average_decay", 1.0), ("total_steps", 0),
+        ("max_gradient_norm", float("nan")), ("xent_weight", -0.1), ("score_l2", -1e-5), ("leak", -0.1),
+        ("tolerance", -1.0), ("dropout", 1.0), ("dropout", -0.1), ("average_decay", 1.0), ("total_steps", 0),
     ],
 )  # fmt: skip
 def test_numbers_that_would_train_wrongly_are_refused(option: str, value: float) -> None:
@@ -543,6 +543,16 @@ def test_outputs_follow_their_states_if_there_are_as_many_as_before(
         torch.testing.assert_close(after[name], expected, msg=lambda text, name=name: f"{name}: {text}")
     with pytest.raises(AsrError, match=r"ckpt_path: the checkpoint has other tied states than data\.chain"):
         fit(folder, other, 2, chain=tmp_path, network_arguments=width, resume=tmp_path / "first.ckpt")
+
+
+def test_a_training_is_not_resumed_with_other_features(folder: Path, states: TiedStates, tmp_path: Path) -> None:
+    fit(folder, states, 0).save_checkpoint(tmp_path / "first.ckpt")
+    content = torch.load(tmp_path / "first.ckpt")
+    assert content["fbank"] == Fbank(num_mel_bins=20).arguments
+    content["fbank"]["low_freq"] = 40.0
+    torch.save(content, tmp_path / "first.ckpt")
+    with pytest.raises(AsrError, match=r"ckpt_path: .* with low_freq 40\.0, but the corpus has 20\.0; give"):
+        fit(folder, states, 1, resume=tmp_path / "first.ckpt")
 
 
 def test_the_phones_of_a_piece_lie_where_they_are_spoken(folder: Path, states: TiedStates) -> None:

@@ -110,6 +110,18 @@ def test_a_run_is_not_resumed_with_other_tokens(tmp_path: Path, data_arguments: 
         fit(tmp_path / "b", data_arguments, max_epochs=2, resume=str(checkpoint))
 
 
+def test_a_run_is_not_resumed_with_other_features(tmp_path: Path, data_arguments: dict[str, Any]) -> None:
+    """As many, but of another band; checkpoints of earlier versions do not say."""
+    checkpoint = fit(tmp_path / "a", data_arguments, max_epochs=1)
+    other = {**data_arguments, "fbank": Fbank(num_mel_bins=20, high_freq=5600.0)}
+    with pytest.raises(AsrError, match=r"ckpt_path: .* with high_freq 0\.0, but the recipe has 5600\.0; give"):
+        fit(tmp_path / "b", other, max_epochs=2, resume=str(checkpoint))
+    content = torch.load(checkpoint)
+    assert content.pop("fbank") == Fbank(num_mel_bins=20).arguments
+    torch.save(content, checkpoint)
+    fit(tmp_path / "c", other, max_epochs=2, resume=str(checkpoint))
+
+
 def test_weights_are_averaged_once_a_step_of_several_batches(data_arguments: dict[str, Any]) -> None:
     model = LitAcousticModel(Conformer(**NETWORK), TorchCtc())
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
