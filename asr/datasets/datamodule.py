@@ -62,7 +62,8 @@ class AcousticDataModule(ResumesEpoch, pl.LightningDataModule):
         spec_augment: masks time and frequency in training; None for no masks.
         noise: adds noise in training; None for no noise.
         memory_gb: maximum memory for decoded audio and, as far as it suffices, features; 0 to keep none.
-        feature_dir: folder where features are stored when first computed, for later epochs and runs.
+        feature_dir: folder where features are stored when first computed, for later epochs and runs. Those of an audio
+            file that has changed since are computed again.
         num_workers: number of processes that prepare batches; 0 prepares them in the trainer's process.
         seed: of the batches' order and of augmentation.
 

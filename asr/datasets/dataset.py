@@ -350,9 +350,19 @@ class AcousticDataset(Dataset[AcousticBatch]):
 
 
 def _audio_name(cut: MonoCut) -> str:
-    """A cut's id and a digest of where its audio is: in another manifest, another cut may have the same id."""
+    """A cut's id and a digest of where its audio is, and of the file's size and time of modification.
+
+    In another manifest, another cut may have the same id, and a file may change before another run.
+    """
     source = cut_source(cut)
-    return cut.id if source is None else f"{cut.id}-{hashlib.sha1(repr(source).encode()).hexdigest()[:12]}"
+    if source is None:
+        return cut.id
+    try:
+        status = Path(source[0]).stat()
+        state = (status.st_size, status.st_mtime_ns)
+    except OSError:
+        state = (0, 0)  # reading it will say why
+    return f"{cut.id}-{hashlib.sha1(repr((*source, *state)).encode()).hexdigest()[:12]}"
 
 
 def _file(cut: MonoCut) -> str | None:

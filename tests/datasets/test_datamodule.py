@@ -143,6 +143,21 @@ def test_manifests_may_have_the_same_ids(tmp_path: Path, in_folder: bool) -> Non
             assert torch.equal(features, module.fbank(wave[None], torch.tensor([len(wave)]))[0][0])
 
 
+def test_kept_features_of_audio_that_has_changed_are_not_used(corpus: dict[str, Any], tmp_path: Path) -> None:
+    def features() -> dict[str, torch.Tensor]:
+        module = AcousticDataModule(**corpus, feature_dir=str(tmp_path / "features"))
+        module.setup("fit")
+        return {i: f for b in module.train_dataloader() for i, f in zip(b["cut_ids"], b["features"], strict=True)}
+
+    before = features()
+    audio = tmp_path / "corpus" / "dev-clean-2" / "19" / "198" / "19-198-0000.flac"
+    samples, rate = soundfile.read(audio)
+    soundfile.write(audio, 0.5 * samples, rate)
+    after = features()
+    changed = [name for name in before if not torch.equal(before[name], after[name])]
+    assert changed == ["19-198-0000"] and len(before) == 10
+
+
 @pytest.mark.slow
 def test_speed_is_drawn_afresh_and_reproducibly(corpus: dict[str, Any]) -> None:
     def lengths(seed: int) -> list[dict[str, int]]:
