@@ -220,7 +220,8 @@ def _acoustics(paths: list[Path], recipe: str | None) -> _Acoustics:
     from asr.models.checkpoint import network_from_checkpoint
 
     features = _features(Path(recipe))
-    network, tokens = network_from_checkpoint(paths, recipe, features.network.arguments)
+    fbank: Any = features.network
+    network, tokens = network_from_checkpoint(paths, recipe, fbank.arguments)
     return _Acoustics(network, features, tokens, {})
 
 

@@ -124,7 +124,7 @@ class Table(_List):
         header = content.partition("\n")[0]
         delimiter = max(("\t", ",", ";", "|"), key=header.count)
         quotes = delimiter == "," or _encloses_fields(content, delimiter)
-        quoting = csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE
+        quoting: Any = csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE
         # Without the last line's end, so that each break in a field is one between two lines.
         _require_lines(path, csv.reader(io.StringIO(content.rstrip()), delimiter=delimiter, quoting=quoting))
         rows = csv.DictReader(io.StringIO(content), delimiter=delimiter, quoting=quoting)

@@ -8,6 +8,7 @@ Shapes: L words of the text, B streams, T steps, M history words.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections import defaultdict
@@ -80,6 +81,11 @@ class TokenFile:
             counts_path.unlink(missing_ok=True)
         write_whole_text(counts_path, json.dumps({**asdict(counts), "fingerprint": key, "stamp": stamp}))
         return cls(tokens, counts)
+
+    @functools.cached_property
+    def checksum(self) -> str:
+        """SHA-256 of the word ids; of a large text it takes seconds."""
+        return sha256(np.ascontiguousarray(self.token_id).data).hexdigest()
 
     def unigram_counts(self, vocabulary_size: int, *, words_at_once: int = _WORDS_AT_ONCE) -> NDArray[np.int64]:
         """How often each id is predicted, `</s>` included, (V,); counts are added up for `words_at_once` words each."""

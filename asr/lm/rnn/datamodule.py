@@ -19,8 +19,8 @@ from asr.text.symbols import Vocabulary
 class TextDataModule(ResumesEpoch, pl.LightningDataModule):
     """Training and validation text in windows of `num_steps` words of `num_streams` streams.
 
-    A run that was stopped within an epoch continues at the window it had reached. If several processes train, each
-    reads its share of the streams.
+    A run that was stopped within an epoch continues at the window it had reached; text, `num_streams` and `num_steps`
+    must be the same. If several processes train, each reads its share of the streams.
 
     Args:
         vocabulary: word list, one word per line; text words that are not in it become `<unk>` and are counted.
@@ -63,6 +63,7 @@ class TextDataModule(ResumesEpoch, pl.LightningDataModule):
         self.num_history_words = 0
         self.train_tokens: TokenFile | None = None
         self.validation_tokens: TokenFile | None = None
+        self._saved_windows: dict[str, Any] = {}
 
     def prepare_data(self) -> None:
         """Makes the token files; called in one process per machine."""
@@ -79,10 +80,41 @@ class TextDataModule(ResumesEpoch, pl.LightningDataModule):
             self.validation_tokens = TokenFile.build(texts, transcripts, self.vocabulary, path)
 
     def train_dataloader(self) -> DataLoader[TokenBatch]:
-        """One epoch's windows in order."""
+        """One epoch's windows in order.
+
+        Raises:
+            AsrError: the run continues within an epoch of other windows.
+        """
         assert self.train_tokens is not None
+        start = self.take_start()
+        windows = self._windows() if start else {}
+        changed = [name for name, value in windows.items() if self._saved_windows.get(name, value) != value]
+        if changed:
+            raise AsrError(
+                f"ckpt_path: the checkpoint was written within an epoch of other {' and '.join(changed)}; give those "
+                "of its training, or a checkpoint of the end of an epoch."
+            )
         streams = self._streams(self.train_tokens, self.num_streams)
-        return DataLoader(streams, batch_size=None, sampler=_WindowSampler(len(streams), self.take_start()))
+        return DataLoader(streams, batch_size=None, sampler=_WindowSampler(len(streams), start))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position within the epoch, and what it depends on."""
+        position = super().state_dict()
+        return {**position, **self._windows()} if position["batches_done"] else position
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Makes the next training loader start at the saved position; earlier versions saved nothing else."""
+        super().load_state_dict(state_dict)
+        self._saved_windows = state_dict
+
+    def _windows(self) -> dict[str, Any]:
+        """What determines the windows of an epoch."""
+        assert self.train_tokens is not None
+        return {
+            "num_streams": self.num_streams,
+            "num_steps": self.num_steps,
+            "training text": self.train_tokens.checksum,
+        }
 
     def val_dataloader(self) -> DataLoader[TokenBatch] | list[Any]:
         """The validation text in few streams, so that few sentences are split between streams."""

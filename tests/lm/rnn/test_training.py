@@ -255,6 +255,37 @@ def test_a_resumed_run_does_not_need_what_it_started_from(corpus: Path, name: st
         torch.testing.assert_close(resumed.state_dict()[part], value, rtol=0, atol=0, msg=part)
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "changed"),
+    [("num_streams", 5, "num_streams"), ("num_steps", 9, "num_steps"), ("text", "THE CAT RAN\n", "training text")],
+)
+def test_a_run_goes_on_within_an_epoch_of_the_same_windows_only(
+    corpus: Path, option: str, value: Any, changed: str
+) -> None:
+    def run(max_steps: int, data: TextDataModule, resume: Path | None = None) -> Any:
+        trainer = _trainer(corpus, max_epochs=3, max_steps=max_steps, enable_checkpointing=False)
+        model = _model(corpus)
+        trainer.fit(model, data, ckpt_path=None if resume is None else str(resume))
+        trainer.save_checkpoint(corpus / f"{trainer.global_step}.ckpt")
+        return trainer
+
+    data = _data(corpus)
+    run(3, data)
+    num_batches = data.num_train_batches()
+    run(num_batches, _data(corpus))
+    run(4, _data(corpus), corpus / "3.ckpt")
+    other = _data(corpus)
+    if option == "text":
+        (corpus / "text.txt").write_text((corpus / "text.txt").read_text() + value)
+        other = _data(corpus)
+    else:
+        setattr(other, option, value)
+    with pytest.raises(AsrError, match=f"ckpt_path: .* within an epoch of other {changed}; give"):
+        run(4, other, corpus / "3.ckpt")
+    # From the end of an epoch on.
+    assert run(num_batches + 2, other, corpus / f"{num_batches}.ckpt").global_step == num_batches + 2
+
+
 def test_init_from_takes_an_exported_folder(corpus: Path) -> None:
     torch.manual_seed(1)
     network = RNNLanguageModel(Vocabulary.from_file(corpus / "words.txt"), RNNLMConfig(**SMALL))
