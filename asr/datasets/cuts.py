@@ -38,15 +38,18 @@ class FilterReport:
     duration_ids: list[str] = field(default_factory=list)
     empty_ids: list[str] = field(default_factory=list)
 
-    def log(self, split: str, num_cuts: int) -> None:
-        """Logs a warning if utterances are left out."""
+    def log(self, split: str, num_cuts: int, are_kept: bool = False) -> None:
+        """Logs a warning if utterances are left out or, where all are kept, have words without tokens."""
         if self.unknown_words:
             words = ", ".join(f"{word} ({num})" for word, num in self.unknown_words.most_common(20))
+            effect = "have no tokens for" if are_kept else "are left out for"
             more = "" if len(self.unknown_words) <= 20 else f" and {len(self.unknown_words) - 20} more"
             _log.warning(
-                "%s: %d of %d utterances are left out for %d words that are not in the lexicon or token table: %s%s",
-                *(split, len(self.unknown_word_ids), num_cuts, len(self.unknown_words), words, more),
+                "%s: %d of %d utterances %s %d words that are not in the lexicon or token table: %s%s",
+                *(split, len(self.unknown_word_ids), num_cuts, effect, len(self.unknown_words), words, more),
             )
+        if are_kept:
+            return
         for ids, reason in ((self.duration_ids, "are too short or too long"), (self.empty_ids, "have no transcript")):
             if ids:
                 _log.warning("%s: %d of %d utterances are left out that %s", split, len(ids), num_cuts, reason)

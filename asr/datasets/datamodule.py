@@ -196,15 +196,18 @@ class AcousticDataModule(ResumesEpoch, pl.LightningDataModule):
         if split != "valid" and not self.cut_paths[split]:
             raise AsrError(f"{split}_cuts: there is no manifest; give at least one that `asr prepare` wrote.")
         cuts = read_cuts(self.cut_paths[source])
+        if self.cut_paths[source] and not cuts:
+            raise AsrError(
+                f"{', '.join(self.cut_paths[source])}: {source}_cuts has no utterances; give a manifest that has some."
+            )
         if source == "train" and holds_out:
             rest, held_out = hold_out_speakers(cuts, self.valid_fraction, self.seed)
             cuts = held_out if split == "valid" else rest
         # Test utterances with unknown words are kept, since they count in the word error rate.
         usable, left_out = select_usable(cuts, self.tokenizer, self.min_duration, self.max_duration)
+        left_out.log(split, len(cuts), are_kept=split == "test")
         if split == "test":
             usable = cuts
-        else:
-            left_out.log(split, len(cuts))
         if cuts and not usable:
             raise AsrError(
                 f"{', '.join(self.cut_paths[source])}: no utterance can be used; does the lexicon fit the corpus?"

@@ -213,6 +213,7 @@ def test_unknown_words_are_reported_and_test_utterances_stay(
         module.setup("fit")
         module.setup("test")
     assert "train: 2 of 10 utterances are left out for 2 words" in caplog.text and "ZEBRA (2), AN (1)" in caplog.text
+    assert "test: 2 of 10 utterances have no tokens for 2 words that are not in the lexicon" in caplog.text
     assert module.left_out["train"].unknown_words == {"ZEBRA": 2, "AN": 1}
     assert (len(module.cuts["train"]), len(module.cuts["test"])) == (8, 10)
     batches = list(module.test_dataloader())
@@ -220,6 +221,18 @@ def test_unknown_words_are_reported_and_test_utterances_stay(
         i: (t, n) for b in batches for i, t, n in zip(b["cut_ids"], b["texts"], b["num_tokens"].tolist(), strict=True)
     }
     assert found["19-198-0000"] == ("A ZEBRA ZEBRA", 1)
+
+
+@pytest.mark.parametrize(
+    ("split", "options"), [("train", {}), ("train", {"valid_fraction": 0.3}), ("valid", {}), ("test", {})]
+)
+def test_a_manifest_without_utterances_is_refused(
+    corpus: dict[str, Any], tmp_path: Path, split: str, options: dict[str, Any]
+) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    module = AcousticDataModule(**{**corpus, f"{split}_cuts": [str(tmp_path / "empty.jsonl")], **options})
+    with pytest.raises(AsrError, match=rf"empty\.jsonl: {split}_cuts has no utterances; give"):
+        module.setup("test" if split == "test" else "fit")
 
 
 def test_held_out_speakers(corpus: dict[str, Any]) -> None:
