@@ -238,6 +238,16 @@ def batches_done(trainer: Any) -> int:
     return 0 if progress.is_last_batch else int(progress.current.processed)
 
 
+def begin_epoch(trainer: Any) -> None:
+    """Makes the batch that begins the first one of its epoch.
+
+    Lightning goes on counting where a run continues from the last step of an epoch of unknown length, so that steps of
+    several batches would end elsewhere.
+    """
+    progress = trainer.fit_loop.epoch_loop.batch_progress.current
+    progress.ready, progress.started, progress.processed, progress.completed = 1, 0, 0, 0
+
+
 class ResumesEpoch:
     """A base of Lightning data modules: a run that was stopped within an epoch continues with the next batch."""
 

@@ -18,7 +18,16 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from asr.audio.fbank import Fbank
 from asr.datasets.augment import SpecAugment
-from asr.distributed import ResumesEpoch, batch_rows, current_share, draw_from, epoch_to_draw, prepare_wrapping, total
+from asr.distributed import (
+    ResumesEpoch,
+    batch_rows,
+    begin_epoch,
+    current_share,
+    draw_from,
+    epoch_to_draw,
+    prepare_wrapping,
+    total,
+)
 from asr.errors import AsrError, require_above_zero, require_at_least, require_below_one, require_between
 from asr.graph.context import TIED_STATES, TiedStates
 from asr.models.chain_corpus import FRAME_SECONDS, Alignment, PreparedCorpus
@@ -313,6 +322,11 @@ class LitChainModel(pl.LightningModule):
             self._teacher = TeacherPosteriors(
                 data.corpus, self.teacher, data.states, self._objective, factor, self._kept
             )
+
+    def on_train_batch_start(self, batch: ChunkBatch, batch_idx: int) -> None:
+        """Counts the batches of each epoch from its first one."""
+        if batch.number[1] == 0:
+            begin_epoch(self.trainer)
 
     def training_step(self, batch: ChunkBatch, batch_idx: int) -> Tensor:
         """The objective per frame, ().

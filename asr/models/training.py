@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from asr.datasets.cuts import cut_text
 from asr.distributed import (
     batch_rows,
+    begin_epoch,
     current_share,
     draw_from,
     largest,
@@ -315,6 +316,11 @@ class LitAcousticModel(pl.LightningModule):
         if self.teacher is not None:
             self._teacher_alignment = TeacherAlignment(self.teacher, data.token_table.tokens, data.feature_dim)
         self.objective.prepare([data.tokenizer.encode(text.split())[0] for text in texts])
+
+    def on_train_batch_start(self, batch: dict[str, Any], batch_idx: int) -> None:
+        """Counts the batches of each epoch from its first one."""
+        if batch["number"][1] == 0:
+            begin_epoch(self.trainer)
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """The loss of a batch, ().

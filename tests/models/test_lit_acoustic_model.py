@@ -130,6 +130,29 @@ def test_weights_are_averaged_once_a_step_of_several_batches(data_arguments: dic
     assert int(model.average.num_updates) == trainer.global_step > 1
 
 
+def test_a_run_continues_behind_a_shorter_step_at_the_end_of_an_epoch(
+    tmp_path: Path, data_arguments: dict[str, Any]
+) -> None:
+    def run(folder: str, resume: Path | None = None) -> pl.Trainer:
+        pl.seed_everything(3)
+        keep = ModelCheckpoint(dirpath=tmp_path / folder, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+        trainer = pl.Trainer(
+            accelerator="cpu", max_epochs=3, accumulate_grad_batches=3, callbacks=[keep], num_sanity_val_steps=0,
+            logger=False, enable_progress_bar=False, enable_model_summary=False,
+        )  # fmt: skip
+        model = LitAcousticModel(Conformer(**NETWORK), TorchCtc(), peak_lr=1e-2)
+        # Each utterance is a batch, so that the last step of an epoch has two.
+        data = AcousticDataModule(**{**data_arguments, "max_batch_cuts": 1})
+        trainer.fit(model, datamodule=data, ckpt_path=None if resume is None else str(resume))
+        return trainer
+
+    whole = run("whole")
+    resumed = run("resumed", tmp_path / "whole" / "step=3.ckpt")
+    assert whole.global_step == resumed.global_step == 9
+    first, second = (averaged_weights(tmp_path / name / "step=9.ckpt") for name in ("whole", "resumed"))
+    assert same(first, second)
+
+
 def test_flat_start_and_ctc_crf_train_and_another_run_starts_from_them(
     tmp_path: Path, data_arguments: dict[str, Any]
 ) -> None:
