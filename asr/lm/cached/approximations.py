@@ -127,7 +127,7 @@ class CacheOptions:
                 raise AsrError(f"cached language model: {name} is {getattr(self, name)!r}; it must be true or false.")
         for name in ("capacity_bytes", "loop_room", "held_projections"):
             value = getattr(self, name)
-            is_count = isinstance(value, Integral) and not isinstance(value, bool) and value > 0
+            is_count = isinstance(value, Integral) and not isinstance(value, bool) and int(value) > 0
             if not is_count and (name != "capacity_bytes" or value is not None):
                 raise AsrError(f"cached language model: {name} is {value!r}; it must be a whole number above 0.")
         if self.recombination_window < 0:
