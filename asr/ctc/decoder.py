@@ -92,9 +92,8 @@ class CTCDecoder:
         hot_words: words and phrases among the words to prefer; a mapping gives each its score, or None for
             `hot_word_score`. The settings scale their scores as those of language models.
         hot_word_score: natural log, added for each word of a phrase in `hot_words` (default: 4).
-        token_lm: a language model of tokens, in the forms of `ngram` or `lm`. It sees one word boundary between words,
-            none before the first, and one or none after the last. Not together with a word list, unless words outside
-            it are spelled (`spell_unknown`).
+        token_lm: a language model of tokens, in the forms of `ngram` or `lm`. Not together with a word list, unless
+            words outside it are spelled (`spell_unknown`).
         blank, word_boundary, kind, piece_model, num_spellings: see `CTCTokens`; not for an existing one.
         spell_unknown: whether out-of-vocabulary words may be found, spelled in letters or pieces, wherever the n-gram
             model allows `<unk>`; phones are converted to letters with a model estimated from the lexicon.

@@ -5,8 +5,8 @@ score is the sum over all its paths. Each frame extends all hypotheses by all su
 hypotheses, queries the language model for new prefixes, and keeps the best hypotheses.
 
 Characters are numbers. With words, 0 is the word boundary, which ends a word. Without them, each token is a character
-of its own and a word of the language model, and the boundary, if there is one, is one of the tokens. In either case,
-several boundaries in a row count as one, and those at the beginning of a text as none.
+of its own and a word of the language model. Several boundaries in a row count as one, and those at the beginning of a
+text as none, except without words where a language model of tokens reads them (`Rules.boundary`).
 
 Shapes: K hypotheses, S slots, C tokens, A new prefixes of a frame, P prefixes.
 """

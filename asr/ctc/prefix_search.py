@@ -217,7 +217,8 @@ def token_rules(tokens: CTCTokens, config: CTCDecodingConfig, vocabulary: Vocabu
         num_ends=np.ones(num, dtype=np.int64),
         word_of=word_of,
         has_words=False,
-        boundary=-1 if tokens.boundary_id is None else tokens.boundary_id,
+        # A language model says how likely repeated boundaries are; without one, they only take places in the beam.
+        boundary=-1 if tokens.boundary_id is None or vocabulary is not None else tokens.boundary_id,
         trie_begin=nothing,
         trie_char=nothing,
         trie_next=nothing,

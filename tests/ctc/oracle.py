@@ -56,7 +56,8 @@ def best_token_sequences(
 ) -> list[tuple[float, tuple[int, ...]]]:
     """All sequences by the sum of their paths and a language model's score of the whole sequence, best first.
 
-    Boundaries at the beginning and after another one are left out, before the language model reads the sequence.
+    Boundaries at the beginning and after another one are left out; with None none are, so that a language model reads
+    each sequence as it is.
     """
     sums: dict[tuple[int, ...], float] = {}
     for path, score in sum_of_paths(log_prob).items():

@@ -85,7 +85,7 @@ def test_sums_of_paths_without_a_language_model(compiled: bool, seed: int) -> No
 @pytest.mark.parametrize("seed", range(3))
 def test_language_model_and_insertion(compiled: bool, seed: int, ngram_of: Callable[..., NgramLM]) -> None:
     log_prob, lm = random_frames(5, seed), token_model(ngram_of)
-    sequences = best_token_sequences(log_prob.double().numpy(), score_of(lm), 0.7, 0.3, SYMBOLS.index("|"))
+    sequences = best_token_sequences(log_prob.double().numpy(), score_of(lm), 0.7, 0.3, None)
     wanted = sums_of_texts(sequences, letters_text)
     for model in (lm, NoTables(lm)):
         searcher = search(model, compiled, lm_scale=0.7, word_insertion_penalty=0.3)  # type: ignore[arg-type]
