@@ -8,8 +8,8 @@ The differences:
   frame, and `beam_threshold` is their maximum distance from the best one. Scores are those of the best path;
   `log_add=True` is refused.
 - Without a lexicon, scores are always sums over all paths of a text, whatever `log_add` is, and n-best lists have
-  distinct texts. Silence at the beginning and repeated silence add no tokens. torchaudio leaves out silence in the
-  first frames only.
+  distinct texts. Without a language model, silence at the beginning and repeated silence add no tokens. torchaudio
+  leaves out silence in the first frames only.
 - A word whose spelling does not end in silence follows the rules of CTC. In torchaudio, its last token lasts one frame
   only, and needs no blank before it if it doubles the token before.
 - `beam_size_token` also keeps a token from lasting into frames where it is not among the most probable ones. The blank
