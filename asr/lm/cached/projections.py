@@ -65,8 +65,10 @@ class ProjectionCache:
 
     def grow(self, num_rows: int, num_needed: int = 0) -> bool:
         """Makes P as large as is useful for this many rows in the store -> whether it is at least `num_needed`."""
-        num_places = max(min(num_rows, self._most_places), num_needed)
-        return num_places <= len(self.hidden) or self._reserve(num_places) or num_needed <= len(self.hidden)
+        num_places = min(max(min(num_rows, self._most_places), num_needed), self._max_places)
+        if num_places > len(self.hidden):
+            self._reserve(num_places)
+        return num_needed <= len(self.hidden)
 
     def hold(self, row: Tensor) -> bool:
         """Computes the projections of rows (R,) that are not held -> whether there was room to hold all."""

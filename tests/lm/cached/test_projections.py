@@ -100,6 +100,9 @@ def test_limited_memory_limits_the_rows_of_a_call() -> None:
     assert projections.hold(torch.arange(20)) and not projections.hold(torch.arange(21))
     assert projections.num_bytes == projections.max_bytes
     assert_held(projections, store, torch.arange(20), network)
+    full = projections.hidden
+    assert projections.grow(40) and projections.grow(40, 20) and not projections.grow(40, 21)
+    assert projections.hidden is full  # nothing is copied again where there is no more room
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
