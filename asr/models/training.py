@@ -29,10 +29,9 @@ from asr.distributed import (
 )
 from asr.errors import AsrError, require_above_zero, require_at_least, require_below_one, require_between
 from asr.metrics import NO_ERRORS, ErrorCounts, count_errors
-from asr.models.alignment import TeacherAlignment
+from asr.models.alignment import IGNORED, TeacherAlignment, summed_cross_entropy, uniform_alignment
 from asr.models.checkpoint import FBANK, require_same_features, trained_network
 from asr.models.interface import AcousticNetwork, Objective
-from asr.models.targets import FlatStartTarget, ObjectiveTarget, Target, TeacherTarget, TrainingBatch
 from asr.text.ctc_tokens import PIECE_PREFIX
 
 
@@ -227,7 +226,7 @@ class LitAcousticModel(pl.LightningModule):
         intermediate_weight: weight of the loss of intermediate outputs, if the network has them.
         average_decay: decay of the moving average of weights.
         flat_start_steps: number of first steps on frame cross-entropy with uniformly spread tokens; see
-            `asr.models.targets`.
+            `asr.models.alignment`.
         length_multiple: training batches are padded to a multiple of this number of frames.
         initial_checkpoint: initialize from the averaged weights of this checkpoint of `asr fit`, or from the network of
             the bundle in this folder; its tokens may differ.
@@ -334,25 +333,51 @@ class LitAcousticModel(pl.LightningModule):
         draw_from(self.seed, *batch["number"])
         with batch_rows(batch["rows"], batch["num_all"]):
             outputs, num_frames = self.network.forward_all_layers(features, batch["num_frames"])
-        target = self._target()
-        transcripts = batch["tokens"], batch["num_tokens"]
-        losses, count = target.losses(TrainingBatch(features, batch["num_frames"], outputs, num_frames, *transcripts))
+        name = "flat_start_loss" if self.global_step < self.flat_start_steps else "train_loss"
+        losses, count = self._losses(batch, features, outputs, num_frames)
         loss = losses[-1]
         sums = total(torch.stack([loss.detach(), count.to(loss)]))
         count = sums[1].clamp(min=1)
-        self.log(target.log_name, sums[0] / count, prog_bar=True, on_step=True, on_epoch=False, batch_size=1)
+        self.log(name, sums[0] / count, prog_bar=True, on_step=True, on_epoch=False, batch_size=1)
         if len(losses) > 1:
             intermediate = torch.stack(losses[:-1]).mean()
             loss = (1.0 - self.intermediate_weight) * loss + self.intermediate_weight * intermediate
         return loss * (current_share().num / count)
 
-    def _target(self) -> Target:
-        """The training target of this step."""
+    def _losses(
+        self, batch: dict[str, Any], features: Tensor, outputs: Sequence[Tensor], num_frames: Tensor
+    ) -> tuple[list[Tensor], Tensor]:
+        """The losses of a batch, which may be one process's share and have no utterances.
+
+        Args:
+            batch: of the data module.
+            features: its features, (N, T, F), padded further.
+            outputs: log-probabilities (N, T', C) of the intermediate layers and, last, of the final one.
+            num_frames: (N,) output frames.
+
+        Returns:
+            one sum, (), for each output that counts, and the number of frames or tokens in these sums, ().
+        """
+        tokens, num_tokens = batch["tokens"], batch["num_tokens"]
+        max_frames = outputs[-1].shape[1]
+        label = tokens.new_full((len(tokens), max_frames), IGNORED)
         if self.global_step < self.flat_start_steps:
-            return FlatStartTarget()
+            if len(label):
+                label = uniform_alignment(features, num_frames, tokens, num_tokens, max_frames)
+            mean = torch.stack([summed_cross_entropy(output, label) for output in outputs]).mean()
+            return [mean], (label != IGNORED).sum()
         if self._teacher_alignment is not None:
-            return TeacherTarget(self._teacher_alignment, self.network.subsampling_factor, self.token_frames)
-        return ObjectiveTarget(self.objective)
+            if len(label):
+                sequences = features, batch["num_frames"], tokens, num_tokens
+                label = self._teacher_alignment(*sequences, self.network.subsampling_factor, num_frames, max_frames)
+            counted = label[label != IGNORED]
+            self.token_frames += total(counted.bincount(minlength=len(self.token_frames)))
+            log_prior = (self.token_frames / self.token_frames.sum()).log()
+            losses = [summed_cross_entropy(output, label, log_prior) for output in outputs]
+            return losses, label.new_tensor(len(counted))
+        if not len(tokens):
+            return [output.sum() for output in outputs], num_tokens.sum()
+        return [self.objective(output, num_frames, tokens, num_tokens).sum() for output in outputs], num_tokens.sum()
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Clips gradients; a step with gradients that are not finite is skipped."""
