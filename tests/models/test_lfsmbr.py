@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from asr.errors import AsrError
 from asr.graph.denominator_graph import DenominatorGraph
 from asr.models import lfmmi
 from asr.models.lfmmi import LfMmi
@@ -230,25 +228,6 @@ def test_steps_along_the_gradient_raise_the_expected_accuracy() -> None:
         (gradient,) = torch.autograd.grad(parts.loss.sum(), score)
         score = score - 2.0 * gradient
     assert seen[-1] > seen[0] + 0.3 and seen[-1] > 0.9 * 3
-
-
-@pytest.mark.parametrize("weight", [-0.1, 1.5, float("nan")])
-def test_a_weight_that_is_no_share_is_refused(weight: float) -> None:
-    with pytest.raises(AsrError, match=r"smbr_weight is .*; give a number between 0"):
-        LfMmi(tiny_graph(), LEAK, weight)
-
-
-@pytest.mark.parametrize("counts", [np.ones(4), np.ones((5, 1)), np.array([1, 1, 1, 1, np.inf])])
-def test_counts_that_do_not_fit_the_columns_are_refused(counts: Any) -> None:
-    with pytest.raises(AsrError, match="a finite number for each of the 5 columns"):
-        LfMmi(tiny_graph(), LEAK, 1.0, counts.astype(np.float32))
-
-
-def test_accuracies_and_counts_of_other_columns_than_the_scores_are_refused() -> None:
-    with pytest.raises(AsrError, match=r"shape \(4, 2, 5\) is not that of the scores, \(4, 3, 5\)"):
-        LfMmi(tiny_graph(), LEAK).expected_accuracy(scores(), accuracies(4, 2))
-    with pytest.raises(AsrError, match="column_accuracy has 6 columns, the scores 5"):
-        LfMmi(tiny_graph(), LEAK, 0.5, np.ones(6, dtype=np.float32))(scores(), tiny_pieces())
 
 
 MUTANTS = {
