@@ -72,7 +72,7 @@ class ChunkLoader:
             drawn for every piece (`SpeakerStatistics`).
 
     Raises:
-        AsrError: there is no length, or one below 1, or `speaker_share` is not from 0 to 1.
+        AsrError: there is no length, or one below 1.
     """
 
     def __init__(
@@ -94,8 +94,6 @@ class ChunkLoader:
             raise AsrError(
                 f"lengths: {list(lengths)}: give the output frames of a piece, such as [30, 50, 75, 100, 130]."
             )
-        if not 0.0 <= speaker_share <= 1.0:
-            raise AsrError(f"speaker_share is {speaker_share}; give a share of the pieces, from 0 to 1.")
         self.corpus = corpus
         self.utterances = list(utterances)
         self.conditions = tuple(conditions)

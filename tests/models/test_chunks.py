@@ -188,12 +188,6 @@ def test_pieces_are_normalized_with_other_utterances_of_their_speaker(corpus: Pr
     assert torch.allclose(bobs[0], norm(features[2][None], torch.tensor([len(features[2])]))[0, :30], atol=1e-3)
 
 
-@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
-def test_a_share_of_pieces_is_from_0_to_1(corpus: PreparedCorpus, share: float) -> None:
-    with pytest.raises(AsrError, match=r"speaker_share is .*; give a share of the pieces, from 0 to 1"):
-        ChunkLoader(corpus, range(3), speaker_share=share)
-
-
 def test_seconds_are_those_of_the_recording_whatever_the_speed(corpus: PreparedCorpus) -> None:
     loader = ChunkLoader(corpus, range(3), (0, 1))
     assert loader.output_seconds(Chunk(0, 1, 10), 2) == pytest.approx([0.315 * 1.1, 0.345 * 1.1])
