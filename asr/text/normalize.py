@@ -4,7 +4,7 @@
 | --- | --- | --- |
 | LibriSpeech | upper case, apostrophes inside and at the end of words | white space only |
 | AN4 | `<s> WORDS </s> (utterance)` or words alone; spelled letters are words | all but the words is removed |
-| speechocean762 | upper case, some apostrophes of other shapes | apostrophes |
+| speechocean762 | upper case, some apostrophes of other shapes | as other English text |
 | other English text | anything | see `normalize_english` |
 """
 
@@ -29,11 +29,6 @@ def normalize_an4(text: str) -> str:
     """Removes `<s>`, `</s>`, a final `(utterance)`, and fillers such as `++noise++`."""
     words = _AN4_MARKS.sub(" ", text).upper().split()
     return " ".join(word for word in words if not word.startswith("++"))
-
-
-def normalize_speechocean762(text: str) -> str:
-    """Converts to upper case with plain apostrophes, and removes punctuation."""
-    return normalize_english(text)
 
 
 def normalize_english(text: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from asr.datasets.corpora.base import CorpusPart, SkippedItem, audio_by_stem, join, read_transcript, require_folder
 from asr.datasets.kaldi import read_table
 from asr.errors import AsrError
-from asr.text.normalize import normalize_speechocean762
+from asr.text.normalize import normalize_english
 
 PARTS = ("train", "test")
 
@@ -21,9 +21,7 @@ class SpeechOcean762:
     - Audio folders: `<part>.text` with lines `speaker/utterance TEXT`, and audio in `<any folder>/<part>/<speaker>/`.
     """
 
-    @property
-    def name(self) -> str:
-        return "speechocean762"
+    name = "speechocean762"
 
     def parts_in(self, corpus_dir: Path) -> list[str]:
         require_folder(corpus_dir, "speechocean762")
@@ -54,7 +52,7 @@ class SpeechOcean762:
                 skipped.append(SkippedItem(utterance_id, f"{transcript}: a second transcript; the first one is kept"))
                 continue
             speaker = folder or speakers.get(utterance_id, utterance_id[:5])
-            texts[utterance_id] = (speaker, normalize_speechocean762(text))
+            texts[utterance_id] = (speaker, normalize_english(text))
         if official:
             listed = read_table(transcript.parent / "wav.scp")
             audio = {
