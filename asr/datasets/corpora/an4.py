@@ -22,9 +22,7 @@ class An4:
     - Kaldi: `<part>.text` with lines `speaker/utterance WORDS`, and audio in `wav/<part>/<speaker>/`.
     """
 
-    @property
-    def name(self) -> str:
-        return "an4"
+    name = "an4"
 
     def parts_in(self, corpus_dir: Path) -> list[str]:
         require_folder(corpus_dir, "AN4")

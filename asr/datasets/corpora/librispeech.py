@@ -31,6 +31,8 @@ class LibriSpeech:
         default_download: the parts to download if none are given.
     """
 
+    name = "librispeech"
+
     def __init__(
         self,
         parts: Sequence[str] = LIBRISPEECH_PARTS + MINI_LIBRISPEECH_PARTS,
@@ -38,10 +40,6 @@ class LibriSpeech:
     ) -> None:
         self._parts = tuple(parts)
         self._default_download = tuple(default_download)
-
-    @property
-    def name(self) -> str:
-        return "librispeech"
 
     def parts_in(self, corpus_dir: Path) -> list[str]:
         require_folder(corpus_dir, "LibriSpeech")

@@ -25,13 +25,9 @@ from asr.text.documents import parse_json, read_text
 class _List(ABC):
     """A corpus of one part."""
 
-    _name: str
+    name: str
     _what: str
     _ids: str  # where ids come from, and what to do if one is repeated
-
-    @property
-    def name(self) -> str:
-        return self._name
 
     def parts_in(self, corpus_dir: Path) -> list[str]:
         if not corpus_dir.exists():
@@ -79,7 +75,7 @@ class _List(ABC):
 class KaldiFolder(_List):
     """A folder with `wav.scp` and `text`, and perhaps `segments` and `utt2spk`."""
 
-    _name = "kaldi"
+    name = "kaldi"
     _what = "a data folder of Kaldi, with wav.scp and text"
     _ids = "change one of the two ids"
 
@@ -110,7 +106,7 @@ _AUDIO_FOLDERS = ("", "clips", "audio", "wavs")
 class Table(_List):
     """A CSV or TSV file with a header; Common Voice's, for example."""
 
-    _name = "csv"
+    name = "csv"
     _what = "a table with the columns audio and text"
     _ids = "give the table a column id (without one, the names of the files are the ids)"
 
@@ -181,7 +177,7 @@ def _require_lines(path: Path, rows: Any) -> None:
 class NemoManifest(_List):
     """JSON Lines with `audio_filepath`, `text` and perhaps `offset` and `duration`."""
 
-    _name = "nemo"
+    name = "nemo"
     _what = "a manifest of NeMo"
     _ids = "give the lines an id (without one, the names of the files are the ids)"
 
@@ -216,7 +212,7 @@ class NemoManifest(_List):
 class LhotseCuts(_List):
     """A manifest of lhotse cuts, JSON Lines, plain or gzipped, of one recording and supervision each."""
 
-    _name = "lhotse"
+    name = "lhotse"
     _what = "a manifest of lhotse cuts"
     _ids = "change one of the two ids"
 

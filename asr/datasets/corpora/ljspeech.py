@@ -15,9 +15,7 @@ PARTS = ("train",)
 class LJSpeech:
     """LJ Speech: a file `text` with lines `id WORDS`, numbers spelled out, and audio anywhere below the folder."""
 
-    @property
-    def name(self) -> str:
-        return "ljspeech"
+    name = "ljspeech"
 
     def parts_in(self, corpus_dir: Path) -> list[str]:
         require_folder(corpus_dir, "LJ Speech")
