@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 import torch
@@ -35,18 +35,8 @@ from asr.text.lexicon import Tokenizer
 _CONFIG_NAME = "fbank.json"
 
 
-class FeatureStore(Protocol):
-    """Keeps features (T, F) by name."""
-
-    def get(self, key: str) -> Tensor | None:
-        """The features, or None if they are not kept."""
-
-    def put(self, key: str, features: Tensor) -> None:
-        """Keeps features, if there is room."""
-
-
 class FeatureMemory:
-    """Features in this process's memory.
+    """Features (T, F) by name in this process's memory.
 
     Args:
         gigabytes: the maximum amount to keep.
@@ -65,9 +55,11 @@ class FeatureMemory:
         return len(self._features)
 
     def get(self, key: str) -> Tensor | None:
+        """The features, or None if they are not kept."""
         return self._features.get(key)
 
     def put(self, key: str, features: Tensor) -> None:
+        """Keeps features, if there is room."""
         size = features.numel() * features.element_size()
         if key not in self._features and self._bytes + size <= self._limit:
             self._features[key] = features
@@ -75,7 +67,7 @@ class FeatureMemory:
 
 
 class FeatureFolder:
-    """Features as float32 `.npy` files, shared by any number of processes and runs.
+    """Features (T, F) by name as float32 `.npy` files, shared by any number of processes and runs.
 
     Args:
         folder: created if it does not exist.
@@ -258,7 +250,7 @@ class AcousticDataset(Dataset[AcousticBatch]):
         fbank: Fbank,
         tokenizer: Tokenizer,
         waveforms: WaveformCache | None = None,
-        features: FeatureStore | None = None,
+        features: FeatureFolder | FeatureMemory | None = None,
         augmentation: Augmentation | None = None,
     ) -> None:
         self.fbank = fbank
