@@ -43,7 +43,7 @@ class AcousticDataModule(ResumesEpoch, pl.LightningDataModule):
     Args:
         train_cuts: manifests of lhotse cuts, as `asr prepare` writes them; all of them are used together.
         valid_cuts: manifests to validate on.
-        test_cuts: manifests for `test` and `predict`.
+        test_cuts: manifests for `test`.
         valid_fraction: fraction of `train_cuts` that is held out for validation, in whole speakers, if `valid_cuts` is
             empty.
         lexicon: files in the format of CMUdict or Kaldi; the first one that has a word is used. The case of words does
@@ -155,7 +155,7 @@ class AcousticDataModule(ResumesEpoch, pl.LightningDataModule):
     def setup(self, stage: str | None = None) -> None:
         """Reads the manifests, reports unknown words, and loads small corpora into memory."""
         wanted: dict[str | None, tuple[Split, ...]]
-        wanted = {"fit": ("train", "valid"), "validate": ("valid",), "test": ("test",), "predict": ("test",)}
+        wanted = {"fit": ("train", "valid"), "validate": ("valid",), "test": ("test",)}
         for split in wanted.get(stage, ("train", "valid", "test")):
             self._split(split)
 
@@ -175,10 +175,6 @@ class AcousticDataModule(ResumesEpoch, pl.LightningDataModule):
     def test_dataloader(self) -> DataLoader[AcousticBatch]:
         """Batches in a fixed order, with all utterances."""
         return self._loader("test", self.plain_dataset, shuffle=False)
-
-    def predict_dataloader(self) -> DataLoader[AcousticBatch]:
-        """The batches of `test_dataloader`."""
-        return self.test_dataloader()
 
     def num_train_batches(self) -> int:
         """Number of batches in the first epoch; later epochs may differ by a few, since buckets fill differently."""

@@ -209,7 +209,7 @@ def transfer_weights(
 class LitAcousticModel(pl.LightningModule):
     """Trains an acoustic model on tokens, by CTC or a related objective.
 
-    Validation, testing and prediction use the averaged weights. Batches are those of `AcousticDataModule`; if several
+    Validation and testing use the averaged weights. Batches are those of `AcousticDataModule`; if several
     processes train, each has a share of every batch. The random numbers of a step depend only on seed, epoch and batch,
     so they are the same in all processes, and in a resumed run.
 
@@ -411,11 +411,6 @@ class LitAcousticModel(pl.LightningModule):
 
     def on_test_epoch_end(self) -> None:
         self._log_figures("test")
-
-    def predict_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:
-        """Log-probabilities (N, T', C) and num_frames (N,), with the ids of the cuts."""
-        log_prob, num_frames = self(batch["features"], batch["num_frames"])
-        return {"cut_ids": batch["cut_ids"], "log_prob": log_prob, "num_frames": num_frames}
 
     def configure_optimizers(self) -> Any:
         optimizer = adamw(self.network, self.peak_lr, self.weight_decay)  # type: ignore[arg-type]
