@@ -157,7 +157,7 @@ def _traceable(network: nn.Module) -> nn.Module:
     for module in list(network.modules()):
         for name, child in module.named_children():
             if isinstance(child, UtteranceCmvn):
-                setattr(module, name, TraceableCmvn(child.normalize_variance, child.pause_margin))
+                setattr(module, name, TraceableCmvn(child.pause_margin))
             if isinstance(child, FrameNorm):
                 setattr(module, name, TraceableNorm(child))
     return network

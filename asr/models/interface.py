@@ -103,19 +103,17 @@ class SpeakerStatistics(NamedTuple):
 
 
 class UtteranceCmvn(nn.Module):
-    """Normalizes each utterance by its own mean and, optionally, its own standard deviation.
+    """Normalizes each utterance by its own mean and its own standard deviation.
 
     Only the edges of a long pause count. Otherwise mean and variance would be those of noise, and normalized noise
     would look like speech. Of an utterance no longer than twice `pause_margin`, all frames count.
 
     Args:
-        normalize_variance: whether to divide by the standard deviation.
         pause_margin: frames that are further than this from anything loud do not count.
     """
 
-    def __init__(self, normalize_variance: bool = True, pause_margin: int = 50) -> None:
+    def __init__(self, pause_margin: int = 50) -> None:
         super().__init__()
-        self.normalize_variance = normalize_variance
         self.pause_margin = pause_margin
 
     def forward(self, features: Tensor, num_frames: Tensor, speaker: SpeakerStatistics | None = None) -> Tensor:
@@ -137,8 +135,6 @@ class UtteranceCmvn(nn.Module):
         count = (count + num_others).clamp(min=1)
         mean = total / count
         centered = (features - mean).masked_fill(~inside[:, :, None], 0.0)
-        if not self.normalize_variance:
-            return centered
         squares = centered.square().masked_fill(~counted, 0.0).sum(dim=1, keepdim=True)
         if speaker is not None:
             distance = (speaker.mean.to(features) - mean).square()
