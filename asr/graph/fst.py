@@ -5,6 +5,7 @@ Shapes: S states, A arcs, W words on all arcs together, Q requested arcs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -52,11 +53,9 @@ class Transducer:
     ) -> Transducer:
         """Sorts arcs by source state and then by the label `sort_by` (`input` or `output`), as composition requires."""
         order = np.lexsort((input_label if sort_by == "input" else output_label, src_state))
-        arc_begin = np.zeros(len(final_score) + 1, dtype=np.int64)
-        np.cumsum(np.bincount(src_state, minlength=len(final_score)), out=arc_begin[1:])
         return cls(
             start,
-            arc_begin,
+            offsets(np.bincount(src_state, minlength=len(final_score))),
             input_label[order].astype(np.int32),
             output_label[order].astype(np.int32),
             score[order].astype(np.float32),
@@ -344,7 +343,7 @@ def distinct(values: npt.NDArray[np.int64]) -> IntArray:
     return values[is_first]
 
 
-def offsets(counts: npt.NDArray[Any]) -> IntArray:
+def offsets(counts: npt.NDArray[Any] | Sequence[int]) -> IntArray:
     """Counts (A,) -> where each run begins, and where the last one ends (A + 1,)."""
     begin = np.zeros(len(counts) + 1, dtype=np.int64)
     np.cumsum(counts, out=begin[1:])

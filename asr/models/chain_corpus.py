@@ -23,6 +23,7 @@ from asr.datasets.augment import CONDITIONS, Condition
 from asr.datasets.corpora.base import Utterance
 from asr.datasets.kaldi import utterance_reader
 from asr.errors import AsrError, in_one_line
+from asr.graph.fst import offsets
 from asr.serialization import atomic_path, write_whole_text
 from asr.text.documents import parse_json
 from asr.text.lexicon import Lexicon
@@ -76,11 +77,9 @@ class Alignment:
         cls, phones: Sequence[str], utterances: Sequence[tuple[Sequence[int], Sequence[float], float]]
     ) -> Alignment:
         """Makes an alignment from (phones, seconds, score) of each utterance."""
-        begin = np.zeros(len(utterances) + 1, dtype=np.int64)
-        np.cumsum([len(each[0]) for each in utterances], out=begin[1:])
         return cls(
             tuple(phones),
-            begin,
+            offsets([len(each[0]) for each in utterances]),
             np.array([phone for each in utterances for phone in each[0]], dtype=np.int64),
             np.array([second for each in utterances for second in each[1]], dtype=np.float64),
             np.array([each[2] for each in utterances], dtype=np.float64),

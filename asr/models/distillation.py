@@ -27,6 +27,7 @@ from asr.bundle import Bundle
 from asr.distributed import current_share
 from asr.errors import AsrError, in_one_line
 from asr.graph.context import TIED_STATES, TiedStates
+from asr.graph.fst import offsets
 from asr.kernels.precision import rounded_products
 from asr.models.chain_corpus import LIST_FILE, PreparedCorpus
 from asr.models.chunks import Chunk
@@ -188,8 +189,8 @@ class TeacherPosteriors:
                     kept[index] = entries
         counts = np.concatenate([each[0] for each in kept])
         return SparsePosteriors(
-            np.concatenate([[0], np.cumsum(num_outputs)]),
-            np.concatenate([[0], np.cumsum(counts)]),
+            offsets(num_outputs),
+            offsets(counts),
             np.concatenate([each[1] for each in kept]).astype(np.uint16),
             np.concatenate([each[2] for each in kept]).astype(np.float16),
         )

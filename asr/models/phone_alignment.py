@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from asr.graph.fst import offsets
 from asr.kernels.jit import jit
 from asr.models.alignment import align_ctc
 
@@ -108,9 +109,8 @@ def transcript_graph(words: Sequence[Sequence[Sequence[int]]]) -> TranscriptGrap
         ends = [*last, len(phone) - 1]
     is_final = np.zeros(len(phone), dtype=np.bool_)
     is_final[[end for end in ends if end >= 0]] = True
-    begin = np.zeros(len(phone) + 1, dtype=np.int64)
-    np.cumsum([len(each) for each in sources], out=begin[1:])
     flat = np.array([source for each in sources for source in each], dtype=np.int64)
+    begin = offsets([len(each) for each in sources])
     return TranscriptGraph(np.array(phone, dtype=np.int64), begin, flat, is_final)
 
 
