@@ -265,14 +265,11 @@ class HostMaxEnt(nn.Module):
 
     def score(self, history: Tensor, word_id: Tensor) -> Tensor:
         """history (Q, M), word_id (Q,) -> sum of the features' weights, (Q,)."""
-        return self._take(self._places(history) + word_id[:, None])
+        return self._take(hashed_places(history, self.order, self.table_size) + word_id[:, None])
 
     def score_each(self, history: Tensor, word_id: Tensor) -> Tensor:
         """history (Q, M), word_id (K,) -> (Q, K): every word after every history."""
-        return self._take(self._places(history)[:, :, None] + word_id)
-
-    def _places(self, history: Tensor) -> Tensor:
-        return hashed_places(history, self.order, self.table_size)
+        return self._take(hashed_places(history, self.order, self.table_size)[:, :, None] + word_id)
 
     def _take(self, slots: Tensor) -> Tensor:
         return self.table.rows(slots.reshape(-1)).view_as(slots).sum(dim=1)
@@ -304,6 +301,9 @@ class HostNgramLM(LanguageModel):
         device: where queries come from and results go.
         device_budget: bytes of device memory that the model may take.
 
+    Attributes:
+        device_bytes: those that it takes.
+
     Raises:
         AsrError: the budget is too small for the smallest cache.
     """
@@ -320,23 +320,18 @@ class HostNgramLM(LanguageModel):
         self.placement: Level = placement.level
         if self.placement == "resident":
             self._resident = lm.to(self._device)
-            self._device_bytes = total_bytes
+            self.device_bytes = total_bytes
             return
         if self.placement == "index":
             self._finder = ArcFinder(_what_finds_arcs(lm).to(self._device))
         read = self._read_arcs if self.placement == "index" else self._read_answers
         self._rows = CachedRows(read, _COLUMNS, torch.int32, placement.num_places, self._device)
-        self._device_bytes = self._rows.num_bytes + (index_bytes if self._finder is not None else 0)
+        self.device_bytes = self._rows.num_bytes + (index_bytes if self._finder is not None else 0)
 
     @property
     def vocabulary(self) -> Vocabulary:
         """The words that `word_id` numbers."""
         return self._host.vocabulary
-
-    @property
-    def device_bytes(self) -> int:
-        """Bytes of device memory that the model takes."""
-        return self._device_bytes
 
     @property
     def statistics(self) -> CacheStatistics:
