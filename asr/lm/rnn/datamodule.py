@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 from asr.distributed import ResumesEpoch, current_share
-from asr.errors import AsrError
+from asr.errors import AsrError, require_at_least
 from asr.lm.rnn.data import TokenBatch, TokenFile, TokenStreams
 from asr.text.symbols import Vocabulary
 
@@ -50,10 +50,7 @@ class TextDataModule(ResumesEpoch, pl.LightningDataModule):
         num_steps: int = 32,
     ) -> None:
         super().__init__()
-        numbers = {"transcript_repeats": transcript_repeats, "num_streams": num_streams, "num_steps": num_steps}
-        for name, number in numbers.items():
-            if number < 1:
-                raise AsrError(f"data.{name} is {number}; it must be 1 or more.")
+        require_at_least(1, transcript_repeats=transcript_repeats, num_streams=num_streams, num_steps=num_steps)
         self.vocabulary = Vocabulary.from_file(vocabulary)
         self.cache_dir = Path(cache_dir)
         self.train_paths = _paths(train_texts), _paths(train_transcripts) * transcript_repeats

@@ -120,7 +120,7 @@ def test_without_a_trainer_no_batch_is_done(corpus: Path) -> None:
 
 @pytest.mark.parametrize("name", ["transcript_repeats", "num_streams", "num_steps"])
 def test_numbers_below_1_are_rejected(corpus: Path, name: str) -> None:
-    with pytest.raises(AsrError, match=f"data.{name} is 0; it must be 1 or more"):
+    with pytest.raises(AsrError, match=f"{name} is 0; give 1 or more"):
         TextDataModule(str(corpus / "words.txt"), str(corpus / "cache"), [str(corpus / "text.txt")], **{name: 0})
 
 
