@@ -194,17 +194,15 @@ class ConvSubsampling(nn.Module):
     Args:
         num_features: F.
         dim: size of the output.
-        first_channels: channels of the first convolution.
-        second_channels: channels of the second convolution.
     """
 
     factor = 4
 
-    def __init__(self, num_features: int, dim: int, first_channels: int = 8, second_channels: int = 32) -> None:
+    def __init__(self, num_features: int, dim: int) -> None:
         super().__init__()
-        self.first = ChannelsLastConv2d(1, first_channels, kernel_size=3, stride=2, padding=1)
-        self.second = ChannelsLastConv2d(first_channels, second_channels, kernel_size=3, stride=2, padding=1)
-        self.out = PackedLinear(second_channels * ((num_features + 3) // 4), dim)
+        self.first = ChannelsLastConv2d(1, 8, kernel_size=3, stride=2, padding=1)
+        self.second = ChannelsLastConv2d(8, 32, kernel_size=3, stride=2, padding=1)
+        self.out = PackedLinear(32 * ((num_features + 3) // 4), dim)
 
     def forward(self, features: Tensor, num_frames: Tensor) -> tuple[Tensor, Tensor]:
         """features (N, T, F) with zeros as padding, num_frames (N,) -> (N, T', dim) with T' = ceil(T / 4), (N,)."""

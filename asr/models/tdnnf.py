@@ -302,28 +302,17 @@ class ConvFrontEnd(nn.Module):
     Args:
         num_features: F.
         dim: D.
-        first_channels: channels at the full frame rate and half of the bins.
-        second_channels: channels at a third of the frame rate and a quarter of the bins.
         num_convolutions: number of `BypassConvolution` after these two.
     """
 
     factor = 3
 
-    def __init__(
-        self,
-        num_features: int,
-        dim: int,
-        first_channels: int = 16,
-        second_channels: int = 48,
-        num_convolutions: int = 0,
-    ) -> None:
+    def __init__(self, num_features: int, dim: int, num_convolutions: int) -> None:
         super().__init__()
-        self.first = ChannelsLastConv2d(1, first_channels, kernel_size=3, stride=(1, 2), padding=(0, 1))
-        self.second = ChannelsLastConv2d(
-            first_channels, second_channels, kernel_size=(5, 3), stride=(3, 2), padding=(0, 1)
-        )
-        self.deeper = nn.ModuleList(BypassConvolution(second_channels) for _ in range(num_convolutions))
-        self.out = PackedLinear(second_channels * ((num_features + 3) // 4), dim)
+        self.first = ChannelsLastConv2d(1, 16, kernel_size=3, stride=(1, 2), padding=(0, 1))
+        self.second = ChannelsLastConv2d(16, 48, kernel_size=(5, 3), stride=(3, 2), padding=(0, 1))
+        self.deeper = nn.ModuleList(BypassConvolution(48) for _ in range(num_convolutions))
+        self.out = PackedLinear(48 * ((num_features + 3) // 4), dim)
         self.norm = FrameNorm(dim)
 
     def forward(self, features: Tensor) -> Tensor:
@@ -379,7 +368,7 @@ class Tdnnf(ChainNetwork):
         num_convolutions: int = 0,
     ) -> None:
         super().__init__(num_features, num_tokens, ConvFrontEnd.factor, smoothing)
-        self.front_end = ConvFrontEnd(num_features, dim, num_convolutions=num_convolutions)
+        self.front_end = ConvFrontEnd(num_features, dim, num_convolutions)
         self.layers = FactorizedLayers(FactorizedLayer(dim, bottleneck_dim) for _ in range(num_layers))
         self.prefinal = PackedLinear(dim, prefinal_dim)
         self.branch = OutputBranch(prefinal_dim, dim, small_dim, num_tokens)
