@@ -12,11 +12,9 @@ from torch import Tensor
 
 from asr.kernels.jit import Intrinsic, arrays_of, in_threads, jit_for
 
+_BETAS = 0.9, 0.99  # Adam's decay rates
 _AHEAD = 16  # entries that are prefetched
-
-
 _MIN_PLACES = 4096  # of a table, for each thread
-
 
 prefetch: Any = Intrinsic("asr.kernels.intrinsics", "prefetch")
 
@@ -25,28 +23,18 @@ class AdamWithSparseRows(torch.optim.Optimizer):
     """Adam where gradients are dense; where they are sparse, Adagrad with one accumulator a row, touched rows only.
 
     Gradients are expected summed, not averaged, over the words of a batch: then a step does not depend on the batch
-    size, and `initial_accumulator`, in units of one word's squared gradient, keeps rows that only noise has touched
-    from moving as far as rows that data has touched. Tables of one dimension are updated entry by entry, in the order
-    of the gradients, without sorting or adding up repeated entries.
+    size. Accumulators begin at 1, in units of one word's squared gradient, so that rows that only noise has touched do
+    not move as far as rows that data has touched. Tables of one dimension are updated entry by entry, in the order of
+    the gradients, without sorting or adding up repeated entries.
 
     Args:
-        params: parameters or groups; each group may set its own `lr`, `sparse_lr` and `initial_accumulator`.
+        params: parameters or groups; each group may set its own `lr` and `sparse_lr`.
         lr: Adam's learning rate.
         sparse_lr: Adagrad's learning rate.
-        betas: Adam's decay rates.
-        initial_accumulator: where Adagrad's accumulators start.
     """
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 2e-3,
-        sparse_lr: float = 0.1,
-        betas: tuple[float, float] = (0.9, 0.99),
-        initial_accumulator: float = 1.0,
-    ) -> None:
-        defaults = {"lr": lr, "sparse_lr": sparse_lr, "betas": betas, "initial_accumulator": initial_accumulator}
-        super().__init__(params, defaults)
+    def __init__(self, params: Iterable[Any], lr: float = 2e-3, sparse_lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr, "sparse_lr": sparse_lr})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -61,12 +49,12 @@ class AdamWithSparseRows(torch.optim.Optimizer):
                 if param.grad is None:
                     continue
                 if param.grad.is_sparse:
-                    self._adagrad(param, group["sparse_lr"] * factor, group["initial_accumulator"])
+                    self._adagrad(param, group["sparse_lr"] * factor)
                 else:
-                    self._adam(param, group["lr"], group["betas"])
+                    self._adam(param, group["lr"])
         return loss
 
-    def _adam(self, param: Tensor, lr: float, betas: tuple[float, float]) -> None:
+    def _adam(self, param: Tensor, lr: float) -> None:
         state = self.state[param]
         if not state:
             state["step"] = torch.zeros(())
@@ -74,17 +62,17 @@ class AdamWithSparseRows(torch.optim.Optimizer):
             state["square"] = torch.zeros_like(param)
         state["step"] += 1
         count = state["step"].item()
-        grad, (decay, square_decay) = param.grad, betas
+        grad, (decay, square_decay) = param.grad, _BETAS
         assert grad is not None
         state["mean"].lerp_(grad, 1 - decay)
         state["square"].mul_(square_decay).addcmul_(grad, grad, value=1 - square_decay)
         root = state["square"].sqrt().mul_((1 - square_decay**count) ** -0.5).add_(1e-8)
         param.addcdiv_(state["mean"], root, value=-lr / (1 - decay**count))
 
-    def _adagrad(self, param: Tensor, lr: float, initial_accumulator: float) -> None:
+    def _adagrad(self, param: Tensor, lr: float) -> None:
         state = self.state[param]
         if not state:
-            state["square"] = param.new_full((param.shape[0],), initial_accumulator)
+            state["square"] = param.new_ones(param.shape[0])
         grad = param.grad
         assert grad is not None
         rows, values = grad._indices()[0], grad._values()

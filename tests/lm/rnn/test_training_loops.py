@@ -96,7 +96,7 @@ def test_adagrad(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_dense_parameters_take_the_steps_of_adam() -> None:
     ours, theirs = (nn.Parameter(torch.linspace(-1, 1, 5)) for _ in range(2))
-    optimizers = AdamWithSparseRows([ours], lr=0.05, betas=(0.8, 0.9)), torch.optim.Adam([theirs], 0.05, (0.8, 0.9))
+    optimizers = AdamWithSparseRows([ours], lr=0.05), torch.optim.Adam([theirs], 0.05, (0.9, 0.99))
     for step in range(4):
         for param, optimizer in zip((ours, theirs), optimizers, strict=True):
             param.grad = torch.linspace(-2, 3, 5) ** step
