@@ -30,7 +30,6 @@ COMMANDS = {
     "lm-curves": "perplexity over training time, beside faster-rnnlm",
     "stream": "streaming: word errors, corrections and delay over the window",
     "overlap": "recognition with worker threads",
-    "data": "batches per second of the training data",
     "hot-words": "rare words found, and false ones, with and without lists of hot words",
     "record-queries": "records the queries of a decoding run, for `query`",
     "mutants": "mutation testing of language models, n-best lists and rescoring",
