@@ -166,32 +166,12 @@ CacheableTerms = Literal["none", "history", "group", "tree"]
 """Which parts of a score do not depend on both history and word, so that a cache may keep them.
 
 `none`; `history`: log_prob = word_score - history_normalizer; `group`: the same, less group_normalizer; `tree`: the
-decisions at the inner nodes of a tree, see `StatefulNetwork.path_log_prob`.
+decisions at the inner nodes of a tree, see `WordScorer.path_log_prob`.
 """
 
 
-class StatefulNetwork(ABC):
-    """A recurrent language model as a cached language model uses it: a state update and an output layer.
-
-    Attributes:
-        vocabulary: the words.
-        state_size: S, the width of a state: all that the network remembers of a history.
-        hidden_size: H, the width of what the output layer reads, see `project`.
-        num_history_words: M, how many words of a history the output layer reads as well.
-    """
-
-    vocabulary: Vocabulary
-    state_size: int
-    hidden_size: int
-    num_history_words: int
-
-    @abstractmethod
-    def initial_state(self) -> Tensor:
-        """The state before `<s>` is read, (S,)."""
-
-    @abstractmethod
-    def step(self, state: Tensor, word_id: Tensor) -> Tensor:
-        """Reads one word: state (Q, S), word_id (Q,) -> next state (Q, S)."""
+class WordScorer(ABC):
+    """Scores words by what a hidden layer says of their histories, as an output layer does."""
 
     @abstractmethod
     def log_prob(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
@@ -207,35 +187,8 @@ class StatefulNetwork(ABC):
         """
 
     @property
-    def recurrent_size(self) -> int:
-        """The number of the state's first columns, which `step` reads."""
-        return self.state_size
-
-    @property
-    def has_projection(self) -> bool:
-        """Whether `project` multiplies; if not, it only selects columns."""
-        return False
-
-    def project(self, state: Tensor) -> Tensor:
-        """What the output layer reads of a state: state (Q, S) -> hidden (Q, H), by default its last columns."""
-        return state[:, self.state_size - self.hidden_size :]
-
-    def branch(self, state: Tensor, before: Tensor, word_id: Tensor) -> Tensor:
-        """`step` for many words after each state, which can share the state's matrix products.
-
-        Args:
-            state: (R, S).
-            before: (Q,) which state each query follows.
-            word_id: (Q,).
-
-        Returns:
-            The next states, (Q, S).
-        """
-        return self.step(state.index_select(0, before), word_id)
-
-    @property
     def cacheable_terms(self) -> CacheableTerms:
-        """Which parts of a score a cache may keep. Only networks with such parts need the methods below."""
+        """Which parts of a score a cache may keep. Only scorers with such parts need the methods below."""
         return "none"
 
     def word_score(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
@@ -273,6 +226,57 @@ class StatefulNetwork(ABC):
         """What `asr.lm.cached.engine_numba` reads to score words; None if its loop cannot compute the scores."""
         return None
 
+
+class StatefulNetwork(WordScorer):
+    """A recurrent language model as a cached language model uses it: a state update and an output layer.
+
+    Attributes:
+        vocabulary: the words.
+        state_size: S, the width of a state: all that the network remembers of a history.
+        hidden_size: H, the width of what the output layer reads, see `project`.
+        num_history_words: M, how many words of a history the output layer reads as well.
+    """
+
+    vocabulary: Vocabulary
+    state_size: int
+    hidden_size: int
+    num_history_words: int
+
+    @abstractmethod
+    def initial_state(self) -> Tensor:
+        """The state before `<s>` is read, (S,)."""
+
+    @abstractmethod
+    def step(self, state: Tensor, word_id: Tensor) -> Tensor:
+        """Reads one word: state (Q, S), word_id (Q,) -> next state (Q, S)."""
+
+    @property
+    def recurrent_size(self) -> int:
+        """The number of the state's first columns, which `step` reads."""
+        return self.state_size
+
+    @property
+    def has_projection(self) -> bool:
+        """Whether `project` multiplies; if not, it only selects columns."""
+        return False
+
+    def project(self, state: Tensor) -> Tensor:
+        """What the output layer reads of a state: state (Q, S) -> hidden (Q, H), by default its last columns."""
+        return state[:, self.state_size - self.hidden_size :]
+
+    def branch(self, state: Tensor, before: Tensor, word_id: Tensor) -> Tensor:
+        """`step` for many words after each state, which can share the state's matrix products.
+
+        Args:
+            state: (R, S).
+            before: (Q,) which state each query follows.
+            word_id: (Q,).
+
+        Returns:
+            The next states, (Q, S).
+        """
+        return self.step(state.index_select(0, before), word_id)
+
     def step_tables(self) -> tuple[Any, ...] | None:
-        """What it reads to run the hidden layer where this thread multiplies bytes; None if its loop cannot."""
+        """What `asr.lm.cached.engine_numba` reads to run the hidden layer on bytes; None if its loop cannot."""
         return None

@@ -1,21 +1,20 @@
 """The interface between the recurrent language model and its output layer.
 
-Shapes: N words of a batch, Q queries, H hidden, M history words, V vocabulary, O histories, K inner nodes of a tree.
+Shapes: N words of a batch, H hidden, M history words, V vocabulary.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import Any
+from abc import abstractmethod
 
 import torch
 from torch import Tensor, nn
 
-from asr.lm.interface import CacheableTerms
+from asr.lm.interface import WordScorer
 from asr.lm.rnn.maxent import HashedMaxEnt
 
 
-class OutputLayer(nn.Module, ABC):
+class OutputLayer(nn.Module, WordScorer):
     """Turns the hidden layer's state after a history into word probabilities.
 
     Attributes:
@@ -33,32 +32,3 @@ class OutputLayer(nn.Module, ABC):
     @abstractmethod
     def loss(self, hidden: Tensor, history: Tensor, word_id: Tensor, generator: torch.Generator) -> Tensor:
         """hidden (N, H), history (N, M), word_id (N,) -> the training objective summed over the words, ()."""
-
-    @abstractmethod
-    def log_prob(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
-        """hidden (Q, H), history (Q, M), word_id (Q,) -> log_prob (Q,)."""
-
-    @property
-    def cacheable_terms(self) -> CacheableTerms:
-        """See `StatefulNetwork`, which describes the methods below as well."""
-        return "none"
-
-    def word_score(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def history_normalizer(self, hidden: Tensor, history: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def group_of(self, word_id: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def group_normalizer(self, hidden: Tensor, history: Tensor, group: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def path_log_prob(
-        self, hidden: Tensor, history: Tensor, word_id: Tensor, owner: Tensor, held: Tensor
-    ) -> tuple[Tensor, int]:
-        raise NotImplementedError
-
-    def output_tables(self) -> tuple[Any, ...] | None:
-        return None
