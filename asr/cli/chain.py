@@ -41,7 +41,6 @@ example:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
     parser.add_argument(
         "--corpus",
         nargs="+",

@@ -58,7 +58,6 @@ _MAX_BITS = 14
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
     parser.add_argument(
         "--from",
         dest="source",

@@ -61,7 +61,6 @@ def _add_texts(parser: argparse._ActionsContainer) -> None:
 
 
 def add_vocabulary_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
     parser.add_argument("output", type=output_path, help="file for the words, the most frequent first, one per line")
     _add_texts(parser)
     parser.add_argument("--lexicon", type=Path, help="keep only words at the beginning of a line of this file")
@@ -69,7 +68,6 @@ def add_vocabulary_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_vocabulary(args: argparse.Namespace) -> int:
-    """Runs the command."""
     if not args.text and not args.transcripts:
         raise AsrError("there are no texts to choose words from; give --text or --transcripts.")
     if args.max_words is not None and args.max_words < 1:
@@ -106,7 +104,6 @@ _ORDER = 3
 
 
 def add_ngram_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
     source = parser.add_argument_group("input")
     _add_texts(source)
     source.add_argument(
@@ -239,7 +236,6 @@ Training is `asr fit --config recipes/<corpus>/rnnlm.yaml`."""
 
 
 def add_rnn_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
     parser.set_defaults(show_help=lambda: parser.print_help(sys.stderr))
     actions = parser.add_subparsers(dest="action", metavar="export|measure")
     export = actions.add_parser("export", help="write a checkpoint's network to a folder that loads without Lightning")
@@ -371,14 +367,12 @@ them."""
 
 
 def add_perplexity_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
     parser.add_argument("model", type=Path, help="ARPA file (plain, .gz, .xz) or binary file of 'asr lm ngram'")
     parser.add_argument("texts", nargs="+", type=Path, help="files with one sentence per line; blank lines are ignored")
     parser.add_argument("--transcripts", action="store_true", help="lines are 'utterance-id WORDS', as in Kaldi")
 
 
 def run_perplexity(args: argparse.Namespace) -> int:
-    """Runs the command."""
     if not args.model.is_file():
         raise AsrError(f"{args.model}: there is no such model file; make one with 'asr lm ngram'.")
     lm = read_ngram_lm(args.model)

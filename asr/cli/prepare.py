@@ -43,7 +43,6 @@ _MAX_WARNINGS = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
     parser.add_argument("corpus_name", metavar="NAME", choices=sorted(CORPORA), help=", ".join(sorted(CORPORA)))
     parser.add_argument(
         "--corpus", type=Path, required=True, metavar="DIR", help="folder of the corpus, or a list file"

@@ -32,7 +32,6 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
     parser.add_argument(
         "evaluations", nargs="+", metavar="FILE", help="files *.json of 'asr evaluate --details', the main one first"
     )

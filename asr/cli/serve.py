@@ -38,7 +38,6 @@ _LIMITS: dict[str, tuple[type, str, str]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 for all (default: %(default)s)"
     )
