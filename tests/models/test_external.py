@@ -809,6 +809,14 @@ def test_filterbanks_of_nemo_are_those_of_kaldi_native_fbank() -> None:
 # --- torchaudio and transformers
 
 
+def torchaudio(part: str) -> Any:
+    """A module of torchaudio, whose libraries may not load."""
+    try:
+        return importlib.import_module(f"torchaudio.{part}")
+    except (ImportError, OSError) as error:
+        pytest.skip(f"no torchaudio: {error}")
+
+
 def tiny_wav2vec2(torchaudio_models: Any, num_tokens: int, norm: str = "layer_norm") -> Any:
     torch.manual_seed(0)
     return torchaudio_models.wav2vec2_model(
@@ -821,10 +829,7 @@ def tiny_wav2vec2(torchaudio_models: Any, num_tokens: int, norm: str = "layer_no
 
 
 def test_torchaudio_network() -> None:
-    try:
-        models = importlib.import_module("torchaudio.models")
-    except (ImportError, OSError) as error:
-        pytest.skip(f"no torchaudio: {error}")
+    models = torchaudio("models")
     from asr.models.external.torchaudio import TorchaudioModel
 
     labels = ("-", "|", "A", "B", "C")
@@ -847,10 +852,7 @@ def test_torchaudio_network() -> None:
 @pytest.mark.slow
 def test_wav2vec2_base_of_torchaudio() -> None:
     """The network as torchaudio builds it, with random weights: words of the list, the same whatever else is read."""
-    try:
-        models = importlib.import_module("torchaudio.models")
-    except (ImportError, OSError) as error:
-        pytest.skip(f"no torchaudio: {error}")
+    models = torchaudio("models")
     from asr.models.external.torchaudio import TorchaudioModel
 
     labels = ("-", "|", *"ETAONIHSRDLUMWCFGYPBVK'XJQZ")
@@ -868,10 +870,7 @@ def test_wav2vec2_base_of_torchaudio() -> None:
 
 @pytest.mark.parametrize("norm", ["layer_norm", "group_norm"])
 def test_torchaudio_recordings_do_not_depend_on_others(norm: str) -> None:
-    try:
-        models = importlib.import_module("torchaudio.models")
-    except (ImportError, OSError) as error:
-        pytest.skip(f"no torchaudio: {error}")
+    models = torchaudio("models")
     from asr.models.external.torchaudio import TorchaudioModel
 
     model = TorchaudioModel(tiny_wav2vec2(models, 5, norm), ("-", "|", "A", "B", "C"))
@@ -907,20 +906,14 @@ def test_torchaudio_norm_of_waveforms() -> None:
 
 
 def test_torchaudio_names() -> None:
-    try:
-        importlib.import_module("torchaudio.pipelines")
-    except (ImportError, OSError) as error:
-        pytest.skip(f"no torchaudio: {error}")
+    torchaudio("pipelines")
     for name in ("WAV2VEC2_BASE", "Wav2Vec2ASRBundle", "no such name"):
         with pytest.raises(AsrError, match=r"no such CTC pipeline; there are .*WAV2VEC2_ASR_BASE_960H"):
             load_acoustic_model(f"torchaudio:{name}")
 
 
 def test_torchaudio_without_a_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    try:
-        importlib.import_module("torchaudio.pipelines")
-    except (ImportError, OSError) as error:
-        pytest.skip(f"no torchaudio: {error}")
+    torchaudio("pipelines")
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
 
     def no_network(*args: object, **kwargs: object) -> None:
