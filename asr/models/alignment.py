@@ -9,12 +9,16 @@ Shapes: N utterances, T frames, F features, C tokens, U tokens of a transcript, 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from asr.audio.fbank import Fbank
 from asr.bundle import Bundle
 from asr.errors import AsrError
+from asr.models.checkpoint import require_same_features
 from asr.text.symbols import BLANK_ID
 
 
@@ -128,24 +132,26 @@ class TeacherAlignment:
     Args:
         folder: of the bundle.
         tokens: of the data, blank first; the bundle may have them in another order.
-        num_features: number of features of the data.
+        fbank: the features of the data, which the bundle's network will read, too.
         radius_seconds: half the length of the longest phone.
 
     Raises:
-        AsrError: the bundle does not have all tokens, or its network has another number of features.
+        AsrError: the bundle does not have all tokens, or its network was trained on other features.
     """
 
-    def __init__(self, folder: str, tokens: tuple[str, ...], num_features: int, radius_seconds: float = 0.12) -> None:
+    def __init__(self, folder: str, tokens: tuple[str, ...], fbank: Fbank, radius_seconds: float = 0.12) -> None:
         bundle = Bundle.load(folder)
         names = bundle.graph.tokens.tokens
         missing = [token for token in tokens if token not in names]
         if missing:
             some = " ".join(missing[:5])
             raise AsrError(f"teacher: {folder} does not have the tokens {some}; train on the phones of its lexicon.")
-        if bundle.acoustic_model.network.num_features != num_features:  # type: ignore[attr-defined]
+        if bundle.acoustic_model.network.num_features != fbank.feature_dim:  # type: ignore[attr-defined]
             raise AsrError(
-                f"teacher: {folder} has another number of features than the data ({num_features}); use its fbank."
+                f"teacher: {folder} has another number of features than the data ({fbank.feature_dim}); use its fbank."
             )
+        trained: dict[str, Any] = bundle.features.network.arguments  # type: ignore[assignment]
+        require_same_features(trained, fbank.arguments, f"{folder}: teacher", "the recipe")
         self.network = bundle.acoustic_model.network.eval()
         self.token_id = torch.tensor([names.index(token) for token in tokens])
         shift: float = bundle.features.network.frame_shift / bundle.sampling_rate  # type: ignore[assignment,operator]

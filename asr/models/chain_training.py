@@ -32,7 +32,7 @@ from asr.errors import AsrError, require_above_zero, require_at_least, require_b
 from asr.graph.context import TIED_STATES, TiedStates
 from asr.models.chain_corpus import FRAME_SECONDS, Alignment, PreparedCorpus
 from asr.models.chain_preparation import load_chain, usable_utterances
-from asr.models.checkpoint import FBANK, require_same_features, trained_network
+from asr.models.checkpoint import FBANK, require_same_features, trained_network, warn_of_other_features
 from asr.models.chunks import ChunkBatch, ChunkLoader
 from asr.models.distillation import TeacherPosteriors
 from asr.models.lfmmi import LfMmi, NumeratorPiece, numerator_piece
@@ -442,7 +442,7 @@ class LitChainModel(pl.LightningModule):
             raise AsrError(
                 "ckpt_path: the checkpoint has other tied states than data.chain; give those of its training."
             )
-        require_same_features(checkpoint, self._data().corpus.fbank_arguments, "ckpt_path", "the corpus")
+        require_same_features(checkpoint.get(FBANK, {}), self._data().corpus.fbank_arguments, "ckpt_path", "the corpus")
         self._is_resumed = True
         self._kept = checkpoint.get(_TEACHER)
 
@@ -451,8 +451,9 @@ class LitChainModel(pl.LightningModule):
         return batch._replace(features=batch.features.to(device))
 
     def _initial_weights(self, path: str) -> dict[str, Tensor]:
-        weights, _, saved = trained_network(path)
+        weights, _, saved, fbank = trained_network(path)
         data = self._data()
+        warn_of_other_features(fbank, data.corpus.fbank_arguments, path)
         if saved is not None and saved != data.states.to_json():
             before = TiedStates.from_json(saved)
             if before.phones != data.states.phones:

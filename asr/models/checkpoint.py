@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +16,8 @@ from asr.models.tdnnf import Ensemble
 from asr.serialization import ACOUSTIC_MODEL_CLASSES, ModelSpec, build_network, read_checkpoint, registered_name
 from asr.text.documents import parse_yaml, read_text
 from asr.text.symbols import TokenTable
+
+_log = logging.getLogger(__name__)
 
 FBANK = "fbank"  # the field of checkpoints with the arguments of the filterbanks
 
@@ -49,7 +52,7 @@ def network_from_checkpoint(
     for path in checkpoints:
         content = read_checkpoint(path)
         if fbank is not None:
-            require_same_features(content, fbank, str(path), str(recipe))
+            require_same_features(content.get(FBANK, {}), fbank, str(path), str(recipe))
         try:
             weights = _averaged_weights(content, path)
             registered.network.load_state_dict({name: weights[name] for name in weights.keys() - left_out})
@@ -71,24 +74,38 @@ def network_from_checkpoint(
     return registered, tables[0]
 
 
-def require_same_features(checkpoint: Mapping[str, Any], fbank: Mapping[str, Any], name: str, recipe: str) -> None:
+def require_same_features(trained: Mapping[str, Any], fbank: Mapping[str, Any], name: str, recipe: str) -> None:
     """Checks that a network reads the features that it was trained with.
 
     Args:
-        checkpoint: what `asr fit` wrote; earlier versions did not write the filterbanks, and are accepted.
+        trained: `Fbank.arguments` of its training; earlier versions did not write them, and an empty one is accepted.
         fbank: `Fbank.arguments` of the features. Dither is for training only and may differ.
-        name: of the checkpoint, for error messages.
+        name: of the network, for error messages.
         recipe: where the features are chosen, for error messages.
 
     Raises:
         AsrError: the network was trained with other features.
     """
-    for argument, value in checkpoint.get(FBANK, {}).items():
+    for difference in _differences(trained, fbank, recipe):
+        raise AsrError(f"{name}: {difference}; give data.init_args.fbank the arguments of its training.")
+
+
+def warn_of_other_features(trained: Mapping[str, Any], fbank: Mapping[str, Any], name: str) -> None:
+    """Logs a warning if a training starts from a network of other features, to which it has to adapt.
+
+    Args:
+        trained: as in `require_same_features`.
+        fbank: `Fbank.arguments` of the training that starts.
+        name: of the network.
+    """
+    for difference in _differences(trained, fbank, "this training"):
+        _log.warning("%s: initial_checkpoint: %s", name, difference)
+
+
+def _differences(trained: Mapping[str, Any], fbank: Mapping[str, Any], recipe: str) -> Iterator[str]:
+    for argument, value in trained.items():
         if argument != "dither" and fbank.get(argument) != value:
-            raise AsrError(
-                f"{name}: the checkpoint was trained on filterbanks with {argument} {value}, but {recipe} has "
-                f"{fbank.get(argument)}; give data.init_args.fbank the arguments of its training."
-            )
+            yield f"it was trained on filterbanks with {argument} {value}, but {recipe} has {fbank.get(argument)}"
 
 
 class TrainedNetwork(NamedTuple):
@@ -98,15 +115,17 @@ class TrainedNetwork(NamedTuple):
         weights: the state dict of the network.
         tokens: its tokens, blank first.
         tied_states: what `TiedStates.from_json` reads; None if its outputs are not tied states.
+        fbank: `Fbank.arguments` of its features; empty if they are not known.
     """
 
     weights: dict[str, Tensor]
     tokens: list[str]
     tied_states: Any
+    fbank: Mapping[str, Any]
 
 
 def trained_network(source: str | Path) -> TrainedNetwork:
-    """The weights of a trained network, its tokens, and its tied states.
+    """The weights of a trained network, its tokens, its tied states, and its features.
 
     Args:
         source: a checkpoint of `asr fit`, whose averaged network is taken, or the folder of a bundle. Of an ensemble,
@@ -117,11 +136,13 @@ def trained_network(source: str | Path) -> TrainedNetwork:
     """
     if not Path(source).is_dir():
         content = read_checkpoint(source)
-        return TrainedNetwork(_averaged_weights(content, source), _tokens(content, source), content.get(TIED_STATES))
+        weights, tokens = _averaged_weights(content, source), _tokens(content, source)
+        return TrainedNetwork(weights, tokens, content.get(TIED_STATES), content.get(FBANK, {}))
     bundle = Bundle.load(source)
     network = bundle.acoustic_model.network
     trained = network.members[0] if isinstance(network, Ensemble) else network
-    return TrainedNetwork(trained.state_dict(), list(bundle.graph.tokens.tokens), bundle.graph.meta.get(TIED_STATES))
+    tokens, fbank = list(bundle.graph.tokens.tokens), getattr(bundle.features.network, "arguments", {})
+    return TrainedNetwork(trained.state_dict(), tokens, bundle.graph.meta.get(TIED_STATES), fbank)
 
 
 def _averaged_weights(content: dict[str, Any], checkpoint: str | Path) -> dict[str, Tensor]:

@@ -30,7 +30,7 @@ from asr.distributed import (
 from asr.errors import AsrError, require_above_zero, require_at_least, require_below_one, require_between
 from asr.metrics import NO_ERRORS, ErrorCounts, count_errors
 from asr.models.alignment import IGNORED, TeacherAlignment, summed_cross_entropy, uniform_alignment
-from asr.models.checkpoint import FBANK, require_same_features, trained_network
+from asr.models.checkpoint import FBANK, require_same_features, trained_network, warn_of_other_features
 from asr.models.interface import AcousticNetwork, Objective
 from asr.text.ctc_tokens import PIECE_PREFIX
 
@@ -310,10 +310,11 @@ class LitAcousticModel(pl.LightningModule):
         # A resumed run has loaded its weights by now, but `global_step` is still 0.
         if self.initial_checkpoint is not None and not self._is_resumed:
             initial = trained_network(self.initial_checkpoint)
+            warn_of_other_features(initial.fbank, data.fbank.arguments, self.initial_checkpoint)
             for network in (self.network, self.average.network):
                 transfer_weights(network, data.token_table.tokens, initial.weights, initial.tokens)  # type: ignore[arg-type]
         if self.teacher is not None:
-            self._teacher_alignment = TeacherAlignment(self.teacher, data.token_table.tokens, data.feature_dim)
+            self._teacher_alignment = TeacherAlignment(self.teacher, data.token_table.tokens, data.fbank)
         self.objective.prepare([data.tokenizer.encode(text.split())[0] for text in texts])
 
     def on_train_batch_start(self, batch: dict[str, Any], batch_idx: int) -> None:
@@ -444,7 +445,7 @@ class LitAcousticModel(pl.LightningModule):
                 "ckpt_path: the checkpoint has other tokens than the data; give the lexicon or the token table of its "
                 "training."
             )
-        require_same_features(checkpoint, data.fbank.arguments, "ckpt_path", "the recipe")
+        require_same_features(checkpoint.get(FBANK, {}), data.fbank.arguments, "ckpt_path", "the recipe")
         self._is_resumed = True
 
     def _clear(self) -> None:

@@ -86,7 +86,7 @@ def test_a_checkpoint_of_other_filterbanks_is_refused(parts, capsys):
     torch.save({**content, "fbank": {**trained, "high_freq": 5600.0}}, parts / "am.ckpt")
     assert main(arguments(parts, parts / "out")) == 2
     error = capsys.readouterr().err
-    assert "am.ckpt: the checkpoint was trained on filterbanks with high_freq 5600.0, but " in error
+    assert "am.ckpt: it was trained on filterbanks with high_freq 5600.0, but " in error
     assert f"am.yaml has {trained['high_freq']}; give data.init_args.fbank the arguments of its training." in error
     torch.save({**content, "fbank": {**trained, "dither": 1.0}}, parts / "am.ckpt")
     assert main(arguments(parts, parts / "out")) == 0

@@ -161,7 +161,7 @@ def test_bundles_become_one(
     torch.testing.assert_close(log_prob, normalized_mean(members, features, num_frames), atol=1e-5, rtol=1e-5)
 
     # Training starts from the first member.
-    weights, tokens, _ = trained_network(tmp_path / "one")
+    weights, tokens, *_ = trained_network(tmp_path / "one")
     assert tokens == list(tiny.graph.tokens.tokens)
     torch.testing.assert_close(weights, dict(members[0].network.state_dict()))
 

@@ -122,6 +122,20 @@ def test_a_run_is_not_resumed_with_other_features(tmp_path: Path, data_arguments
     fit(tmp_path / "c", other, max_epochs=2, resume=str(checkpoint))
 
 
+def test_a_start_from_other_features_is_said(
+    tmp_path: Path, data_arguments: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    first = str(fit(tmp_path / "a", data_arguments, max_epochs=1))
+    fit(tmp_path / "b", data_arguments, max_epochs=1, initial_checkpoint=first)
+    said = (
+        f"{first}: initial_checkpoint: it was trained on filterbanks with high_freq 0.0, but this training has 5600.0"
+    )
+    assert said not in caplog.messages
+    other = {**data_arguments, "fbank": Fbank(num_mel_bins=20, high_freq=5600.0)}
+    fit(tmp_path / "c", other, max_epochs=1, initial_checkpoint=first)
+    assert said in caplog.messages
+
+
 def test_weights_are_averaged_once_a_step_of_several_batches(data_arguments: dict[str, Any]) -> None:
     model = LitAcousticModel(Conformer(**NETWORK), TorchCtc())
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
@@ -182,10 +196,11 @@ def test_the_checkpoint_gives_the_network_back(tmp_path: Path, data_arguments: d
 
 def test_training_starts_from_a_bundle_too(tmp_path: Path) -> None:
     folder = Path(__file__).parents[2] / "checkpoints" / "an4"
-    weights, tokens, tied_states = trained_network(folder)
+    weights, tokens, tied_states, fbank = trained_network(folder)
     bundle = Bundle.load(folder)
     assert same(weights, bundle.acoustic_model.network.state_dict())
     assert tokens == list(bundle.graph.tokens.tokens) and tied_states == bundle.graph.meta.get(TIED_STATES)
+    assert fbank == Fbank(**bundle.features.arguments).arguments
     with pytest.raises(AsrError, match=r"bundle\.json"):
         trained_network(tmp_path)
 

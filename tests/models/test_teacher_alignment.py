@@ -24,6 +24,7 @@ from asr.testing.tones import PRONUNCIATIONS, tones
 
 pytestmark = pytest.mark.slow
 
+FBANK = Fbank(num_mel_bins=20)
 TOKENS = ("<blk>", "T", "S", "P", "K")  # not in the bundle's order
 TEXT = ["PAT KIT", "SICK SKIP", "SKIP TO", "SICK PAT", "KIT SICK", "SKIP KIT", "SICK TO SKIP", "PAT SICK"]
 
@@ -32,7 +33,7 @@ def spoken(sentences: list[list[str]]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     waveforms = [tones(words, seed=index) for index, words in enumerate(sentences)]
     num_samples = torch.tensor([len(waveform) for waveform in waveforms])
     padded = torch.nn.utils.rnn.pad_sequence(waveforms, batch_first=True)
-    features, num_frames = Fbank(num_mel_bins=20, snip_edges=False)(padded, num_samples)
+    features, num_frames = FBANK(padded, num_samples)
     ids = [torch.tensor([TOKENS.index(p) for word in words for p in PRONUNCIATIONS[word][0]]) for words in sentences]
     tokens = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
     return features, num_frames, tokens, torch.tensor([len(own) for own in ids])
@@ -40,7 +41,7 @@ def spoken(sentences: list[list[str]]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def test_frames_get_the_phone_that_sounds(tiny_bundle_folder: Path) -> None:
     features, num_frames, tokens, num_tokens = spoken([["KIT", "PAT"], ["SKIP"]])
-    teacher = TeacherAlignment(str(tiny_bundle_folder), TOKENS, 20, radius_seconds=0.06)
+    teacher = TeacherAlignment(str(tiny_bundle_folder), TOKENS, FBANK, radius_seconds=0.06)
     label = teacher(features, num_frames, tokens, num_tokens, 1, num_frames, int(num_frames.max()))
     # 0.1 s of silence before each word and at the end, 0.12 s a phone.
     first = [0] * 10 + [4] * 12 + [1] * 12 + [0] * 10 + [3] * 12 + [1] * 12 + [0] * 10
@@ -55,16 +56,18 @@ def test_frames_get_the_phone_that_sounds(tiny_bundle_folder: Path) -> None:
 def test_too_few_frames_for_a_transcript_teach_nothing(tiny_bundle_folder: Path) -> None:
     features, num_frames, _, _ = spoken([["TO"]])
     tokens = torch.ones(1, 100, dtype=torch.int64)
-    teacher = TeacherAlignment(str(tiny_bundle_folder), TOKENS, 20)
+    teacher = TeacherAlignment(str(tiny_bundle_folder), TOKENS, FBANK)
     label = teacher(features, num_frames, tokens, torch.tensor([100]), 1, num_frames, int(num_frames))
     assert (label == IGNORED).all()
 
 
 def test_a_teacher_of_other_tokens_or_features_is_refused(tiny_bundle_folder: Path) -> None:
     with pytest.raises(AsrError, match="does not have the tokens AA"):
-        TeacherAlignment(str(tiny_bundle_folder), (*TOKENS, "AA"), 20)
+        TeacherAlignment(str(tiny_bundle_folder), (*TOKENS, "AA"), FBANK)
     with pytest.raises(AsrError, match="another number of features than the data \\(40\\)"):
-        TeacherAlignment(str(tiny_bundle_folder), TOKENS, 40)
+        TeacherAlignment(str(tiny_bundle_folder), TOKENS, Fbank(num_mel_bins=40))
+    with pytest.raises(AsrError, match=r"teacher: .* with high_freq 0\.0, but the recipe has 5600\.0; give"):
+        TeacherAlignment(str(tiny_bundle_folder), TOKENS, Fbank(num_mel_bins=20, high_freq=5600.0))
 
 
 @pytest.fixture
@@ -83,7 +86,7 @@ def data_arguments(tmp_path: Path) -> dict[str, Any]:
         "train_cuts": [cuts],
         "valid_cuts": [cuts],
         "lexicon": [str(lexicon)],
-        "fbank": Fbank(num_mel_bins=20),
+        "fbank": FBANK,
         "max_batch_duration": 3.0,
     }
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 pytest.importorskip("pytorch_lightning", reason="training needs Lightning")
 
+from asr.audio.fbank import Fbank
 from asr.bundle import Bundle
 from asr.lm.rnn.data import TokenBatch, TokenStreams
 from asr.lm.rnn.model import RNNLMConfig
@@ -88,7 +89,7 @@ def test_an_acoustic_model_s_losses_are_the_same(network: str, objective: str, t
         model.objective.prepare([[1, 2, 3], [2, 1]])
         if objective == "teacher":
             tokens = Bundle.load(tiny_bundle_folder).graph.tokens.tokens
-            model._teacher_alignment = TeacherAlignment(str(tiny_bundle_folder), tokens, 20)
+            model._teacher_alignment = TeacherAlignment(str(tiny_bundle_folder), tokens, Fbank(num_mel_bins=20))
         model.to(device)
         on_device = {name: part.to(device) for name, part in batch.items()} | whole
         found: list[float] = []
