@@ -152,8 +152,6 @@ def run_ngram(args: argparse.Namespace) -> int:
         raise AsrError("there is nothing to write; give --arpa, --binary or --write-vocabulary.")
     if bool(args.from_arpa) == bool(args.text or args.transcripts):
         raise AsrError("give either text (--text, --transcripts) or --from-arpa.")
-    if args.weights and not args.from_arpa:
-        raise AsrError("--weights needs --from-arpa; give its models, or leave out the weights.")
     given = [flag_of(name) for name in ("order", "prune", "map_unknown") if getattr(args, name)]
     if args.from_arpa and given:
         raise AsrError(f"{given[0]} has no effect with --from-arpa, whose n-grams exist; leave it out.")
@@ -162,8 +160,9 @@ def run_ngram(args: argparse.Namespace) -> int:
     of_binary = [flag_of(name) for name in ("quantize", "no_index", "compress") if getattr(args, name)]
     if of_binary and not args.binary:
         raise AsrError(f"{of_binary[0]} changes the binary file; give --binary.")
-    if args.by_history and len(args.from_arpa or []) < 2:
-        raise AsrError("--by-history mixes several models; give two or more after --from-arpa.")
+    of_several = [flag_of(name) for name in ("weights", "by_history") if getattr(args, name)]
+    if of_several and len(args.from_arpa or []) < 2:
+        raise AsrError(f"{of_several[0]} mixes several models; give two or more after --from-arpa.")
     outputs = (path for path in (args.arpa, args.binary, args.write_vocabulary) if path is not None)
     require_writable(*outputs, inputs=[*args.text, *args.transcripts, *(args.from_arpa or ()), args.vocabulary])
     if args.arpa is not None and args.arpa.suffix in (".gz", ".xz"):

@@ -120,5 +120,6 @@ def test_command_line_and_bad_weights(tmp_path: Path, capsys: pytest.CaptureFixt
         run([*command, "--weights", "nan", "nan"])
     with pytest.raises(AsrError, match="different word lists"):
         mix_linearly([read_arpa(paths[0]), read_arpa(paths[1])], [0.5, 0.5])
-    with pytest.raises(AsrError, match="--weights needs --from-arpa"):
-        run(["lm", "ngram", "--text", str(tmp_path / "text"), "--weights", "1", "--arpa", paths[2]])
+    for source in (["--text", str(tmp_path / "text")], ["--from-arpa", paths[0]]):
+        with pytest.raises(AsrError, match="--weights mixes several models"):
+            run(["lm", "ngram", *source, "--weights", "1", "--arpa", paths[2]])
