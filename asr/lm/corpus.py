@@ -153,11 +153,13 @@ def read_word_stream(
     Raises:
         AsrError: a file cannot be read, or there is no sentence.
     """
+    paths, transcripts = list(paths), list(transcripts)
     id_of = _WordNumbers(vocabulary.words if vocabulary is not None else SPECIAL_WORDS)
     num_listed = len(id_of)
     parts = list(read_word_ids(paths, transcripts, id_of, block_bytes))
     if not parts:
-        raise AsrError("The text contains no sentence; give files with one sentence per line.")
+        names = ", ".join(map(str, [*paths, *transcripts]))
+        raise AsrError(f"{names}: the text contains no sentence; give files with one sentence per line.")
     words = list(id_of)
     everything = Vocabulary(words[len(SPECIAL_WORDS) :], name="the text")
     return WordStream(np.concatenate(parts), everything, num_listed if vocabulary is not None else len(words))

@@ -71,5 +71,5 @@ def test_unknown_words_are_marked_in_either_case(words: list[str] | None, tmp_pa
 def test_a_text_without_a_sentence(text: str, tmp_path: Path) -> None:
     (tmp_path / "text").write_text(text)
     assert list(read_word_ids([tmp_path / "text"], [], {})) == []
-    with pytest.raises(AsrError, match="contains no sentence; give files with one sentence per line"):
+    with pytest.raises(AsrError, match="text: the text contains no sentence; give files with one sentence per line"):
         read_word_stream([tmp_path / "text"])
