@@ -176,9 +176,13 @@ def run_ngram(args: argparse.Namespace) -> int:
     report: dict[str, object] = {}
     if args.from_arpa:
         trie, count = _read_and_mix(args.from_arpa, args.weights or [1.0], vocabulary, args.by_history), None
+        if vocabulary is not None and not trie.listed()[len(SPECIAL_WORDS) :].any():
+            raise _no_common_words(args.vocabulary, args.from_arpa)
     else:
         order = _ORDER if args.order is None else args.order
         stream = read_word_stream(args.text, vocabulary, args.transcripts)
+        if vocabulary is not None and stream.num_unlisted == stream.num_words:
+            raise _no_common_words(args.vocabulary, [*args.text, *args.transcripts])
         _say(f"{stream.num_words} words in {stream.num_sentences} sentences; estimating order {order}")
         report |= {"sentences": stream.num_sentences, "words": stream.num_words}
         report |= {"unlisted_words": stream.num_unlisted, "word_types": len(stream.vocabulary) - len(SPECIAL_WORDS)}
@@ -220,6 +224,11 @@ def _read_and_mix(
     if vocabulary is None:
         vocabulary = Vocabulary(dict.fromkeys(word for path in paths for word in read_arpa_words(path)))
     return mix_linearly([read_arpa(path, vocabulary) for path in paths], weights, by_history)
+
+
+def _no_common_words(vocabulary: Path, inputs: list[Path]) -> AsrError:
+    names = ", ".join(map(str, inputs))
+    return AsrError(f"{vocabulary}: none of its words is in {names}; check that both have the same case.")
 
 
 def _say(message: str) -> None:

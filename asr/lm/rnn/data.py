@@ -59,7 +59,7 @@ class TokenFile:
         the same time get their own tokens.
 
         Raises:
-            AsrError: a text cannot be read, or none of them contains a word.
+            AsrError: a text cannot be read, or none of them contains a word of the vocabulary.
         """
         key = _fingerprint(texts, transcripts, vocabulary)
         counts_path = path.with_suffix(".json")
@@ -70,9 +70,14 @@ class TokenFile:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open_atomic(path) as out:
             counts = _write_tokens(texts, transcripts, vocabulary, out)
+            names = ", ".join(str(text) for text in (*texts, *transcripts)) or "no file given"
             if counts.num_words == 0:
-                names = ", ".join(str(text) for text in (*texts, *transcripts)) or "no file given"
                 raise AsrError(f"The language model text is empty ({names}); it needs one sentence per line.")
+            if counts.num_unknown == counts.num_words:
+                raise AsrError(
+                    f"The language model text ({names}) has no word of the vocabulary; check that both have the same "
+                    "case."
+                )
             out.flush()
             # Opened before it gets its name, under which another process may put the tokens of another text.
             tokens = np.memmap(out.name, dtype=np.int32, mode="r")

@@ -15,7 +15,7 @@ from asr.cli.main import run
 from asr.errors import AsrError
 from asr.lm.corpus import read_word_stream
 from asr.lm.evaluate import measure_perplexity
-from asr.lm.ngram.arpa import read_arpa
+from asr.lm.ngram.arpa import read_arpa, write_arpa
 from asr.lm.ngram.estimate import count_ngrams, estimate_kneser_ney
 from asr.lm.ngram.model import NgramLM
 from asr.lm.ngram.transform import prune_to_size, prune_to_threshold, set_backoffs
@@ -285,3 +285,15 @@ def test_wikitext_perplexity_is_that_of_lmplz(corpora: Path) -> None:
     for part, expected in (("valid", 247.66), ("test", 230.89)):
         stream = read_word_stream([folder / f"{part}.txt.xz"], lm.vocabulary)
         assert measure_perplexity(lm, stream).perplexity == pytest.approx(expected, abs=0.01)
+
+
+@pytest.mark.parametrize("source", ["--text", "--from-arpa"])
+def test_a_vocabulary_of_the_other_case_is_refused(source: str, tmp_path: Path) -> None:
+    """The model would have no words."""
+    (tmp_path / "words").write_text("HELLO\nWORLD\n")
+    paths = {"--text": _text(tmp_path, ["hello world"]), "--from-arpa": tmp_path / "model"}
+    write_arpa(estimate_kneser_ney(read_word_stream([paths["--text"]]), 2).trie, paths["--from-arpa"])
+    command = ["lm", "ngram", source, str(paths[source]), "--vocabulary", str(tmp_path / "words")]
+    with pytest.raises(AsrError, match=rf"words: none of its words is in .*{paths[source].name}; check that both"):
+        run([*command, "--arpa", str(tmp_path / "empty")])
+    assert not (tmp_path / "empty").exists()

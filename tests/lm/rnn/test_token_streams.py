@@ -47,6 +47,13 @@ def test_words_are_counted(words_at_once: int, tmp_path: Path) -> None:
     assert counts.tolist() == [0, 0, 2, 1, 3, 1, 0]
 
 
+def test_a_text_without_known_words_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a b\n\nb\n")
+    with pytest.raises(AsrError, match=r"a\.txt\) has no word of the vocabulary; check that both have the same case"):
+        TokenFile.build([tmp_path / "a.txt"], [], Vocabulary(["A", "B"]), tmp_path / "t.tokens")
+    assert not (tmp_path / "t.tokens").exists()
+
+
 def test_a_changed_text_is_read_again(tmp_path: Path) -> None:
     text = tmp_path / "a.txt"
     text.write_text("A B\n")
