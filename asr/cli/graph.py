@@ -263,6 +263,8 @@ def _pronunciation_scores(path: Path | None, lexicon: Lexicon) -> dict[str, list
     try:
         scores = parse_json(read_text(path, "pronunciation scores"))
         own = {word: [float(score) for score in scores[word]] for word in scores if word in lexicon}
+        if not all(math.isfinite(score) for values in own.values() for score in values):  # determinization never ends
+            raise ValueError("a score is not a finite number")
     except (ValueError, TypeError, KeyError) as error:
         raise AsrError(f"{path}: the file has no valid pronunciation scores ({error}).") from error
     for word, values in own.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -69,6 +70,10 @@ def test_what_does_not_fit_is_refused(files: Path, capsys: pytest.CaptureFixture
     states = ("--topology", BIPHONE_TOPOLOGY, "--tied-states", str(files / "states.json"))
     assert run(files, *states, "--pronunciation-scores", str(files / "scores.json")) == 2
     assert "1 pronunciations in this file and 2 in the lexicon" in capsys.readouterr().err
+    for score in (math.nan, -math.inf):
+        (files / "scores.json").write_text(json.dumps({"ONE": [0.0, score]}))
+        assert run(files, *states, "--pronunciation-scores", str(files / "scores.json")) == 2
+        assert "no valid pronunciation scores (a score is not a finite number)" in capsys.readouterr().err
     (files / "lexicon.txt").write_text("ONE HH AH1 N\n")
     assert run(files, *states) == 2
     assert "lack the phone 'HH'" in capsys.readouterr().err
