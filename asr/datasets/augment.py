@@ -40,7 +40,7 @@ class NoiseMixer:
         memory_gb: maximum memory for decoded recordings, in GiB; further ones are decoded each time.
 
     Raises:
-        AsrError: the folder cannot be read or has no audio in it.
+        AsrError: the folder cannot be read or has no audio in it, or a number is outside its range.
     """
 
     def __init__(
@@ -52,6 +52,9 @@ class NoiseMixer:
         sampling_rate: int = 16000,
         memory_gb: float = 1.0,
     ) -> None:
+        require_between(0, 1, probability=probability)
+        if not min_snr_db <= max_snr_db:
+            raise AsrError(f"noise: min_snr_db is {min_snr_db} and max_snr_db {max_snr_db}; give the lower one first.")
         self.files = find_audio_files(Path(noise_dir))
         if not self.files:
             raise AsrError(f"{noise_dir}: the noise folder has no audio in it; give a folder with recordings of noise.")

@@ -68,7 +68,8 @@ class AcousticDataModule(ResumesEpoch, pl.LightningDataModule):
         seed: of the batches' order and of augmentation.
 
     Raises:
-        AsrError: a number is outside its range; also as `Augmentation` and `Tokenizer.from_files`.
+        AsrError: a number is outside its range, or the noise has another sampling rate than the features; also as
+            `Augmentation` and `Tokenizer.from_files`.
     """
 
     def __init__(
@@ -119,6 +120,11 @@ class AcousticDataModule(ResumesEpoch, pl.LightningDataModule):
         self.seed = seed
         self.tokenizer = Tokenizer.from_files(lexicon, tokens, keep_stress)
         self.fbank = Fbank() if fbank is None else fbank
+        if noise is not None and noise.sampling_rate != self.fbank.sampling_rate:
+            raise AsrError(
+                f"noise: sampling_rate is {noise.sampling_rate}, but {self.fbank.sampling_rate} in fbank; give both "
+                "the same."
+            )
         self.waveforms = WaveformCache(self.fbank.sampling_rate)
         warp = VocalTractPerturbation(max_vocal_tract_warp, self.fbank) if max_vocal_tract_warp > 0.0 else None
         self.features: FeatureFolder | FeatureMemory | None = None

@@ -114,6 +114,15 @@ def test_a_folder_without_noise(tmp_path: Path) -> None:
             NoiseMixer(folder)
 
 
+def test_numbers_of_noise_that_make_no_sense_are_refused(tmp_path: Path) -> None:
+    write_audio(tmp_path / "hum.wav", 0.1)
+    with pytest.raises(AsrError, match="probability is 50; give a number between 0 and 1"):
+        NoiseMixer(tmp_path, probability=50)
+    for highest in (5.0, math.nan):
+        with pytest.raises(AsrError, match=f"min_snr_db is 10.0 and max_snr_db {highest}; give the lower one first"):
+            NoiseMixer(tmp_path, max_snr_db=highest)
+
+
 SECOND = 16000
 
 

@@ -289,6 +289,13 @@ def test_noise_and_masks_change_training_only(corpus: dict[str, Any], tmp_path: 
     assert not torch.equal(batch["features"], clean["features"])
 
 
+def test_noise_of_another_sampling_rate_is_refused(corpus: dict[str, Any], tmp_path: Path) -> None:
+    """It would be added at another pitch."""
+    write_audio(tmp_path / "noise" / "hum.wav", 1.0)
+    with pytest.raises(AsrError, match="noise: sampling_rate is 16000, but 8000 in fbank; give both the same"):
+        AcousticDataModule(**corpus, fbank=Fbank(sampling_rate=8000), noise=NoiseMixer(tmp_path / "noise"))
+
+
 def test_characters(corpus: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "letters").write_text("<blk>\nA\nB\nY\n", encoding="utf-8")
     module = AcousticDataModule(**{**corpus, "lexicon": []}, tokens=str(tmp_path / "letters"))
