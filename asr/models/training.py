@@ -176,8 +176,8 @@ def transfer_weights(
         AsrError: the networks differ in more than their tokens.
     """
     shared = [token for token in tokens if token in weight_tokens]
-    new = torch.tensor([list(tokens).index(token) for token in shared])
-    old = torch.tensor([list(weight_tokens).index(token) for token in shared])
+    new = torch.tensor([list(tokens).index(token) for token in shared], dtype=torch.int64)
+    old = torch.tensor([list(weight_tokens).index(token) for token in shared], dtype=torch.int64)
     spelled = {
         number: [weight_tokens.index(letter) for letter in letters]
         for number, token in enumerate(tokens)

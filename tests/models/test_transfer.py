@@ -51,6 +51,13 @@ def test_a_tdnnf_takes_other_tokens() -> None:
     assert not new.branch.out.weight[1].any()
 
 
+def test_no_token_may_be_shared() -> None:
+    old, new = network(3), network(2)
+    random_start = new.out.weight.clone()
+    transfer_weights(new, ("<blk>", "A"), old.state_dict(), ("SIL", "s1", "s2"))
+    assert torch.equal(new.hidden[0].weight, old.hidden[0].weight) and torch.equal(new.out.weight, random_start)
+
+
 def test_other_sizes_are_refused() -> None:
     with pytest.raises(AsrError, match=r"hidden\.0\.weight is \(9, 18\) there and \(8, 18\) here"):
         transfer_weights(network(3), ("<blk>", "A", "B"), network(3, hidden_dim=9).state_dict(), ("<blk>", "A", "B"))
