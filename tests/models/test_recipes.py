@@ -13,7 +13,8 @@ import yaml
 
 from asr.audio.fbank import Fbank
 from asr.datasets.datamodule import AcousticDataModule
-from asr.models.training import LitAcousticModel
+from asr.models.checkpoint import trained_network
+from asr.models.training import LitAcousticModel, transfer_weights
 
 pytestmark = pytest.mark.slow
 
@@ -55,6 +56,10 @@ def test_a_recipe_is_complete(recipe: Path, tmp_path: Path) -> None:
     with torch.inference_mode():
         log_prob, _ = network(torch.randn(1, 30, network.num_features), torch.tensor([30]))
     assert log_prob.shape[2] == network.num_tokens
+    if str(arguments.get("initial_checkpoint")).startswith("checkpoints/"):
+        initial = trained_network(Path(__file__).parents[2] / arguments["initial_checkpoint"])
+        tokens = [str(number) for number in range(network.num_tokens)]
+        transfer_weights(network, tokens, initial.weights, initial.tokens)
     kept = [
         callback["init_args"]
         for callback in config["trainer"]["callbacks"]
