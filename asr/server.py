@@ -100,11 +100,18 @@ class LiveStreams:
         return found
 
     async def close(self, stream: int) -> list[StreamResult]:
-        """Ends a stream -> its last results."""
-        await self._call(lambda: self._recognizer.close(stream))
-        while not any(result.reason == "end" for result in self._found[stream]):
-            await self._next_round()
-        return self._found.pop(stream)
+        """Ends a stream -> its last results.
+
+        Raises:
+            AsrError: the stream has ended, since a step has failed.
+        """
+        try:
+            await self._call(lambda: self._recognizer.close(stream))
+            while not any(result.reason == "end" for result in self._found[stream]):
+                await self._next_round()
+            return self._found[stream]
+        finally:
+            del self._found[stream]
 
     def shut_down(self) -> None:
         """Ends the thread."""
@@ -163,7 +170,8 @@ class Conversation:
             await self._socket.send_json({"error": str(error)})
             await self._socket.close(code=WSCloseCode.POLICY_VIOLATION)
         finally:
-            await self._close_stream()
+            with suppress(AsrError):
+                await self._close_stream()
 
     async def _follow_text(self, text: str) -> bool:
         """Follows a text message -> whether it was the last one."""

@@ -307,15 +307,9 @@ class StreamingRecognizer:
         self._graph = recognizer.graph.decoding_graph()
         if not self._is_k2:
             self._graph = self._graph.to(device_with_loops(recognizer.device))
-        search_device = None if self._lm_comes_last else self._graph.device
-        models = recognizer.build_language_models(self.options.cache_bytes, search_device)
-        self.engine = models.engine
-        self._carried = recognizer.carried_states(models)
         self.times = StageTimes()
-        self._second_look = self._new_second_look(models)
-        self._is_draft = self._lm_comes_last and self._second_look is not None  # until the second look
+        self._decoder = self._new_search()
         self._windows = _encoder(network, self.options, self.frame_seconds, self._is_draft)
-        self._decoder = self._new_decoder(models.model)
         self._warm_up()
         self._streams: dict[int, _Stream] = {}
         self._num_opened = 0
@@ -347,6 +341,16 @@ class StreamingRecognizer:
                 "mbr_scale has no effect here: the words of the live search are final, because the partial policy is "
                 "stable, or your own language model acts in the search; leave it out."
             )
+
+    def _new_search(self) -> Any:
+        """The decoder of all streams, with new language models."""
+        search_device = None if self._lm_comes_last else self._graph.device
+        models = self._recognizer.build_language_models(self.options.cache_bytes, search_device)
+        self.engine = models.engine
+        self._carried = self._recognizer.carried_states(models)
+        self._second_look = self._new_second_look(models)
+        self._is_draft = self._lm_comes_last and self._second_look is not None  # until the second look
+        return self._new_decoder(models.model)
 
     def _new_second_look(self, models: LanguageModels) -> SecondLook | None:
         recognizer = self._recognizer
@@ -418,9 +422,12 @@ class StreamingRecognizer:
             AsrError: the sampling rate is out of range, or the acoustic model cannot use what is known of a speaker.
         """
         device = self._recognizer.device
+        if self._decoder is None:  # since a step failed
+            self._decoder = self._new_search()
         if speaker is None:
             windows = self._windows.open(device)
         else:
+            require_type(speaker, Speaker, "speaker", "what speaker_statistics or speaker_transform returned")
             self._recognizer.require_normalizing()
             windows = self._windows.open(device, speaker)
         rate = self._rate if sampling_rate is None else checked_rate(sampling_rate)
@@ -471,10 +478,20 @@ class StreamingRecognizer:
         Returns:
             New results in the order of the streams. The list may be empty even though chunks were processed; use
             `is_ready` to see whether more are waiting.
+
+        Raises:
+            Exception: the acoustic model, the search or the language model failed. All open streams have then ended
+                without a result, because they share the search. New ones can be opened.
         """
         numbers = [number for number, one in self._streams.items() if one.windows.is_ready]
-        if not numbers:
-            return []
+        try:
+            return self._step(numbers) if numbers else []
+        except BaseException:  # also Ctrl-C
+            self._streams.clear()
+            self._decoder = None  # its caches may be half written
+            raise
+
+    def _step(self, numbers: Sequence[int]) -> list[StreamResult]:
         streams = [self._streams[number] for number in numbers]
         device = self._recognizer.device
         with self.times.measure("acoustic model", device), self._recognizer.acoustic_arithmetic():
@@ -512,7 +529,9 @@ class StreamingRecognizer:
 
     def _open(self, stream: int) -> _Stream:
         if stream not in self._streams or self._streams[stream].is_closed:
-            raise AsrError(f"stream {stream} is not open; `open` opens streams and `close` closes them.")
+            raise AsrError(
+                f"stream {stream} is not open; `open` opens streams, and `close`, or a `step` that fails, ends them."
+            )
         return self._streams[stream]
 
     def _ended(self, numbers: Sequence[int]) -> dict[int, DecodeResult | None]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from aiohttp import ClientSession, FormData, WSMsgType
+from aiohttp import ClientSession, FormData, WSCloseCode, WSMsgType
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -193,6 +193,31 @@ def test_streams_of_connections_that_break_off_are_closed(recognizer, streaming)
             await asyncio.sleep(0.01)
 
     serve(recognizer, streaming, talk)
+
+
+def test_a_step_that_fails_ends_the_connections_and_new_ones_are_served(recognizer, streaming, monkeypatch, caplog):
+    content = as_bytes(tones(SENTENCES[0]))
+
+    def failing(numbers: object) -> object:
+        raise AsrError("the network gave NaN.")
+
+    async def talk(client: ClientSession) -> list[dict]:
+        first, second = await client.ws_connect("/"), await client.ws_connect("/")
+        for socket in (first, second):
+            await socket.send_bytes(content[:1000])
+            await socket.receive_json()
+        with monkeypatch.context() as patched:
+            patched.setattr(streaming, "_step", failing)
+            await first.send_bytes(3 * content)
+            assert await first.receive_json() == {"error": "the network gave NaN."}
+        await second.send_bytes(content)
+        assert "a `step` that fails" in (await second.receive_json())["error"]
+        for socket in (first, second):
+            assert (await socket.receive()).data == WSCloseCode.POLICY_VIOLATION
+        return await conversation(client, content)
+
+    assert [word for word, *_ in words_of(serve(recognizer, streaming, talk))] == SENTENCES[0]
+    assert not [record for record in caplog.records if record.name.startswith("aiohttp")]
 
 
 def test_more_connections_than_allowed_are_refused_until_one_ends(recognizer, streaming):

@@ -452,6 +452,8 @@ def test_bad_pieces_are_refused_and_the_stream_goes_on(recognizer):
     for call in (lambda: streaming.push(stream, waveform), lambda: streaming.close(stream)):
         with pytest.raises(AsrError, match="stream 0 is not open"):
             call()
+    with pytest.raises(AsrError, match="speaker is of type str; give what speaker_statistics"):
+        streaming.open(speaker="me")
     with pytest.raises(AsrError, match="chunk_seconds is 0"):
         StreamingOptions(chunk_seconds=0)
     for name in ("chunk_seconds", "left_seconds", "longest_utterance", "force_commit_seconds"):
@@ -465,6 +467,35 @@ def test_bad_pieces_are_refused_and_the_stream_goes_on(recognizer):
             StreamingOptions(**{name: value})
     with pytest.raises(AsrError, match="no partial_policy 'all'"):
         StreamingOptions(partial_policy="all")
+
+
+@pytest.mark.parametrize("fails_in", ["advance", "partial", "finalize"])
+def test_a_step_that_fails_ends_all_streams_and_new_ones_can_be_opened(searching, monkeypatch, fails_in):
+    waveform = tones(["PAT", "TO", "KIT"])
+    streaming = StreamingRecognizer(searching, StreamingOptions(**QUICK))
+    expected = run(streaming, streaming.open(), waveform)
+    first, second = streaming.open(), streaming.open()
+    streaming.push(first, waveform)
+    streaming.push(second, waveform[:8000])
+    decoder, engine = streaming._decoder, streaming.engine
+    usual = getattr(decoder, fails_in)
+
+    def failing(*arguments):
+        usual(*arguments)
+        raise MemoryError
+
+    monkeypatch.setattr(decoder, fails_in, failing)
+    streaming.close(first)
+    with pytest.raises(MemoryError):
+        while streaming.is_ready:
+            streaming.step()
+    assert not streaming.is_ready and streaming.step() == []
+    for call in (lambda: streaming.push(second, waveform), lambda: streaming.close(second)):
+        with pytest.raises(AsrError, match=f"stream {second} is not open; .*a `step` that fails, ends them"):
+            call()
+    for one, other in zip(run(streaming, streaming.open(), waveform), expected, strict=True):
+        same(one, other)
+    assert streaming.engine is not engine  # whose caches may be half written
 
 
 @pytest.mark.parametrize("num_samples", [0, 1, 100, 5000])
