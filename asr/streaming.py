@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from asr.audio.resample import FeatureStream, ResampleStream, checked_rate
-from asr.audio.samples import as_samples
+from asr.audio.samples import LOUDEST, as_samples
 from asr.decoding import mbr
 from asr.decoding.build import device_with_loops
 from asr.decoding.interface import DecodeResult, Hypothesis, LanguageModels
@@ -448,20 +448,20 @@ class StreamingRecognizer:
             samples: (L,) of any length: a tensor or NumPy array of floating-point samples in [-1, 1], int16 or int32.
 
         Raises:
-            AsrError: the stream is not open, or the samples have the wrong shape or type, or are not finite. The
+            AsrError: the stream is not open, or the samples have the wrong shape or type, or are NaN or too large. The
                 samples are then ignored, and the stream stays open.
         """
         one = self._open(stream)
         where = f"stream {stream} at {one.num_samples / one.sampling_rate:.2f} s"
-        samples = as_samples(samples, f"{where}: the piece")
+        samples = as_samples(samples, f"{where}: the piece").float()
         if samples.dim() != 1:
             raise AsrError(f"{where}: the piece has the shape {tuple(samples.shape)}; give (samples,).")
-        if not bool(torch.isfinite(samples).all()):
-            raise AsrError(f"{where}: the piece has samples that are NaN or infinite; it is ignored.")
+        if not bool((samples.abs() <= LOUDEST).all()):
+            raise AsrError(f"{where}: the piece has samples that are NaN, infinite or beyond 10^9; it is ignored.")
         one.num_samples += len(samples)
         self.times.audio_seconds += len(samples) / one.sampling_rate
         with self.times.measure("features", self._recognizer.device):
-            one.windows.push(one.features.push(one.resampler.push(samples.float().cpu())))
+            one.windows.push(one.features.push(one.resampler.push(samples.cpu())))
 
     @_one_at_a_time
     def close(self, stream: int) -> None:

@@ -27,7 +27,7 @@ from asr.audio.decoder_messages import kept_complaints
 from asr.audio.media import MEDIA_SUFFIXES, container_of, open_media
 from asr.audio.pcm import is_unknown_length, read_wav_header, samples_of
 from asr.audio.resample import ResampleStream, checked_rate
-from asr.audio.samples import to_mono
+from asr.audio.samples import LOUDEST, to_mono
 from asr.errors import AsrError
 
 _LOGGER = logging.getLogger(__name__)
@@ -332,7 +332,7 @@ def _gathered(blocks: Iterator[_Block], num_samples: int) -> Iterator[_Block]:
 
 def _checked(path: Path, blocks: Iterator[_Block], announced: int, cut_short: bool = False) -> Iterator[_Block]:
     """Checks blocks; raises the errors of `read_audio`, after the last block if they are only known at the end."""
-    num_samples = num_not_finite = 0
+    num_samples = num_unsound = 0
     with _as_asr_error(path):
         for block in blocks:
             num_samples += len(block)
@@ -341,10 +341,10 @@ def _checked(path: Path, blocks: Iterator[_Block], announced: int, cut_short: bo
                     f"{path}: the audio has more than {_MAX_DECODED_BYTES // 4} samples; cut it into pieces, or use "
                     "--stream."
                 )
-            is_finite = np.isfinite(block)
-            if not is_finite.all():
-                num_not_finite += int((~is_finite).any(axis=1).sum())
-            if not (num_not_finite or cut_short):
+            is_sound = np.abs(block) <= LOUDEST
+            if not is_sound.all():
+                num_unsound += int((~is_sound).any(axis=1).sum())
+            if not (num_unsound or cut_short):
                 yield block
     if num_samples == 0:
         raise AsrError(f"{path}: the audio has no samples (zero length).")
@@ -352,8 +352,10 @@ def _checked(path: Path, blocks: Iterator[_Block], announced: int, cut_short: bo
         raise AsrError(
             f"{path}: the audio is cut short: its header announces more than the {num_samples} samples there are."
         )
-    if num_not_finite:
-        raise AsrError(f"{path}: {num_not_finite} of {num_samples} samples are NaN or infinite; create the file again.")
+    if num_unsound:
+        raise AsrError(
+            f"{path}: {num_unsound} of {num_samples} samples are NaN, infinite or beyond 10^9; create the file again."
+        )
 
 
 @contextlib.contextmanager

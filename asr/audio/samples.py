@@ -5,7 +5,6 @@ Shapes: N recordings, C channels, L samples.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from numbers import Real
 from typing import Any
@@ -17,6 +16,9 @@ from torch import Tensor
 
 from asr.audio.resample import checked_rate
 from asr.errors import AsrError
+
+LOUDEST = 1e9
+"""Larger samples are refused as infinite ones are: their power would be infinite in float32."""
 
 # Full scale of each integer type of samples.
 _FULL_SCALE = {torch.int16: 2.0**15, torch.int32: 2.0**31}
@@ -93,8 +95,8 @@ def as_recordings(
         sampling_rate: in Hz; whether channels cancel each other is judged every 10 s.
 
     Raises:
-        AsrError: another type or shape, no samples, NaN or infinite samples, or lengths that do not fit. The message
-            numbers the recording.
+        AsrError: another type or shape, no samples, samples that are NaN or beyond `LOUDEST`, or lengths that do not
+            fit. The message numbers the recording.
     """
     if isinstance(waveform, (list, tuple)):
         rows = [_row(row, f"recording {index}") for index, row in enumerate(waveform)]
@@ -163,8 +165,8 @@ def _mono(row: Tensor, name: str, sampling_rate: int) -> Tensor:
     row = row.float()
     # Padding that `num_samples` cuts off may hold anything. Extremes need no memory; what torch.isfinite needs would,
     # with hours of audio, be more than the audio itself.
-    if not all(math.isfinite(float(extreme)) for extreme in torch.aminmax(row)):
-        raise AsrError(f"{name} has samples that are NaN or infinite.")
+    if not all(abs(float(extreme)) <= LOUDEST for extreme in torch.aminmax(row)):
+        raise AsrError(f"{name} has samples that are NaN, infinite or beyond 10^9.")
     if row.dim() == 1:
         return row
     return torch.from_numpy(to_mono(row.detach().cpu().numpy().T, checked_rate(sampling_rate))).to(row.device)

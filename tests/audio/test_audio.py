@@ -83,7 +83,7 @@ def bad_file(folder: Path, kind: str) -> Path:
     elif kind == "not_audio":
         path.write_text("<html>404 Not Found</html>", encoding="utf-8")
     elif kind == "nan":
-        soundfile.write(str(path), np.array([0.1, np.nan, 0.2, np.inf]), 16000, subtype="FLOAT")
+        soundfile.write(str(path), np.array([0.1, np.nan, 0.2, np.inf, -1e30]), 16000, subtype="FLOAT")
     elif kind == "cut_wav":
         write_audio(path)
         path.write_bytes(path.read_bytes()[:-3000])
@@ -105,7 +105,7 @@ def bad_file(folder: Path, kind: str) -> Path:
         ("zero_bytes", "is empty"),
         ("no_samples", "has no samples"),
         ("not_audio", "cannot be decoded"),
-        ("nan", "2 of 4 samples are NaN or infinite"),
+        ("nan", "3 of 5 samples are NaN, infinite or"),
         ("cut_wav", "cut short"),
         ("cut_flac", "cut short|cannot be decoded"),
         ("header_only", "cannot be decoded"),

@@ -110,7 +110,7 @@ def test_one_bad_file_among_many_is_reported_and_the_others_done(tmp_path, trans
     assert len(records) == 18
     assert all(records[f"good{index:02d}.wav"]["text"] == "PAT TWO" for index in range(12))
     for name, reason in {
-        "nan.wav": "NaN or infinite",
+        "nan.wav": "NaN, infinite or",
         "none.wav": "no samples",
         "empty.flac": "empty",
         "text.wav": "cannot be decoded",

@@ -91,7 +91,7 @@ def test_many_files_at_once_and_bad_ones_among_them(tmp_path, transcribe):
     expected = {"0.wav": "PAT TO KIT", "1.wav": "SICK SKIP", "2.wav": "KIT TWO", "3.wav": "PAT TO KIT"}
     assert {name: found[name] for name in expected} == expected
     for name, reason in {
-        "nan.wav": "NaN or infinite",
+        "nan.wav": "NaN, infinite or",
         "text.wav": "cannot be decoded",
         "nowhere.wav": "no such audio file",
     }.items():

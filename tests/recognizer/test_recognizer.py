@@ -294,7 +294,8 @@ def test_long_files_are_read_while_they_are_recognized(bundle, tmp_path, num_wor
     ("waveform", "message"),
     [
         (torch.zeros(0), "recording 0 has no samples"),
-        ([torch.zeros(100), torch.full((100,), float("nan"))], "recording 1 has samples that are NaN or infinite"),
+        ([torch.zeros(100), torch.full((100,), float("nan"))], "recording 1 has samples that are NaN, infinite or"),
+        (torch.tensor([0.1, -1e30]), r"recording 0 has samples that are NaN, infinite or beyond 10\^9"),
         (
             torch.zeros(100, dtype=torch.uint8),
             r"recording 0 holds torch.uint8; give floating-point samples in \[-1, 1\]",

@@ -441,6 +441,10 @@ def test_bad_pieces_are_refused_and_the_stream_goes_on(recognizer):
     streaming.push(stream, waveform[:8000])
     with pytest.raises(AsrError, match=r"stream 0 at 0\.50 s: the piece has samples that are NaN"):
         streaming.push(stream, torch.full((100,), math.nan))
+    with pytest.raises(AsrError, match=r"NaN, infinite or beyond 10\^9; it is ignored"):
+        streaming.push(stream, torch.full((100,), 1e300, dtype=torch.float64))
+    with pytest.raises(AsrError, match=r"NaN, infinite or beyond 10\^9; it is ignored"):
+        streaming.push(stream, torch.tensor([0.0, -1e30]))  # its power would be infinite
     with pytest.raises(AsrError, match=r"the piece holds torch.uint8; give floating-point samples"):
         streaming.push(stream, torch.zeros(100, dtype=torch.uint8))
     with pytest.raises(AsrError, match=r"shape \(2, 100\)"):

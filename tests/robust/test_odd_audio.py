@@ -129,7 +129,7 @@ def test_what_is_wrong_with_the_end_of_a_long_file_is_told(tmp_path: Path) -> No
     samples[-5] = np.nan
     path = written(tmp_path / "a.wav", samples, subtype="FLOAT")
     file = open_audio(path, 16000, whole_seconds=10.0)
-    with pytest.raises(AsrError, match=r"a\.wav: 1 of 2400000 samples are NaN or infinite"):
+    with pytest.raises(AsrError, match=r"a\.wav: 1 of 2400000 samples are NaN, infinite or"):
         list(file)
 
 
