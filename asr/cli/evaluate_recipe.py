@@ -11,7 +11,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,6 +22,7 @@ from asr.serialization import require_writable, write_whole_text
 from asr.text.documents import parse_yaml, read_text
 
 _RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+_COUNTS = ("cache", "seconds", "real_time_factor")  # what a summary says about the run, not about its words
 _FORM = "it needs 'sets' (NAME: manifest of 'asr prepare') and 'systems' (NAME: options of 'asr evaluate')"
 
 
@@ -146,12 +147,15 @@ def _evaluate(
     """Recognizes and scores what has not been done yet; returns the exit code."""
     details, words = folder / f"{name}.json", folder / f"{name}.jsonl"
     arguments.details, arguments.output, arguments.resume = str(details), str(words), True
-    before = (details.read_text("utf-8"), words.stat().st_size) if details.is_file() and words.is_file() else None
+    before = (Evaluation.load(details), words.stat().st_size) if details.is_file() and words.is_file() else None
     with contextlib.redirect_stdout(io.StringIO()):
         status = evaluate(arguments)
     # A run that recognized nothing made no queries: keep the counts of the earlier one.
     if before is not None and before[1] == words.stat().st_size:
-        write_whole_text(details, before[0])
+        earlier, scored = before[0], Evaluation.load(details)
+        counts = {name: earlier.summary[name] for name in _COUNTS if name in earlier.summary}
+        summary = {**scored.summary, **counts}
+        replace(scored, summary=summary, cache=earlier.cache, lattices=earlier.lattices).save(details)
     return status
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 
 import pytest
@@ -42,7 +43,7 @@ def test_a_table_of_sets_by_systems(tmp_path, recipe, evaluate, tiny_bundle_fold
 
 
 @pytest.mark.slow
-def test_what_is_done_stays_and_the_rest_follows(tmp_path, recipe, evaluate, tiny_bundle_folder):
+def test_what_is_done_stays_and_the_rest_follows(tmp_path, recipe, cuts, evaluate, tiny_bundle_folder):
     folder = tmp_path / "out"
     arguments = ("--recipe", recipe, "--bundle", tiny_bundle_folder, "--output", folder)
     assert evaluate(*arguments)[0] == 0
@@ -50,6 +51,13 @@ def test_what_is_done_stays_and_the_rest_follows(tmp_path, recipe, evaluate, tin
     code, _, errors = evaluate(*arguments)
     assert code == 0 and errors.count("3 of 3 recordings are already in") == 2
     assert json.loads((folder / "table.json").read_text()) == table
+    manifest = cuts.read_bytes()
+    cuts.write_bytes(gzip.compress(gzip.decompress(manifest).replace(f'"{TEXT[0]}"'.encode(), b'"SKIP"')))
+    assert evaluate(*arguments)[0] == 0
+    for before, after in zip(table, json.loads((folder / "table.json").read_text()), strict=True):
+        assert after["wer"] > before["wer"] == 0.0 and after["words"] < before["words"]
+        assert after["hit_ratio"] == before["hit_ratio"]
+    cuts.write_bytes(manifest)
     words = folder / "tones" / "small.jsonl"
     words.write_text("".join(words.read_text().splitlines(keepends=True)[:-1]).replace(TEXT[0], "SKIP"))
     assert evaluate(*arguments)[0] == 0
