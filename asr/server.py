@@ -14,12 +14,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 
 from aiohttp import BodyPartReader, WSCloseCode, WSMsgType, web
 from torch import Tensor
 
+from asr.audio.io import AudioFile
 from asr.audio.pcm import PcmFormat
 from asr.errors import AsrError
 from asr.recognizer import Recognizer
@@ -252,6 +254,7 @@ class Server:
         self._recordings = ThreadPoolExecutor(1)
         self._num_open = 0
         self._is_ending = asyncio.Event()
+        self._is_over = False  # no request waits any more
 
     @asynccontextmanager
     async def listening(self, host: str, port: int) -> AsyncIterator[list[str]]:
@@ -283,6 +286,7 @@ class Server:
             yield [f"http://{f'[{name}]' if ':' in name else name}:{number}" for name, number, *_ in runner.addresses]
         finally:
             await runner.cleanup()
+            self._is_over = True
             self._streams.shut_down()
             self._recordings.shutdown()
 
@@ -346,8 +350,10 @@ class Server:
         return _response(Transcript.of(result, name), result, form)
 
     def _recognized(self, path: Path, name: str) -> RecognitionResult:
+        file = AudioFile(path, self._recognizer.sampling_rate)
+        file.begun = takewhile(lambda _: not self._is_over, file)  # the rest of a long recording would delay the end
         try:
-            return self._recognizer(path)[0]
+            return self._recognizer([file])[0]
         except AsrError as error:
             raise AsrError(str(error).replace(str(path), name)) from error
 

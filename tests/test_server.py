@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-from collections.abc import Awaitable, Callable
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import soundfile
 import torch
-from aiohttp import ClientSession, FormData, WSCloseCode, WSMsgType
+from aiohttp import ClientError, ClientSession, FormData, WSCloseCode, WSMsgType
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import asr
+from asr.audio.io import AudioFile
 from asr.errors import AsrError
 from asr.recognizer import Recognizer
 from asr.server import Server, ServerOptions
@@ -260,6 +263,32 @@ def test_open_streams_get_their_last_words_when_the_server_ends(recognizer, stre
             return await answer
 
     assert asyncio.run(session())["text"] == " ".join(SENTENCES[0])
+
+
+def test_a_long_recording_does_not_delay_the_end(recognizer, streaming, monkeypatch):
+    monkeypatch.setattr(asr.server, "_SHUTDOWN_SECONDS", 0.1)
+    begun, num_read = threading.Event(), list[int]()
+
+    def pieces(self: AudioFile) -> Iterator[torch.Tensor]:
+        for number in range(200):
+            begun.set()
+            time.sleep(0.05)
+            num_read.append(number)
+            yield tones(SENTENCES[0])
+
+    monkeypatch.setattr(AudioFile, "_pieces", pieces)
+
+    async def session() -> None:
+        server = Server(recognizer, streaming, ServerOptions())
+        async with ClientSession() as client, server.listening("127.0.0.1", 0) as (address,):
+            form = FormData({"file": io.BytesIO(b"audio")})
+            request = asyncio.ensure_future(client.post(f"{address}/v1/audio/transcriptions", data=form))
+            await asyncio.to_thread(begun.wait, 60)
+        with pytest.raises(ClientError):
+            await request
+
+    asyncio.run(session())
+    assert len(num_read) < 100
 
 
 def test_a_port_that_is_taken_is_named(recognizer, streaming):
