@@ -270,7 +270,15 @@ def _run(
                 streaming.push(stream, piece)
             except AsrError as error:
                 report(name_of[stream], error)
-        for result in streaming.step():
+        try:
+            results = streaming.step()
+        except AsrError as error:  # it has ended all open streams
+            for name in name_of.values():
+                report(name, error)
+            pieces_of.clear()
+            name_of.clear()
+            continue
+        for result in results:
             _write(result, name_of[result.stream], output, args.jsonl)
             if result.reason == "end":
                 del name_of[result.stream]

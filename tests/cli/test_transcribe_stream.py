@@ -14,6 +14,8 @@ import soundfile
 import torch
 
 from asr.cli.main import main
+from asr.errors import AsrError
+from asr.streaming import StreamingRecognizer
 from asr.testing.tones import RATE, tones
 
 WORDS = ["PAT", "TO", "KIT"]
@@ -104,6 +106,22 @@ def test_many_files_at_once_and_bad_ones_among_them(tmp_path, transcribe):
         "audio": f"{tmp_path}/nowhere.wav",
         "error": f"{tmp_path}/nowhere.wav: there is no such audio file.",
     }
+
+
+def test_a_recording_that_cannot_be_recognized_leaves_the_next_ones(tmp_path, transcribe, monkeypatch):
+    for index in range(2):
+        soundfile.write(tmp_path / f"{index}.wav", tones(WORDS).numpy(), RATE)
+    step = StreamingRecognizer._step
+
+    def failing_at_first(self, numbers):
+        if 0 in numbers:
+            raise AsrError("the acoustic model gave NaN.")
+        return step(self, numbers)
+
+    monkeypatch.setattr(StreamingRecognizer, "_step", failing_at_first)
+    code, lines, errors = transcribe(tmp_path)
+    assert code == 1 and lines == [f"{tmp_path}/1.wav 0.00-1.00: PAT TO KIT"]
+    assert errors == f"asr: {tmp_path}/0.wav: the acoustic model gave NaN.\n"
 
 
 @pytest.mark.slow
