@@ -103,7 +103,7 @@ def as_recordings(
     else:
         rows = _rows(waveform, num_samples)
     if num_samples is not None:
-        rows = _cut_to(rows, [int(num) for num in num_samples])
+        rows = _cut_to(rows, num_samples)
     elif not isinstance(waveform, (list, tuple)) and len(rows) > 1:
         rows = [_without_padding(row) for row in rows]
     return [_mono(row, f"recording {index}", sampling_rate) for index, row in enumerate(rows)]
@@ -150,13 +150,13 @@ def _without_padding(row: Tensor) -> Tensor:
     return row[..., : int(last[-1]) + 1] if len(last) else row
 
 
-def _cut_to(rows: list[Tensor], num_samples: list[int]) -> list[Tensor]:
+def _cut_to(rows: list[Tensor], num_samples: Tensor | Sequence[int]) -> list[Tensor]:
     if len(num_samples) != len(rows):
         raise AsrError(f"there are {len(num_samples)} lengths (num_samples) for {len(rows)} recordings.")
     for index, (row, num) in enumerate(zip(rows, num_samples, strict=True)):
-        if not 0 <= num <= row.shape[-1]:
+        if not 0 <= num <= row.shape[-1] or num != int(num):
             raise AsrError(f"recording {index} has {row.shape[-1]} samples, but num_samples says {num}.")
-    return [row[..., :num] for row, num in zip(rows, num_samples, strict=True)]
+    return [row[..., : int(num)] for row, num in zip(rows, num_samples, strict=True)]
 
 
 def _mono(row: Tensor, name: str, sampling_rate: int) -> Tensor:

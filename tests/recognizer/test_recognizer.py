@@ -330,7 +330,7 @@ def test_sampling_rates_may_be_of_any_type_of_number(recognizer):
     assert words_of(recognizer(waveform, 8000.0)) == words_of(recognizer(waveform, np.int64(8000)))
 
 
-@pytest.mark.parametrize("lengths", [[100], [100, 101], [100, -1]])
+@pytest.mark.parametrize("lengths", [[100], [100, 101], [100, -1], [1.0, 0.5], [100.0, float("nan")]])
 def test_lengths_that_are_not_those_of_the_batch_are_refused(recognizer, lengths):
     with pytest.raises(AsrError, match=r"lengths \(num_samples\) for 2 recordings|recording 1 has 100 samples, but"):
         recognizer(torch.zeros(2, 100), num_samples=torch.tensor(lengths))
