@@ -186,6 +186,45 @@ def test_transformers_network(tmp_path: Path) -> None:
         load_acoustic_model(f"transformers:{tmp_path}")
 
 
+def test_code_in_a_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever standard input says when transformers asks."""
+    pytest.importorskip("transformers")
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    (tmp_path / "theirs.py").write_text(
+        f"open({str(tmp_path / 'was run')!r}, 'w')\nfrom transformers import Wav2Vec2Config as Config\n"
+    )
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "theirs", "auto_map": {"AutoConfig": "theirs.Config"}})
+    )
+    with pytest.raises(AsrError, match=r"custom code .*; the folder must have"):
+        load_acoustic_model(f"transformers:{tmp_path}")
+    assert not (tmp_path / "was run").exists()
+
+
+def test_extractor_and_tokenizer_come_from_where_the_network_comes_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    given = {}
+
+    class Part:
+        def __init__(self, name: str, part: Any) -> None:
+            self.name, self.part = name, part
+
+        def from_pretrained(self, name: str, output_loading_info: bool = False, **options: Any) -> Any:
+            given[self.name] = options
+            return (self.part, {"missing_keys": []}) if output_loading_info else self.part
+
+    network = Network(pad_token_id=0, inputs_to_logits_ratio=320)
+    parts = {"ModelForCTC": network, "FeatureExtractor": Extractor(), "Tokenizer": tokenizer(LETTERS)}
+    for name, part in parts.items():
+        monkeypatch.setattr(transformers, f"Auto{name}", Part(name, part))
+    load_acoustic_model("transformers:owner/name", revision="v2", local_files_only=True, torch_dtype=torch.bfloat16)
+    shared = {"revision": "v2", "local_files_only": True, "trust_remote_code": False}
+    assert given["FeatureExtractor"] == given["Tokenizer"] == shared
+    assert given["ModelForCTC"] == {**shared, "torch_dtype": torch.bfloat16}
+
+
 def test_frame_shift_of_a_transformers_network_with_an_adapter(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     (tmp_path / "vocab.json").write_text(json.dumps({"<pad>": 0, "<unk>": 1, "|": 2, "A": 3, "B": 4}))

@@ -33,6 +33,11 @@ _MASKS = ("attention_mask", "padding_mask")
 # The methods of its networks that count frames of output.
 _FRAME_COUNTS = ("_get_feat_extract_output_lengths", "_get_subsampling_output_length")
 _SHORTEST_SHIFT = 0.001
+# The options that say where files are, and whether code in them is run: for the network, its extractor and tokenizer.
+_OPTIONS_OF_FILES = (
+    *("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token"),
+    "trust_remote_code",
+)
 # By how much log-probabilities may differ if only the order of sums does, at least.
 _TOLERANCE = 0.01
 
@@ -172,15 +177,18 @@ def load(name: str, **options: Any) -> TransformersModel:
     """Loads the network of a hub name or a local folder; options are passed on to `from_pretrained`.
 
     Raises:
-        AsrError: the network is neither on this machine nor can it be downloaded, it is not a CTC network, or the
-            checkpoint lacks some of its weights.
+        AsrError: the network is neither on this machine nor can it be downloaded, it is not a CTC network, the
+            checkpoint lacks some of its weights, or it needs code of its own without `trust_remote_code=True`.
     """
     transformers = package("transformers", f"transformers:{name}")
+    # By default, transformers asks on standard input whether to run the code in a folder.
+    options = {"trust_remote_code": False, **options}
+    of_files = {option: value for option, value in options.items() if option in _OPTIONS_OF_FILES}
     try:
         network, info = transformers.AutoModelForCTC.from_pretrained(name, output_loading_info=True, **options)
         _check_complete(name, info["missing_keys"])
-        extractor = transformers.AutoFeatureExtractor.from_pretrained(name)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(name)
+        extractor = transformers.AutoFeatureExtractor.from_pretrained(name, **of_files)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name, **of_files)
     except AsrError:
         raise
     except Exception as error:  # of any class, if a file is damaged
