@@ -882,6 +882,21 @@ def test_torchaudio_recordings_do_not_depend_on_others(norm: str) -> None:
         assert torch.allclose(found[:num], single[0], atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float64], ids=str)
+def test_torchaudio_network_of_another_type(kind: torch.dtype) -> None:
+    try:
+        models = importlib.import_module("torchaudio.models")
+    except (ImportError, OSError) as error:
+        pytest.skip(f"no torchaudio: {error}")
+    from asr.models.external.torchaudio import TorchaudioModel
+
+    model = TorchaudioModel(tiny_wav2vec2(models, 5), ("-", "|", "A", "B", "C"))
+    wanted, _ = model(noise(0.2))
+    model.network.to(kind)
+    found, _ = model(noise(0.2))
+    assert found.dtype == torch.float32 and (found.exp() - wanted.exp()).abs().max() < 0.1
+
+
 def test_torchaudio_norm_of_waveforms() -> None:
     """In some pipelines, the whole batch is normalized."""
     from asr.models.external.torchaudio import TorchaudioModel

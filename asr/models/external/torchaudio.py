@@ -53,10 +53,10 @@ class TorchaudioModel(ExternalModel):
         return each_alone(self._emissions, waveform, num_samples)
 
     def _emissions(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
-        device = next(self.network.parameters()).device
+        place = next(self.network.parameters())
         with named(f"{self.name}: the network cannot read this audio", "the recording may be too short"):
-            emissions, num_frames = self.network(waveform.to(device), num_samples.to(device))
-        return emissions.log_softmax(-1), num_frames
+            emissions, num_frames = self.network(waveform.to(place), num_samples.to(place.device))
+        return emissions.float().log_softmax(-1), num_frames
 
 
 def load(name: str, **options: Any) -> TorchaudioModel:
