@@ -45,7 +45,7 @@ from asr.graph.context import TIED_STATES, TiedStates
 from asr.graph.decoding_graph import GraphModule
 from asr.kernels.jit import each_in_threads
 from asr.kernels.linear import byte_products
-from asr.kernels.memory import limit_compiled_shapes, no_autograd, release_now_and_then, to_device
+from asr.kernels.memory import limit_compiled_shapes, no_autograd, on_cpu_by_default, release_now_and_then, to_device
 from asr.lm.hot_words import DEFAULT_SCORE, HotWords
 from asr.lm.interface import LanguageModel, require_language_model
 from asr.lm.rnn.model import RNNLanguageModel
@@ -101,13 +101,13 @@ class _Scored(NamedTuple):
 class Recognizer(nn.Module):
     """Turns recordings into words. Needs neither Lightning, lhotse nor k2.
 
-    Move it to a GPU with `.to("cuda")`, like any module. Features, acoustic model, decoding graph and recurrent
-    language model are submodules. Language models that rescore lattices stay on the CPU, which is faster there, unless
-    `resources` places them elsewhere. N-gram models are arrays: they move when they are next used, and are not in
-    `state_dict()`. Several threads may call a recognizer at the same time: they share the weights, and each call has
-    its own language model caches of up to `cache_bytes`. It always stays in evaluation mode, even after `train()`.
-    `.half()`, `.bfloat16()` and autocast affect only the acoustic model; features, language models and search stay in
-    float32.
+    Move it to a GPU with `.to("cuda")`, like any module; torch's default device has no effect. Features, acoustic
+    model, decoding graph and recurrent language model are submodules. Language models that rescore lattices stay on the
+    CPU, which is faster there, unless `resources` places them elsewhere. N-gram models are arrays: they move when they
+    are next used, and are not in `state_dict()`. Several threads may call a recognizer at the same time: they share the
+    weights, and each call has its own language model caches of up to `cache_bytes`. It always stays in evaluation mode,
+    even after `train()`. `.half()`, `.bfloat16()` and autocast affect only the acoustic model; features, language
+    models and search stay in float32.
 
     Args:
         bundle: the trained parts.
@@ -151,6 +151,7 @@ class Recognizer(nn.Module):
         'HELLO WORLD'
     """
 
+    @on_cpu_by_default()
     def __init__(
         self,
         bundle: Bundle,
@@ -252,6 +253,7 @@ class Recognizer(nn.Module):
             )
 
     @classmethod
+    @on_cpu_by_default()
     def from_folder(
         cls: type[_Self],
         folder: str | Path | None,

@@ -25,7 +25,7 @@ from asr.ctc.stream import CTCStream
 from asr.ctc.word_models import listed_words, ngram_of_spellings, read_ngram, uniform_ngram
 from asr.decoding.build import device_with_loops
 from asr.errors import AsrError
-from asr.kernels.memory import no_autograd
+from asr.kernels.memory import no_autograd, on_cpu_by_default
 from asr.lm.combine import Difference, Interpolated, mapped_to, on_device
 from asr.lm.hot_words import DEFAULT_SCORE, HotWords, with_phrases
 from asr.lm.interface import LanguageModel
@@ -113,6 +113,7 @@ class CTCDecoder:
         AsrError: an argument cannot be read, is out of range, does not match the others or would have no effect.
     """
 
+    @on_cpu_by_default()
     def __init__(
         self,
         tokens: CTCTokens | Sequence[str] | Mapping[str, int] | str | Path,

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from asr.decoding.interface import TOLERANCE, check_numbers
 from asr.errors import AsrError
+from asr.kernels.memory import on_cpu_by_default
 from asr.text.ctc_tokens import CTCTokens
 
 FrameInput = Literal["log_probs", "logits", "probabilities", "scores"]
@@ -36,6 +37,7 @@ class Frames(NamedTuple):
     is_single: bool
 
 
+@on_cpu_by_default()
 def as_frames(
     log_probs: Any, lengths: Any, tokens: CTCTokens, kind: FrameInput, device: torch.device, checks_blank: bool = True
 ) -> Frames:

@@ -1,4 +1,4 @@
-"""`.half()`, `.bfloat16()`, autocast and `train()` of a recognizer and of an acoustic model."""
+"""`.half()`, `.bfloat16()`, autocast, `train()` and default devices of a recognizer and of an acoustic model."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+import asr
 from asr.bundle import Bundle
+from asr.ctc import CTCDecoder
 from asr.models.acoustic_model import AcousticModel
 from asr.recognizer import Recognizer
-from asr.streaming import StreamingRecognizer
-from asr.testing.tones import TEXT, tones
+from asr.streaming import StreamingRecognizer, recognize_stream
+from asr.testing.tones import RATE, TEXT, tones
 
 WORDS = TEXT[0].split()
 # torch 1.13 has no float16 convolution on a CPU.
@@ -68,3 +70,18 @@ def test_a_recognizer_decodes_in_evaluation_mode(recognizer: Recognizer) -> None
     assert not any(part.training for part in recognizer.train().modules())
     recognizer.acoustic_model.train()
     assert recognizer(tones(WORDS, seed=9))[0].total == wanted
+
+
+@pytest.mark.skipif(not hasattr(torch, "get_default_device"), reason="torch 1.13 has no default device")
+def test_torch_may_make_its_tensors_on_another_device(tiny_bundle_folder: Path) -> None:
+    """As after `torch.set_default_device("cuda")`: recognizers move by `.to("cuda")` alone."""
+    waveform = tones(WORDS, seed=9)
+    log_prob = torch.randn(9, 3, generator=torch.Generator().manual_seed(0)).log_softmax(1)
+    with torch.device("meta"):
+        recognizer = asr.load(tiny_bundle_folder)
+        assert {part.device.type for part in (*recognizer.parameters(), *recognizer.buffers())} == {"cpu"}
+        assert recognizer(waveform)[0].text.split() == WORDS
+        assert [*recognize_stream(recognizer, [waveform], RATE)][-1].text.split() == WORDS
+        decoder = CTCDecoder(["-", "a", "b"], blank=0)
+        found = decoder(log_prob)[0].text
+    assert found == decoder(log_prob)[0].text
