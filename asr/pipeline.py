@@ -78,8 +78,8 @@ class EnginePool:
     """A pool of `Engines`, each lent to one call at a time.
 
     A language model's caches change with every query, so two calls must never share one. A call takes an idle set, or a
-    new one if there is none, and returns it with warm caches. A set whose call failed is dropped, because its caches
-    may be half written. Copies of a pool are empty.
+    new one if there is none, and returns it with warm caches. Of a set whose call failed, only the streams are used
+    again, to which the buffers of searches belong: its caches may be half written. Copies of a pool are empty.
 
     Args:
         is_exclusive: whether calls take turns, because all sets would hold the same language model.
@@ -90,20 +90,29 @@ class EnginePool:
         self._is_exclusive = is_exclusive
         self._turn = threading.RLock()
         self._idle: list[Engines] = []
+        self._streams: list[StreamPool] = []  # of sets whose call failed
 
-    def fill(self, make: Callable[[], Engines]) -> None:
+    def fill(self, make: Callable[[StreamPool | None], Engines]) -> None:
         """Makes a set unless one is idle."""
         with self.lock:
             if not self._idle:
-                self._idle.append(make())
+                self._idle.append(make(None))
 
     @contextlib.contextmanager
-    def lend(self, make: Callable[[], Engines]) -> Iterator[Engines]:
-        """Lends a set to the caller alone until the block ends."""
+    def lend(self, make: Callable[[StreamPool | None], Engines]) -> Iterator[Engines]:
+        """Lends a set to the caller alone until the block ends.
+
+        Args:
+            make: makes a set with these streams, or with new ones if None.
+        """
         with self._turn if self._is_exclusive else contextlib.nullcontext():
             with self.lock:
-                engines = self._idle.pop() if self._idle else make()
-            yield engines
+                engines = self._idle.pop() if self._idle else make(self._streams.pop() if self._streams else None)
+            try:
+                yield engines
+            except BaseException:
+                self._streams.append(engines.streams)
+                raise
             with self.lock:
                 self._idle.append(engines)
 

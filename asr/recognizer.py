@@ -692,10 +692,11 @@ class Recognizer(nn.Module):
     def _new_pool(self) -> EnginePool:
         return EnginePool(is_exclusive=self.language_model is not None)
 
-    def _new_engines(self) -> Engines:
-        """Language models for each worker, or one set if there are no workers, and their streams."""
-        num_models = max(1, self.resources.num_workers)
-        streams, models = StreamPool(self.resources.num_workers + 1, self.device), []
+    def _new_engines(self, streams: StreamPool | None = None) -> Engines:
+        """Language models for each worker, or one set if there are no workers, and their streams, new ones if None."""
+        num_models, models = max(1, self.resources.num_workers), []
+        streams = streams or StreamPool(self.resources.num_workers + 1, self.device)
+        streams.catch_up()
         for worker in range(num_models):
             with streams.running(worker):
                 models.append(self.build_language_models(self.resources.cache_bytes // num_models))

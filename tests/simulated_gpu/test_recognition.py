@@ -233,6 +233,23 @@ def assert_equal(found: list[RecognitionResult], expected: list[RecognitionResul
     assert [result.total for result in found] == pytest.approx([result.total for result in expected], abs=1e-4)
 
 
+@pytest.mark.usefixtures("without_warm_up")
+def test_a_failed_call_leaves_no_buffers_behind(tiny_bundle_folder: Path, device: SimulatedDevice) -> None:
+    """The buffers of a search belong to its stream: after a call has run out of memory, the next one has the same."""
+    pytest.importorskip("triton", reason="GPUs run Triton's kernels")
+    recognizer = Recognizer(Bundle.load(tiny_bundle_folder), "ngram", decoder="token-passing").to(CUDA)
+    wanted = recognizer(SAMPLES[1])[0].text
+    before = sum(device.streams.bytes_held.values())
+    for _ in range(2):
+        with (
+            mock.patch.object(recognizer, "_score", side_effect=torch.cuda.OutOfMemoryError),
+            pytest.raises(torch.cuda.OutOfMemoryError),
+        ):
+            recognizer(SAMPLES[1])
+        assert recognizer(SAMPLES[1])[0].text == wanted
+    assert sum(device.streams.bytes_held.values()) == before
+
+
 @pytest.fixture
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensor operations only, without Triton's interpreter."""
