@@ -20,11 +20,18 @@ def _names(old: str, new: str, names: str) -> dict[str, tuple[str, ...]]:
 
 MOVED = {
     "asr.decoding.confidence": ("asr.decoding.words",),
+    "asr.decoding.lattice_io": (
+        "asr.decoding.kaldi_lattice",
+        "asr.decoding.k2_lattice",
+        "asr.decoding.slf",
+        "asr.decoding.lattice_links",
+    ),
     "asr.decoding.log_probs": ("asr.decoding.interface",),
     "asr.decoding.paths": ("asr.decoding.backtrace", "asr.decoding.nbest", "asr.decoding.words"),
     "asr.decoding.search_graph": ("asr.decoding.backend",),
     "asr.decoding.token_search": ("asr.decoding.frame",),
     "asr.decoding.tokens": ("asr.decoding.backend",),
+    "asr.decoding.word_lattice_io": ("asr.decoding.slf", "asr.decoding.k2_lattice", "asr.decoding.kaldi_lattice"),
     "asr.kernels.autograd": ("asr.kernels.memory",),
     "asr.kernels.heap": ("asr.kernels.memory",),
     "asr.kernels.threads": ("asr.kernels.jit", "asr.lm.evaluate"),
@@ -39,12 +46,6 @@ MOVED = {
     **_names("asr.decoding.backend", "asr.decoding.chunk_backend", "Chunk ChunkBackend SearchSink"),
     **_names("asr.decoding.interface", "asr.decoding.settings", "DecodingOptions"),
     **_names("asr.decoding.lattice", "asr.decoding.lattice_records", "LatticeRecords collects_on lattice_margin"),
-    **_names("asr.decoding.lattice_io", "asr.decoding.lattice_links", "LatticeLinks"),
-    **_names(
-        "asr.decoding.lattice_io",
-        "asr.decoding.slf",
-        "NO_WORD log_of_base read_slf require_whole slf_fields write_slf",
-    ),
 }
 """Old module -> the modules that its names are in now; or a name of a module that calls `offer` -> its module now."""
 

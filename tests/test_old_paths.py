@@ -21,11 +21,13 @@ OFFERING = sorted(
 # A name of each old module that user code is likely to import.
 NAMES = {
     "asr.decoding.confidence": "Calibration",
+    "asr.decoding.lattice_io": "read_kaldi_lattices",
     "asr.decoding.log_probs": "skip_blanks",
     "asr.decoding.paths": "WordAligner",
     "asr.decoding.search_graph": "Searchable",
     "asr.decoding.token_search": "TokenSearch",
     "asr.decoding.tokens": "ActiveTokens",
+    "asr.decoding.word_lattice_io": "read_word_ids",
     "asr.kernels.autograd": "no_autograd",
     "asr.kernels.heap": "release",
     "asr.kernels.threads": "in_threads",

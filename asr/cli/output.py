@@ -20,7 +20,8 @@ from asr.cli.file_names import enter_names, enter_parts, read_names, read_parts,
 from asr.cli.options import listed
 from asr.cli.recordings import Shard
 from asr.decoding.k2 import import_k2
-from asr.decoding.lattice_io import save_k2_lattice, write_kaldi_lattice
+from asr.decoding.k2_lattice import save_k2_lattice
+from asr.decoding.kaldi_lattice import write_kaldi_lattice
 from asr.decoding.slf import write_slf
 from asr.errors import AsrError
 from asr.locks import lock

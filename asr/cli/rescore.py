@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 from asr.bundle import Bundle, local_bundle_folder, read_rnn_lm
 from asr.cli.options import bytes_from, fetched_bundle_folder
 from asr.cli.output import STANDARD_OUTPUT
-from asr.decoding.kaldi_lattice import is_binary_lattice, read_kaldi_archive
+from asr.decoding.k2_lattice import read_k2_lattices
+from asr.decoding.kaldi_lattice import is_binary_lattice, read_kaldi_archive, read_word_ids
 from asr.decoding.nbest_io import has_word_ids, read_n_best, read_n_best_folder, visible_files
+from asr.decoding.slf import read_slf_lattice
 from asr.decoding.word_lattice import (
     Candidate,
     Rescored,
@@ -24,7 +26,6 @@ from asr.decoding.word_lattice import (
     rescore_lattice,
     rescore_list,
 )
-from asr.decoding.word_lattice_io import read_k2_lattices, read_slf_lattice, read_word_ids
 from asr.errors import AsrError
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM

@@ -62,6 +62,33 @@ class LatticeLinks:
     final: dict[int, tuple[float, float]] = field(default_factory=dict)
 
 
+def frame_links(
+    src_state: int,
+    dst_state: int,
+    word_id: int,
+    tokens: Sequence[int],
+    scores: tuple[float, float, float],
+    num_states: int,
+    graph_arc: int = NO_ARC,
+) -> list[Link]:
+    """A link that reads any number of frames as links that read one; the first has the word, scores and graph arc.
+
+    Args:
+        src_state, dst_state, word_id, graph_arc: as those of `Link`.
+        tokens: the acoustic token of each frame; if there are none, one link reads nothing.
+        scores: acoustic, graph and language model score.
+        num_states: the first unused state; the states between the frames are numbered from here.
+    """
+    if len(tokens) < 2:
+        return [Link(src_state, dst_state, word_id, tokens[0] if tokens else NO_TOKEN, *scores, graph_arc)]
+    states = [*range(num_states, num_states + len(tokens) - 1), dst_state]
+    following = zip(states, states[1:], tokens[1:], strict=False)
+    return [
+        Link(src_state, num_states, word_id, tokens[0], *scores, graph_arc),
+        *(Link(src, dst, EPSILON_ID, token) for src, dst, token in following),
+    ]
+
+
 def links_of(lattice: Lattice) -> LatticeLinks:
     """Converts a lattice of one utterance to links with at most one word each."""
     src_state, dst_state = lattice.src_state().tolist(), lattice.dst_state.tolist()

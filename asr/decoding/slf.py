@@ -12,17 +12,17 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 from asr.decoding.lattice import Lattice
-from asr.decoding.lattice_links import MAX_LINKS, NO_ARC, NO_TOKEN, Link, lattice_from_links, links_of
+from asr.decoding.lattice_links import MAX_LINKS, NO_ARC, NO_TOKEN, Link, frame_links, lattice_from_links, links_of
 from asr.decoding.settings import DecodingOptions
+from asr.decoding.word_lattice import NOT_WORDS, WordArc, WordLattice
 from asr.errors import AsrError
 from asr.text.documents import finite_number, read_text
-from asr.text.symbols import EPSILON_ID, TokenTable, Vocabulary
+from asr.text.symbols import EPSILON_ID, UNK_ID, TokenTable, Vocabulary
 
 NO_WORD = "!NULL"
-_NOT_WORDS = {NO_WORD, "!SENT_START", "!SENT_END", "<s>", "</s>"}
 
 # A value is quoted, or lasts until white space; a backslash takes away the meaning of the character after it.
 _FIELD = re.compile(r"""(?<!\S)(\w+)=("(?:\\.|[^"\\])*"(?!\S)|'(?:\\.|[^'\\])*'(?!\S)|\S*)""")
@@ -119,6 +119,81 @@ def _escaped(word: str) -> str:
     return f"\\{word}" if word.startswith(('"', "'")) else word
 
 
+class _SlfLink(NamedTuple):
+    """A link of a file: its place in the file, the numbers of its nodes, its word, empty for none, and all fields."""
+
+    where: str
+    src: int
+    dst: int
+    word: str
+    fields: dict[str, str]
+
+    def number(self, name: str, default: str = "0") -> float:
+        return finite_number(self.fields.get(name, default), self.where)
+
+
+class _SlfFile(NamedTuple):
+    """The content of a file: fields of the header, seconds of the nodes that have them, links, first and last nodes.
+
+    `log_base` is the factor from its scores to natural logs.
+    """
+
+    path: Path
+    header: dict[str, str]
+    num_nodes: int
+    seconds: dict[int, float]
+    links: list[_SlfLink]
+    start: int
+    ends: list[int]
+    log_base: float
+
+    def number(self, name: str, default: str) -> float:
+        return finite_number(self.header.get(name, default), str(self.path))
+
+
+def _read_file(path: Path) -> _SlfFile:
+    header: dict[str, str] = {}
+    nodes: dict[str, dict[str, str]] = {}
+    rows: list[tuple[str, dict[str, str]]] = []
+    for number, line in enumerate(read_text(path, "lattice").splitlines(), start=1):
+        if given := _FRAME_SECONDS.match(line):
+            header["frame_seconds"] = given[1]
+        if line.startswith("#") or not line.strip():
+            continue
+        fields = slf_fields(line)
+        if "I" in fields:
+            nodes[fields["I"]] = fields
+        elif "J" in fields:
+            rows.append((f"{path}:{number}", fields))
+        elif fields:
+            header.update(fields)
+        else:
+            raise AsrError(f"{path}:{number}: {line.strip()!r} is not a field of a lattice (name=value).")
+    if not nodes or not rows:
+        raise AsrError(f"{path}: this is not an HTK lattice: it has no nodes (I=...) or no links (J=...).")
+    for kind, here in (("N", len(nodes)), ("L", len(rows))):
+        if kind in header and finite_number(header[kind], str(path)) != here:
+            raise AsrError(
+                f"{path}: the header announces {kind}={header[kind]}, but there are {here}; the file is cut short."
+            )
+    _require_whole(header, nodes, path)
+    number_of = {name: number for number, name in enumerate(nodes)}
+    links: list[_SlfLink] = []
+    for where, fields in rows:
+        src, dst = fields.get("S", ""), fields.get("E", "")
+        if src not in nodes or dst not in nodes:
+            raise AsrError(f"{where}: a link must lead from a node (S=) to a node (E=) of the file.")
+        word = fields.get("W", nodes[dst].get("W", ""))
+        links.append(_SlfLink(where, number_of[src], number_of[dst], word, fields))
+    entered, left = {link.dst for link in links}, {link.src for link in links}
+    starts = [number for number in range(len(nodes)) if number not in entered]
+    if len(starts) != 1:
+        raise AsrError(f"{path}: the lattice must have one first node, not {len(starts)}.")
+    seconds = {number_of[name]: finite_number(node["t"], str(path)) for name, node in nodes.items() if "t" in node}
+    ends = [number for number in range(len(nodes)) if number not in left]
+    return _SlfFile(path, header, len(nodes), seconds, links, starts[0], ends, _log_of_base(header, path))
+
+
 def read_slf(
     path: str | Path,
     vocabulary: Vocabulary,
@@ -139,134 +214,69 @@ def read_slf(
     Raises:
         AsrError: the file cannot be read, is not a lattice, is too large, or has an unknown word or token.
     """
-    path = Path(path)
-    text = read_text(path, "lattice")
+    file = _read_file(Path(path))
     if frame_seconds is None:
-        given = _FRAME_SECONDS.search(text)
-        frame_seconds = finite_number(given[1], str(path)) if given else 0.01
-    nodes: dict[str, dict[str, str]] = {}
-    rows: list[tuple[str, dict[str, str]]] = []
-    header: dict[str, str] = {}
-    for number, line in enumerate(text.splitlines(), start=1):
-        if line.startswith("#") or not line.strip():
-            continue
-        fields = slf_fields(line)
-        where = f"{path}:{number}"
-        if "I" in fields:
-            nodes[fields["I"]] = fields
-        elif "J" in fields:
-            rows.append((where, fields))
-        elif fields:
-            header.update(fields)
-        else:
-            raise AsrError(f"{where}: {line.strip()!r} is not a field of a lattice (name=value).")
-    if not nodes or "N" not in header:
-        raise AsrError(
-            f"{path}: this is not an HTK lattice: it has no nodes (I=...), or their number (N=...) is missing."
-        )
-    announced = [int(finite_number(header.get(name, "0"), str(path))) for name in ("N", "L")]
-    if [len(nodes), len(rows)] != announced:
-        raise AsrError(
-            f"{path}: the header announces {header['N']} nodes and {header.get('L', '0')} links, but there are "
-            f"{len(nodes)} and {len(rows)}; the file is cut short."
-        )
-    require_whole(header, nodes, path)
-    return _Reader(path, vocabulary, tokens, frame_seconds, log_of_base(header, path), max_links).lattice(nodes, rows)
+        frame_seconds = file.number("frame_seconds", "0.01")
+    return _Reader(file, vocabulary, tokens, frame_seconds, max_links).lattice()
 
 
 class _Reader:
     """Converts the links of a file to `Link`s."""
 
     def __init__(
-        self,
-        path: Path,
-        vocabulary: Vocabulary,
-        tokens: TokenTable,
-        frame_seconds: float,
-        log_base: float,
-        max_links: int,
+        self, file: _SlfFile, vocabulary: Vocabulary, tokens: TokenTable, frame_seconds: float, max_links: int
     ) -> None:
-        self._path = path
-        self._word_id = {word: word_id for word_id, word in enumerate(vocabulary.words)}
+        self._file = file
+        ordinary = {word: word_id for word_id, word in enumerate(vocabulary.words) if word_id >= UNK_ID}
+        self._word_id = {**dict.fromkeys(NOT_WORDS, EPSILON_ID), **ordinary}
         self._token_id = {token: token_id for token_id, token in enumerate(tokens.tokens)}
         self._frame_seconds = frame_seconds
-        self._log_base = log_base
         self._max_links = max_links
         self._links: list[Link] = []
-        self._num_states = 0
+        self._num_states = file.num_nodes
 
-    def lattice(self, nodes: dict[str, dict[str, str]], rows: list[tuple[str, dict[str, str]]]) -> Lattice:
-        number = {name: position for position, name in enumerate(nodes)}
-        self._num_states = len(nodes)
-        has_entry, has_exit = set[int](), set[int]()
-        for where, row in rows:
-            if row.get("S") not in number or row.get("E") not in number:
-                raise AsrError(f"{where}: a link must lead from a node (S=) to a node (E=) of the file.")
-            src_state, dst_state = number[row["S"]], number[row["E"]]
-            has_exit.add(src_state)
-            has_entry.add(dst_state)
-            self._add(where, row, nodes[row["S"]], nodes[row["E"]], src_state, dst_state)
-        starts = [state for state in range(len(nodes)) if state not in has_entry]
-        ends = [state for state in range(len(nodes)) if state not in has_exit]
-        if len(starts) != 1 or len(ends) != 1:
-            raise AsrError(f"{self._path}: there are {len(starts)} first and {len(ends)} last nodes, not one of each.")
-        final = {ends[0]: (0.0, 0.0)}
-        return lattice_from_links(self._num_states, starts[0], self._links, final, str(self._path), self._max_links)
+    def lattice(self) -> Lattice:
+        file = self._file
+        for link in file.links:
+            self._add(link)
+        final = dict.fromkeys(file.ends, (0.0, 0.0))
+        return lattice_from_links(self._num_states, file.start, self._links, final, str(file.path), self._max_links)
 
-    def _add(
-        self,
-        where: str,
-        row: dict[str, str],
-        src: dict[str, str],
-        dst: dict[str, str],
-        src_state: int,
-        dst_state: int,
-    ) -> None:
-        word = row.get("W", dst.get("W", NO_WORD))
-        if word not in _NOT_WORDS and word not in self._word_id:
-            raise AsrError(f"{where}: the word {word!r} is not in the vocabulary.")
-        word_id = EPSILON_ID if word in _NOT_WORDS else self._word_id[word]
+    def _add(self, link: _SlfLink) -> None:
+        if link.word not in self._word_id:
+            raise AsrError(f"{link.where}: the word {link.word!r} is not in the vocabulary.")
+        word_id = self._word_id[link.word]
         am_score, graph_score, lm_score, ngram_score = (
-            self._log_base * finite_number(row.get(name, "0"), where) for name in ("a", "r", "l", "n")
+            self._file.log_base * link.number(name) for name in ("a", "r", "l", "n")
         )
-        lm_score += ngram_score
-        frames = self._frames(where, row, src, dst)
+        scores = (am_score, graph_score, lm_score + ngram_score)
+        frames = self._frames(link)
         if len(self._links) + len(frames) > self._max_links:
-            raise AsrError(f"{self._path}: the lattice has more than {self._max_links} frames on its links; prune it.")
-        scores = (am_score, graph_score, lm_score)
-        if not frames:
-            self._links.append(Link(src_state, dst_state, word_id, NO_TOKEN, *scores))
-            return
-        # All scores of the link go to its first frame.
-        graph_arc = int(finite_number(row.get("v", "-1"), where)) if "d" in row else NO_ARC
+            raise AsrError(
+                f"{self._file.path}: the lattice has more than {self._max_links} frames on its links; prune it."
+            )
+        graph_arc = int(link.number("v", "-1")) if "d" in link.fields else NO_ARC
         if not NO_ARC <= graph_arc < 1 << 62:
-            raise AsrError(f"{where}: {graph_arc} (v=) is not an arc of a decoding graph.")
-        for position, token_id in enumerate(frames):
-            is_last = position == len(frames) - 1
-            following = dst_state if is_last else self._num_states
-            self._num_states += not is_last
-            if position == 0:
-                self._links.append(Link(src_state, following, word_id, token_id, *scores, graph_arc))
-            else:
-                self._links.append(Link(src_state, following, EPSILON_ID, token_id))
-            src_state = following
+            raise AsrError(f"{link.where}: {graph_arc} (v=) is not an arc of a decoding graph.")
+        self._links += frame_links(link.src, link.dst, word_id, frames, scores, self._num_states, graph_arc)
+        self._num_states += max(0, len(frames) - 1)
 
-    def _frames(self, where: str, row: dict[str, str], src: dict[str, str], dst: dict[str, str]) -> list[int]:
+    def _frames(self, link: _SlfLink) -> list[int]:
         """The token of each frame of a link."""
         frames: list[int] = []
-        if "d" not in row:
-            seconds = finite_number(dst.get("t", "0"), where) - finite_number(src.get("t", "0"), where)
-            return [0] * self._num_frames(where, seconds)
-        spans, position = row["d"].removesuffix(":"), 0
+        if "d" not in link.fields:
+            seconds = self._file.seconds
+            return [0] * self._num_frames(link.where, seconds.get(link.dst, 0.0) - seconds.get(link.src, 0.0))
+        spans, position = link.fields["d"].removesuffix(":"), 0
         while position < len(spans):
             span = _SPAN.match(spans, position)
             if span is None or span[1] not in self._token_id:
                 part = spans[position : None if span is None else span.end()].removeprefix(":")
-                raise AsrError(f"{where}: {part!r} is not a token of the acoustic model with its seconds.")
+                raise AsrError(f"{link.where}: {part!r} is not a token of the acoustic model with its seconds.")
             token, position = span[1], span.end()
-            num_frames = max(1, self._num_frames(where, finite_number(span[2], where)))
+            num_frames = max(1, self._num_frames(link.where, finite_number(span[2], link.where)))
             if len(frames) + num_frames > self._max_links:
-                raise AsrError(f"{where}: the link is longer than {self._max_links} frames; the file is damaged.")
+                raise AsrError(f"{link.where}: the link is longer than {self._max_links} frames; the file is damaged.")
             frames += [self._token_id[token]] * num_frames
         return frames
 
@@ -276,7 +286,35 @@ class _Reader:
         return max(0, round(seconds / self._frame_seconds))
 
 
-def require_whole(header: Mapping[str, str], nodes: Mapping[str, Mapping[str, str]], path: str | Path) -> None:
+def read_slf_lattice(path: str | Path) -> WordLattice:
+    """Reads a lattice of any recognizer, for rescoring. Scores may have any base, and words may be on nodes or links.
+
+    The language model's score is the sum of `l`, `r` and SRILM's `n`, the last two times `prscale` and `ngscale` over
+    `lmscale`, so that `lmscale` weighs them as the header says.
+
+    Raises:
+        AsrError: the file cannot be read, or is not such a lattice.
+    """
+    file = _read_file(Path(path))
+    am_scale, lm_scale, *others = (file.number(name, "1") for name in ("acscale", "lmscale", "prscale", "ngscale"))
+    shares = [1.0, *(scale / lm_scale if lm_scale else 1.0 for scale in others)]
+    arcs = []
+    for link in file.links:
+        am_score = file.log_base * link.number("a")
+        lm_score = sum(file.log_base * share * link.number(name) for name, share in zip("lrn", shares, strict=True))
+        arcs.append(WordArc(link.src, link.dst, "" if link.word in NOT_WORDS else link.word, am_score, lm_score))
+    return WordLattice(
+        "_".join(file.header.get("U", file.path.name.partition(".")[0]).split()),
+        file.num_nodes,
+        file.start,
+        arcs,
+        dict.fromkeys(file.ends, (0.0, 0.0)),
+        file.seconds,
+        (am_scale, lm_scale, file.number("wdpenalty", "0") * file.log_base),
+    )
+
+
+def _require_whole(header: Mapping[str, str], nodes: Mapping[str, Mapping[str, str]], path: str | Path) -> None:
     """Rejects an SLF file that has sub-lattices, because the words in them would be lost.
 
     Raises:
@@ -288,7 +326,7 @@ def require_whole(header: Mapping[str, str], nodes: Mapping[str, Mapping[str, st
         raise AsrError(f"{path}: {named[0]}: sub-lattices are not supported; expand them where the file was made.")
 
 
-def log_of_base(header: Mapping[str, str], path: str | Path) -> float:
+def _log_of_base(header: Mapping[str, str], path: str | Path) -> float:
     """Factor from the scores of an SLF file to natural logs: the log of the header's base, which is e if not given.
 
     Raises:

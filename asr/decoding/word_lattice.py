@@ -21,6 +21,11 @@ from asr.errors import AsrError
 from asr.lm.interface import LanguageModel
 from asr.text.symbols import Vocabulary
 
+NOT_WORDS = frozenset(
+    {"", "!NULL", "<eps>", "<s>", "</s>", "!SENT_START", "!SENT_END", "!ENTER", "!EXIT", "!SIL", "#0"}
+)
+"""What stands in the place of a word in lattices and word lists, but is none."""
+
 _LONGEST_FRAME = 0.1  # seconds
 
 
@@ -61,6 +66,23 @@ class WordLattice:
     final: dict[int, tuple[float, float]]
     time: dict[int, float] = field(default_factory=dict)
     scales: tuple[float, float, float] = (1.0, 1.0, 0.0)
+
+
+def state_times(arcs: Sequence[WordArc], frames: Sequence[int], frame_seconds: float) -> dict[int, float]:
+    """State -> seconds, from the number of frames that each arc reads; empty if none reads any."""
+    if not any(frames):
+        return {}
+    out: dict[int, list[tuple[int, int]]] = {}
+    for arc, num_frames in zip(arcs, frames, strict=True):
+        out.setdefault(arc.src, []).append((arc.dst, num_frames))
+    frame, pending = {0: 0}, [0]
+    while pending:
+        state = pending.pop()
+        for dst, num_frames in out.get(state, ()):
+            if dst not in frame:
+                frame[dst] = frame[state] + num_frames
+                pending.append(dst)
+    return {state: number * frame_seconds for state, number in frame.items()}
 
 
 @dataclass(frozen=True)

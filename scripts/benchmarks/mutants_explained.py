@@ -26,7 +26,7 @@ WITH_K2 = {
         "", "__init__", "extend", "best", "_pruned", "_searchable", "_follow", "start", "advance", "partial",
         "num_settled_words", "is_endpoint", "finalize", "_take", "_intersect", "_final_lattice", "_best",
     ),
-    "asr/decoding/lattice_io.py": ("lattice_to_k2", "save_k2_lattice"),
+    "asr/decoding/k2_lattice.py": ("lattice_to_k2", "save_k2_lattice"),
 }  # fmt: skip
 """Module -> functions that only run with k2; "" stands for what is outside functions. Left out where k2 is missing."""
 

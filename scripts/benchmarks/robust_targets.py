@@ -34,11 +34,10 @@ from asr.cli.output import ResultsFile
 from asr.ctc.pyctcdecode import BeamSearchDecoderCTC, build_ctcdecoder
 from asr.datasets.corpora import CORPORA
 from asr.datasets.kaldi import read_wav_scp
-from asr.decoding.kaldi_lattice import read_kaldi_archive
-from asr.decoding.lattice_io import load_k2_lattice, read_kaldi_lattices
+from asr.decoding.k2_lattice import load_k2_lattice, read_k2_lattices
+from asr.decoding.kaldi_lattice import read_kaldi_archive, read_kaldi_lattices, read_word_ids
 from asr.decoding.nbest_io import read_n_best, read_n_best_folder
-from asr.decoding.slf import read_slf
-from asr.decoding.word_lattice_io import read_k2_lattices, read_slf_lattice, read_word_ids
+from asr.decoding.slf import read_slf, read_slf_lattice
 from asr.errors import AsrError
 from asr.graph.context import TiedStates
 from asr.graph.decoding_graph import DecodingGraph

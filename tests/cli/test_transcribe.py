@@ -14,7 +14,7 @@ import torch
 
 from asr.bundle import Bundle
 from asr.cli.main import main
-from asr.decoding.lattice_io import read_kaldi_lattices
+from asr.decoding.kaldi_lattice import read_kaldi_lattices
 from asr.decoding.slf import read_slf
 from asr.testing.tones import RATE, tones
 from tests.reference.lattice_oracle import oracle_errors
@@ -448,7 +448,7 @@ def test_lattices(tmp_path, transcribe, tiny_bundle_folder, lattice_format):
         names = sorted(path.name.removesuffix(".slf.gz") for path in folder.glob("*.gz"))
         found = {name: read_slf(folder / f"{name}.slf.gz", graph.vocabulary, graph.tokens) for name in names}
     else:
-        from asr.decoding.lattice_io import load_k2_lattice
+        from asr.decoding.k2_lattice import load_k2_lattice
 
         found = {path.stem: load_k2_lattice(path) for path in sorted(folder.glob("*.pt"))}
     if lattice_format != "slf":  # its words are not numbers

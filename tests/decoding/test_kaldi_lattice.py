@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from asr.cli.main import main
-from asr.decoding.kaldi_lattice import read_kaldi_archive
+from asr.decoding.kaldi_lattice import read_kaldi_archive, read_kaldi_lattices
+from asr.decoding.settings import DecodingOptions
 from asr.errors import AsrError
+from tests.reference.lattice_paths import all_sentences
 
 WORDS = {0: "", 1: "A", 2: "B"}
 # state, following state, word, graph cost, acoustic cost, transition ids; without a following state the end.
@@ -84,6 +86,21 @@ def test_lattices_that_are_not_compact(tmp_path: Path) -> None:
     (found,) = read(tmp_path / "lat.1", b"utt " + binary("lattice44"))
     assert [arc.word for arc in found.arcs] == ["A", "B", ""]
     assert found.time == pytest.approx({0: 0.0, 1: 0.03, 2: 0.03})
+
+
+def test_lattices_of_frames_are_those_of_their_text(tmp_path: Path) -> None:
+    arcs = [(0, 1, 1, 0.5, 10.25, (3, 3, 4)), (0, 1, 2, 0.75, 9.5, (5, 6, 1)), (1, None, 0, 2.0, 3.5, ())]
+    (tmp_path / "lat.1").write_bytes(b"utt " + binary(arcs=arcs))
+    (tmp_path / "lat.txt").write_text(f"utt\n{text(arcs)}\n")
+    ((name, found),) = read_kaldi_lattices(tmp_path / "lat.1", 3)
+    ((_, expected),) = read_kaldi_lattices(tmp_path / "lat.txt", 3)
+    assert name == "utt" and sorted(found.token_id.tolist()) == [0, 2, 2, 3, 4, 5]
+    for field, value in vars(found).items():
+        assert value.tolist() == getattr(expected, field).tolist(), field
+    # Of lattices that are not compact, each arc with a transition id is a frame.
+    (tmp_path / "plain.txt").write_text("utt\n0 1 7 2 0.5,1.5\n1 2 0 0 0.25,0\n2 1,2\n")
+    ((_, plain),) = read_kaldi_lattices(tmp_path / "plain.txt", 3)
+    assert plain.token_id.tolist() == [6] and all_sentences(plain, DecodingOptions()) == {(2,): -5.25}
 
 
 def test_arcs_of_no_path_are_left_out(tmp_path: Path) -> None:

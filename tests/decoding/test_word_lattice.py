@@ -21,7 +21,9 @@ import torch
 from asr.bundle import Bundle, read_rnn_lm
 from asr.cli import rescore
 from asr.cli.main import main
+from asr.decoding.k2_lattice import read_k2_lattices
 from asr.decoding.kaldi_lattice import read_kaldi_archive
+from asr.decoding.slf import read_slf_lattice
 from asr.decoding.word_lattice import (
     Candidate,
     RescoringScales,
@@ -31,7 +33,6 @@ from asr.decoding.word_lattice import (
     rescore_list,
     word_ids,
 )
-from asr.decoding.word_lattice_io import read_k2_lattices, read_slf_lattice
 from asr.errors import AsrError
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.corpus import read_word_stream

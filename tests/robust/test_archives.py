@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from asr.decoding.lattice_io import load_k2_lattice
+from asr.decoding.k2_lattice import load_k2_lattice
 from asr.errors import AsrError
 from asr.lm.rnn.export import read_network
 from asr.models.checkpoint import trained_network
