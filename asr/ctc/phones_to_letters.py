@@ -145,7 +145,9 @@ def _batches(
         equal = list(group)
         for first in range(0, len(equal), _WORDS_AT_A_TIME):
             some = equal[first : first + _WORDS_AT_A_TIME]
-            kind = np.zeros((len(some), len(some[-1]) + 1, _MOST_LETTERS + 1), dtype=np.int64)
+            # At least as wide as a string of letters is long.
+            width = max(len(some[-1]), _MOST_LETTERS) + 1
+            kind = np.zeros((len(some), width, _MOST_LETTERS + 1), dtype=np.int64)
             for row, word in enumerate(some):
                 for end in range(len(word) + 1):
                     for count in range(min(end, _MOST_LETTERS) + 1):

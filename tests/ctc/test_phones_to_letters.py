@@ -76,6 +76,11 @@ def test_spelling_is_the_best_of_all_sequences_of_pairs() -> None:
         assert scored[found] == pytest.approx(max(score for text, score in scored.items() if text), abs=1e-5)
 
 
+def test_words_of_one_phone_may_all_have_one_letter() -> None:
+    model = PhonesToLetters.estimate(lexicon_of({"a": "AH", "I": "AY", "sea": "S IY"}))
+    assert model.spell(["AY"]) == "I" and model.spell(["S", "IY"]) == "sea"
+
+
 @pytest.mark.slow
 def test_words_that_were_not_listed_are_spelled() -> None:
     sounds = {"k": "K", "sh": "SH", "ee": "IY", "t": "T", "a": "AE", "n": "N"}
