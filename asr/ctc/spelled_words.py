@@ -20,6 +20,7 @@ import torch
 
 from asr.graph.fst import INPUT_EPSILON, GraphArrays, Words, expand
 from asr.lm.ngram.model import NgramLM
+from asr.text.ctc_tokens import PIECE_PREFIX
 from asr.text.symbols import BOS_ID, EOS_ID, UNK_ID
 
 SPELLING = "#spelling"
@@ -35,7 +36,8 @@ class SpellingModel:
         ngram: n-gram model of symbols; its sentences are spellings of words without the boundary after them.
         boundary: the symbol that ends a word, or None.
         penalty: natural log, added to each spelled word.
-        beginnings: the symbols that begin words and occur nowhere else in them; None if any symbol may begin a word.
+        beginnings: the symbols that begin words and occur nowhere else in them; None if any symbol may begin a word. A
+            lone `▁` among them is not a word.
         key: cache key; equal for models that are equal given the same lexicon.
     """
 
@@ -153,19 +155,28 @@ def _inner_graph(model: SpellingModel, names: Sequence[str]) -> _Inner:
     start = int(dst_state[BOS_ID])
     usable = possible & (label > UNK_ID) & (number[label] >= 0) & may_follow[label]
     kept = np.flatnonzero(usable)
-    backing = arrays.states_that_back_off().cpu().numpy()
-    # First symbols are scored after <s>, with backoff already applied.
+    backing, backoff = arrays.states_that_back_off().cpu().numpy(), arrays.backoff_score.cpu().numpy()
     symbol_id = np.arange(UNK_ID + 1, len(words))
-    first_words = symbol_id[(number >= 0)[symbol_id] & may_begin[symbol_id] & (score[symbol_id] > -np.inf)]
-    first_score, first_dst = ngram.score(torch.full((len(first_words),), start), torch.from_numpy(first_words))
-    may_be_first = (first_score > -torch.inf).nonzero().squeeze(1)
-    first_words, first_score, first_dst = first_words[may_be_first], first_score[may_be_first], first_dst[may_be_first]
-    num_arcs = len(kept) + len(backing)
-    return _Inner(
-        np.concatenate([src[kept], backing, np.zeros(len(first_words), dtype=np.int64)]),
-        np.concatenate([dst_state[kept], arrays.backoff_state.cpu().numpy()[backing], first_dst.cpu().numpy()]),
-        np.concatenate([number[label[kept]], np.full(len(backing), INPUT_EPSILON), number[first_words]]),
-        np.concatenate([score[kept], arrays.backoff_score.cpu().numpy()[backing], first_score.cpu().numpy()]),
-        np.concatenate([np.zeros(num_arcs, dtype=bool), np.ones(len(first_words), dtype=bool)]),
-        final_score,
-    )
+    symbol_id = symbol_id[(number[symbol_id] >= 0) & (score[symbol_id] > -np.inf)]
+
+    def following(context: int, symbols: Any) -> tuple[Any, Any, Any]:
+        """The symbols that may follow a history, with backoff already applied: ids, scores, next states."""
+        found, dst = ngram.score(torch.full((len(symbols),), context), torch.from_numpy(symbols))
+        is_possible = (found > -torch.inf).cpu().numpy()
+        return symbols[is_possible], found.cpu().numpy()[is_possible], dst.cpu().numpy()[is_possible]
+
+    first, first_score, first_dst = following(start, symbol_id[may_begin[symbol_id]])
+    arcs = [
+        (src[kept], dst_state[kept], number[label[kept]], score[kept]),
+        (backing, arrays.backoff_state.cpu().numpy()[backing], np.full(len(backing), INPUT_EPSILON), backoff[backing]),
+    ]
+    # A lone `▁` leads to a state of its own, the last one, in which no word ends.
+    if model.beginnings is not None:
+        for mark in np.flatnonzero(np.array(words)[first] == PIECE_PREFIX):
+            later, later_score, later_dst = following(int(first_dst[mark]), symbol_id[may_follow[symbol_id]])
+            arcs.append((np.full(len(later), num_states), later_dst, number[later], later_score))
+            first_dst[mark] = num_states
+    arcs.append((np.zeros(len(first), dtype=np.int64), first_dst, number[first], first_score))
+    src, dst, labels, scores = (np.concatenate(parts) for parts in zip(*arcs, strict=True))
+    is_first = np.arange(len(src)) >= len(src) - len(first)
+    return _Inner(src, dst, labels, scores, is_first, np.append(final_score, np.float32(-np.inf)))

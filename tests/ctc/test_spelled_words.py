@@ -57,6 +57,20 @@ def test_unknown_words_are_spelled_and_known_ones_are_not(
             assert closed(log_prob)[0].text != text
 
 
+def test_a_lone_mark_is_no_spelled_word(word_model: NgramLM, frames_of: Callable[..., torch.Tensor]) -> None:
+    symbols = ["-", "▁", "▁b", *"abcdeo"]
+    decoder = CTCDecoder(symbols, ngram=word_model, spell_unknown=True, spelling_penalty=3.0, warm_up=False)
+    best = decoder(frames_of(symbols, ["▁b", "e", "a", "d", "▁", "c", "a", "b"], strength=12.0))[0]
+    assert [(word.text, word.start_frame, word.is_spelled) for word in best.words] == [
+        ("bead", 0, False),
+        ("cab", 8, True),
+    ]
+    for hypothesis in decoder(frames_of(symbols, ["▁b", "e", "▁", "▁b", "a", "▁"], strength=4.0), nbest=30):
+        entries = [symbols.index(token.text) for token in hypothesis.tokens]
+        groups = [decoder.tokens.text_of(*entries[begin:end]) for begin, end in decoder.tokens.group(entries)]
+        assert hypothesis.text.split() == groups
+
+
 def test_score_is_that_of_the_word_model_and_of_the_spelling(
     word_model: NgramLM, frames_of: Callable[..., torch.Tensor]
 ) -> None:
