@@ -71,7 +71,10 @@ class WordAligner:
         self._token_id = token_id
 
     def aligned(self, hypothesis: Hypothesis) -> Hypothesis:
-        """The hypothesis with the times of its words' phones; unchanged if the phones do not match the lexicon."""
+        """The hypothesis with the times of its words' phones.
+
+        It is unchanged if the phones do not match the lexicon, or if a word has none.
+        """
         runs = hypothesis.phones if self._states is None else self._states.phones_of_runs(hypothesis.phones)
         phones = [run for run in runs if run[0] != self._silence]
         variants: list[list[tuple[int, ...]] | int] = []
@@ -96,11 +99,13 @@ class WordAligner:
         if word not in self._variants:
             known = self._token_id
             spelled = self._lexicon.pronunciations.get(word, [])
-            self._variants[word] = [
+            variants = [
                 tuple(known[phone] for phone in phones if known[phone] != self._silence)
                 for phones in spelled
                 if all(phone in known for phone in phones)
             ]
+            # A word of silence alone, such as Kaldi's `!SIL`, has no phones to take its times from.
+            self._variants[word] = [variant for variant in variants if variant]
         return self._variants[word]
 
 

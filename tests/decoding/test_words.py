@@ -100,6 +100,17 @@ def test_silence_between_words_belongs_to_none() -> None:
     assert (aligned.start_frames, aligned.end_frames) == ((1, 7), (5, 8))
 
 
+def test_a_word_of_silence_alone_leaves_the_times_as_they_are() -> None:
+    graph = random_graph(0)
+    _, first, silence, _ = graph.tokens.tokens
+    word, other = graph.vocabulary.words[4:6]
+    aligner = WordAligner(Lexicon({word: [(first,)], other: [(silence,)]}), replace(graph, meta={"silence": silence}))
+    found = Hypothesis(
+        (4, 5), (word, other), 0.0, 0.0, 0.0, 0.0, (0, 5), (5, 9), phones=((1, 1, 3), (2, 5, 9))
+    )  # fmt: skip
+    assert aligner.aligned(found) == found
+
+
 @pytest.mark.slow
 def test_a_recognizer_with_a_lexicon(tiny_bundle_folder, tmp_path) -> None:
     words = ["SKIP", "PAT", "TWO"]
