@@ -24,7 +24,7 @@ from asr.decoding.token_passing import TokenPassingDecoder
 from asr.decoding.words import WordAligner, with_posteriors
 from asr.graph.decoding_graph import DecodingGraph
 from asr.graph.topology import with_last_boundary
-from asr.text.ctc_tokens import CTCTokens
+from asr.text.ctc_tokens import PIECE_PREFIX, CTCTokens
 from asr.text.lexicon import Lexicon
 from asr.text.symbols import UNK_ID
 
@@ -201,7 +201,10 @@ class GraphSearch:
 
 
 def _tells_words(tokens: CTCTokens, lexicon: Lexicon) -> bool:
-    """Whether `CTCTokens.group` finds the words of a lexicon: each ends in the only boundary, or begins as a piece."""
+    """Whether `CTCTokens.group` finds the words of a lexicon: each ends in the only boundary, or begins as a piece.
+
+    A lone `▁` is no word for it.
+    """
     symbols = tokens.table.tokens
     if tokens.boundary_id is not None:
         boundary = symbols[tokens.boundary_id]
@@ -209,7 +212,9 @@ def _tells_words(tokens: CTCTokens, lexicon: Lexicon) -> bool:
     if tokens.kind != "pieces":
         return False
     beginnings = {symbols[entry] for entry in range(1, len(symbols)) if tokens.begins_word(entry)}
-    return all(way[0] in beginnings and beginnings.isdisjoint(way[1:]) for way in lexicon.each())
+    return all(
+        way[0] in beginnings and beginnings.isdisjoint(way[1:]) and way != (PIECE_PREFIX,) for way in lexicon.each()
+    )
 
 
 def _num_shared(one: Sequence[Any], other: Sequence[Any]) -> int:

@@ -67,11 +67,11 @@ def read_lexicon(source: str | Path | Lexicon | Mapping[str, Any], tokens: CTCTo
     In a mapping, a spelling is a tuple of tokens or a string with spaces between tokens, and several spellings are a
     list; if all lists have single tokens only, they are refused. Words and tokens of a file keep their case; stress
     digits are removed if the tokens are phones without them. After a spelling that does not end in the word boundary,
-    the boundary is optional: the word gets both spellings.
+    the boundary is optional: the word gets both spellings. Words of silence or boundaries alone are left out.
 
     Raises:
-        AsrError: the file cannot be read, a spelling has tokens that the network does not have, or it is not clear
-            whether a word has one spelling or several.
+        AsrError: the file cannot be read, a spelling has tokens that the network does not have, no word is left, or it
+            is not clear whether a word has one spelling or several.
     """
     if isinstance(source, Lexicon):
         lexicon = source
@@ -89,9 +89,32 @@ def read_lexicon(source: str | Path | Lexicon | Mapping[str, Any], tokens: CTCTo
             f"{lexicon.name}: {len(lacking)} symbols of its spellings are not tokens of the network "
             f"({' '.join(lacking[:5])}{' ...' if len(lacking) > 5 else ''}); give a lexicon for these tokens."
         )
-    if tokens.boundary_id is None:
+    silence = _silence_of(tokens)
+    if silence is not None:
+        lexicon = _without_silence(lexicon, silence)
+    return lexicon if tokens.boundary_id is None else lexicon.with_optional(tokens.table.tokens[tokens.boundary_id])
+
+
+def _silence_of(tokens: CTCTokens) -> str | None:
+    """The symbol that may stand between any words, or None."""
+    if tokens.boundary_id is not None:
+        return tokens.table.tokens[tokens.boundary_id]
+    return next((name for name in SILENCES if name in tokens.table), None) if tokens.kind == "phones" else None
+
+
+def _without_silence(lexicon: Lexicon, silence: str) -> Lexicon:
+    """The lexicon without words such as Kaldi's `!SIL`: silence needs no word."""
+    ways_of = lexicon.pronunciations
+    begin_so = [word for word, spelled in ways_of.joined.items() if spelled.startswith(silence)]
+    silent = {word for word in begin_so if all({*way} == {silence} for way in ways_of[word])}
+    if not silent:
         return lexicon
-    return lexicon.with_optional(tokens.table.tokens[tokens.boundary_id])
+    if len(silent) == len(ways_of):
+        raise AsrError(f"{lexicon.name}: the words of the lexicon are spelled as silence alone; give other words.")
+    _LOGGER.warning(
+        "%s: %d words are spelled as silence alone and are left out (%s).", lexicon.name, len(silent), min(silent)
+    )
+    return lexicon.restricted_to(word for word in ways_of if word not in silent)[0]
 
 
 def read_words(source: str | Path | Iterable[str]) -> list[str]:
@@ -213,8 +236,7 @@ def _compiled(
         table = TokenTable((*table.tokens[1:], SPELLING), name=table.name)
         in_graph = with_unlisted_as_unknown(small, lexicon.pronunciations)
         entries = Lexicon({**lexicon.pronunciations, "<unk>": [(SPELLING,)]}, name=lexicon.name)
-    has_silence = tokens.kind == "phones" and tokens.word_boundary is None
-    silence = next((name for name in SILENCES if name in table), None) if has_silence else None
+    silence = _silence_of(tokens) if tokens.boundary_id is None else None
     optional = OptionalSilence(silence) if silence is not None else None
     phone_graph, _ = build_phone_graph(entries, in_graph, table, silence=optional, progress=progress)
     arrays, symbols = phone_graph.arrays, phone_graph.phones

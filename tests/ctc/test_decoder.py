@@ -172,6 +172,32 @@ def test_times_of_words_without_boundaries_between_them(frames_of: Callable[...,
         assert [(word.text, word.start_frame, word.end_frame) for word in best.words] == frames
 
 
+def test_times_of_a_lone_mark_that_is_a_word(frames_of: Callable[..., torch.Tensor]) -> None:
+    symbols, lexicon = ["-", "▁", "▁a", "b"], {"um": "▁", "ab": "▁a b", "a": "▁a"}
+    best = CTCDecoder(symbols, lexicon=lexicon, warm_up=False)(frames_of(symbols, ["▁", "▁a", "b", "▁", "▁a"]))[0]
+    found = [(word.text, word.start_frame, word.end_frame) for word in best.words]
+    assert found == [("um", 0, 1), ("ab", 2, 5), ("um", 6, 7), ("a", 8, 9)]
+
+
+@pytest.mark.parametrize(
+    ("symbols", "lexicon"),
+    [
+        (["-", "|", "a", "b"], {"!SIL": "|", "ab": "a b |", "a": "a |"}),
+        (["-", "SIL", "a", "b"], {"!SIL": ["SIL", "SIL SIL"], "ab": "a b", "a": "a"}),
+    ],
+)
+def test_words_of_silence_alone_are_left_out(
+    symbols: list[str], lexicon: dict[str, Any], frames_of: Callable[..., torch.Tensor], caplog
+) -> None:
+    pause = symbols[1]
+    decoder = CTCDecoder(symbols, lexicon=lexicon, warm_up=False)
+    assert "1 words are spelled as silence alone and are left out (!SIL)" in caplog.text
+    best = decoder(frames_of(symbols, ["a", "b", pause, pause, "a", pause], strength=10.0))[0]
+    assert [(word.text, word.start_frame, word.end_frame) for word in best.words] == [("ab", 0, 3), ("a", 8, 9)]
+    with pytest.raises(AsrError, match="the words of the lexicon are spelled as silence alone"):
+        CTCDecoder(symbols, lexicon={"!SIL": pause})
+
+
 def test_language_model_in_the_place_of_the_graphs(word_model: NgramLM) -> None:
     log_prob = random_frames(5, 11)
     wanted = best_word_sequences(
