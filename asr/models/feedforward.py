@@ -5,6 +5,7 @@ Shapes: N utterances, T frames, F features, T' output frames, C tokens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch.nn.functional as F
@@ -72,19 +73,24 @@ class FeedForwardNetwork(NormalizingNetwork):
 
 
 class ChainFeedForwardNetwork(ChainNetwork):
-    """Hidden ReLU layers over spliced frames, trained by lattice-free MMI.
+    """Hidden ReLU layers over spliced frames, trained by lattice-free MMI, with an output every 30 ms.
 
-    The network of the hybrid systems of Lee et al. (2015), 5 hidden layers of 2,000 units, with an output every 30 ms.
-    Each layer's outputs are normalized over the frames of a batch, as in `Tdnnf`.
+    A unit reads a span of positions of the layer below; positions of the features are frames, those of the first layer
+    are three frames apart. If only the first span is longer than 1, the layers are fully connected: by default they are
+    those of the hybrid systems of Lee et al. (2015), 5 layers of 2,000 units. With longer spans, units at different
+    positions share their weights, as in a time-delay network (Waibel et al., 1989). Each layer's outputs are normalized
+    over the frames of a batch, as in `Tdnnf`.
 
     Args:
         num_features: F.
         num_tokens: C; column 0 is silence.
-        num_hidden_layers: number of ReLU layers.
-        hidden_dim: D.
-        splice: frames of features before, and after, the middle one of each output.
+        hidden_dims: for each layer the number of units at each position.
+        spans: for each layer the number of positions that a unit reads.
         has_auxiliary: see `Tdnnf`.
         smoothing: see `FilterSmoothing`.
+
+    Raises:
+        ValueError: there are not as many spans as layers, or the frames that an output reads have no middle one.
     """
 
     factor = 3
@@ -93,37 +99,43 @@ class ChainFeedForwardNetwork(ChainNetwork):
         self,
         num_features: int,
         num_tokens: int,
-        num_hidden_layers: int = 5,
-        hidden_dim: int = 2000,
-        splice: int = 10,
+        hidden_dims: Sequence[int] = (2000,) * 5,
+        spans: Sequence[int] = (21, 1, 1, 1, 1),
         has_auxiliary: bool = False,
         smoothing: float = 0.0,
     ) -> None:
         super().__init__(num_features, num_tokens, self.factor, smoothing)
-        self.splice = splice
-        self.hidden = _layers(num_features * (2 * splice + 1), hidden_dim, num_hidden_layers)
-        self.norms = nn.ModuleList(FrameNorm(hidden_dim) for _ in self.hidden)
+        if len(spans) != len(hidden_dims) or not spans or min(*spans, *hidden_dims) < 1:
+            raise ValueError(f"spans are {spans} and hidden_dims {hidden_dims}; give a number above 0 for each layer")
+        self.spans = tuple(spans)
+        num_frames = spans[0] + self.factor * sum(span - 1 for span in spans[1:])
+        if num_frames % 2 == 0 or num_frames < self.factor:
+            raise ValueError(f"with the spans {spans}, an output reads {num_frames} frames; make it 3, 5, 7 or so on")
+        self._context = (num_frames - self.factor) // 2
+        inputs = [span * dim for span, dim in zip(spans, [num_features, *hidden_dims[:-1]], strict=True)]
+        self.hidden = nn.ModuleList(map(PackedLinear, inputs, hidden_dims))
+        self.norms = nn.ModuleList(map(FrameNorm, hidden_dims))
         self.dropout = SharedDropout()
-        self.branch = _outputs(hidden_dim, num_tokens)
-        self.auxiliary = _outputs(hidden_dim, num_tokens) if has_auxiliary else None
+        self.branch = _outputs(hidden_dims[-1], num_tokens)
+        self.auxiliary = _outputs(hidden_dims[-1], num_tokens) if has_auxiliary else None
 
     @property
     def left_context(self) -> int:
         """See `BoundedNetwork`. The middle of an output's window is the middle one of its three frames."""
-        return self.splice - 1
+        return self._context
 
     @property
     def right_context(self) -> int:
         """See `BoundedNetwork`."""
-        return self.splice - 1
+        return self._context
 
     def encode(self, features: Tensor) -> Tensor:
         """See `ChainNetwork`; (N, left + 3 T' + right, F) -> (N, T', D)."""
-        windows = self.smooth(features).unfold(1, 2 * self.splice + 1, self.factor)  # (N, T', F, 2 splice + 1)
-        x = windows.flatten(2)
-        for layer, norm in zip(self.hidden, self.norms, strict=True):
-            assert isinstance(layer, PackedLinear)
-            x = self.dropout(norm(layer.rectified(x)))
+        x, step = self.smooth(features), self.factor
+        for span, layer, norm in zip(self.spans, self.hidden, self.norms, strict=True):
+            assert isinstance(layer, PackedLinear) and isinstance(norm, FrameNorm)
+            windows = x.unfold(1, span, step)  # (N, positions, units or filters below, span)
+            x, step = self.dropout(layer.normalized(windows.flatten(2), norm)), 1
         return x
 
 

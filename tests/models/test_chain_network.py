@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 from asr.errors import AsrError
+from asr.models.feedforward import ChainFeedForwardNetwork
 from asr.models.tdnnf import ChainNetwork, FilterSmoothing
 from asr.serialization import ACOUSTIC_MODEL_CLASSES, build_network
 
@@ -21,7 +23,8 @@ SIZES: dict[str, dict[str, Any]] = {
         "small_dim": 8,
         "num_convolutions": 2,
     },
-    "ChainDnn": {"num_hidden_layers": 2, "hidden_dim": 16, "splice": 5},
+    "ChainDnn": {"hidden_dims": [16, 16], "spans": [11, 1]},
+    "ChainDnn, shared weights": {"hidden_dims": [8, 8, 16], "spans": [5, 3, 3]},
 }
 
 
@@ -87,6 +90,39 @@ def test_pieces_give_what_the_whole_gives(network: ChainNetwork) -> None:
     piece = padded[:, 3 * first : 3 * (first + length) + network.left_context + network.right_context]
     scores = network.branch(network.encode(piece)).log_softmax(2)
     torch.testing.assert_close(scores, whole[:, first : first + length], atol=1e-5, rtol=1e-5)
+
+
+def test_shared_weights_are_those_of_a_fully_connected_network_at_several_positions() -> None:
+    torch.manual_seed(0)
+    shared = ChainFeedForwardNetwork(2, 7, hidden_dims=(4, 6), spans=(5, 3)).eval()
+    whole = ChainFeedForwardNetwork(2, 7, hidden_dims=(12, 6), spans=(11, 1)).eval()
+    state = {name: value for name, value in shared.state_dict().items() if ".0." not in name}
+    weight = torch.zeros(4, 3, 2, 11)  # unit, position, filter, frame
+    for position in range(3):
+        weight[:, position, :, 3 * position : 3 * position + 5] = shared.hidden[0].weight.view(4, 2, 5)
+    state["hidden.0.weight"] = weight.view(12, 22)
+    state["hidden.0.bias"] = shared.hidden[0].bias.repeat_interleave(3)
+    for name, value in shared.norms[0].state_dict().items():
+        state[f"norms.0.{name}"] = value.repeat_interleave(3) if value.dim() else value
+    whole.load_state_dict(state)
+    for network in (shared, whole):
+        torch.nn.init.normal_(network.branch.weight, generator=torch.Generator().manual_seed(1))
+    features, num_frames = torch.randn(1, 40, 2), torch.tensor([40])
+    torch.testing.assert_close(shared(features, num_frames), whole(features, num_frames))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"hidden_dims": [8, 8], "spans": [5]}, r"spans are \[5\]"),
+        ({"hidden_dims": [8, 0], "spans": [5, 1]}, r"hidden_dims \[8, 0\]"),
+        ({"hidden_dims": [8, 8], "spans": [5, 2]}, "an output reads 8 frames"),
+        ({"hidden_dims": [8, 8], "spans": [1, 1]}, "an output reads 1 frames"),
+    ],
+)
+def test_spans_without_a_middle_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with mock.patch.dict(SIZES, ChainDnn=arguments), pytest.raises(AsrError, match=message):
+        built("ChainDnn")
 
 
 def test_the_registry_builds_it_without_the_branch_of_training(name: str) -> None:

@@ -410,7 +410,7 @@ def test_training_lowers_the_loss_of_speakers_set_aside(folder: Path, states: Ti
         if kind == "tdnnf":
             return None
         torch.manual_seed(0)
-        return ChainFeedForwardNetwork(20, states.num_columns, 2, 16, splice=7, has_auxiliary=True)
+        return ChainFeedForwardNetwork(20, states.num_columns, (16, 16), (15, 1), has_auxiliary=True)
 
     early = fit(folder, states, 1, network=network())
     later = fit(folder, states, 15, network=network())
