@@ -106,7 +106,8 @@ def test_shared_weights_are_those_of_a_fully_connected_network_at_several_positi
         state[f"norms.0.{name}"] = value.repeat_interleave(3) if value.dim() else value
     whole.load_state_dict(state)
     for network in (shared, whole):
-        torch.nn.init.normal_(network.branch.weight, generator=torch.Generator().manual_seed(1))
+        torch.manual_seed(1)
+        torch.nn.init.normal_(network.branch.weight)
     features, num_frames = torch.randn(1, 40, 2), torch.tensor([40])
     torch.testing.assert_close(shared(features, num_frames), whole(features, num_frames))
 

@@ -141,7 +141,7 @@ def test_a_training_starts_from_the_network_of_a_bundle(folder: Path, states: Ti
 
 
 def bundle_of(folder: Path, states: TiedStates) -> SimpleNamespace:
-    """What training takes from a bundle: network, tied states and denominator."""
+    """What training takes from a bundle: network, tied states, denominator, and which features it was trained on."""
     from asr.models.tdnnf import Tdnnf
 
     torch.manual_seed(1)
@@ -149,7 +149,8 @@ def bundle_of(folder: Path, states: TiedStates) -> SimpleNamespace:
     torch.nn.init.normal_(network.branch.out.weight, std=2.0)  # scores as sharp as after training
     graph = SimpleNamespace(meta={TIED_STATES: states.to_json()}, tokens=TokenTable(states.column_names()))
     _, denominator = load_chain(folder / "states")
-    return SimpleNamespace(acoustic_model=SimpleNamespace(network=network), graph=graph, denominator=denominator)
+    parts = {name: SimpleNamespace(network=part) for name, part in (("acoustic_model", network), ("features", Fbank()))}
+    return SimpleNamespace(**parts, graph=graph, denominator=denominator)
 
 
 def test_a_training_uses_the_tied_states_and_the_denominator_of_a_bundle(
