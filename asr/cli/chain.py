@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asr.audio.fbank import Fbank
+from asr.cli.options import progress_bar
 from asr.datasets.corpora import CORPORA
 from asr.datasets.corpora.base import Utterance, checksum_of
 from asr.errors import AsrError
@@ -30,9 +32,10 @@ Prepares the training of an acoustic model by lattice-free MMI (TDNN-F, recipes/
                classifiers trained on it (--passes)
   states/      tied states of left biphones and the denominator graph, and pronunciation-scores.json for 'asr graph'
 
-Existing features and alignments are kept, also if the corpora are gone; those of other corpora, of transcripts or audio
-files that have changed since, or by another bundle or lexicon, are refused. Put the more reliable lexicon first: all
-pronunciations of a word come from the first file that has the word.
+After an interruption, repeat the command: only what is missing is made. Existing features and alignments are kept, also
+if the corpora are gone; those of other corpora, of transcripts or audio files that have changed since, or by another
+bundle or lexicon, are refused. Put the more reliable lexicon first: all pronunciations of a word come from the first
+file that has the word.
 
 example:
   asr chain --corpus librispeech:train-clean-5=LibriSpeech an4:train=an4 --lexicon cmudict.dict lexicon.txt \\
@@ -95,6 +98,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CORPUS=SCORE",
         help="leave out utterances whose alignment has a lower mean score per frame",
     )
+    parser.add_argument(
+        "--num-jobs",
+        type=int,
+        default=min(4, os.cpu_count() or 1),
+        metavar="N",
+        help="number of threads that decode audio and compute features (default: %(default)s)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -104,6 +114,7 @@ def run(args: argparse.Namespace) -> int:
         0, or 1 if utterances were left out.
     """
     from asr.bundle import Bundle
+    from asr.kernels.jit import torch_on_one_thread
     from asr.models.chain_corpus import PreparedCorpus, write_corpus
     from asr.models.chain_preparation import prepare_chain, pronunciation_scores, require_names, usable_utterances
     from asr.models.hybrid_alignment import (
@@ -117,6 +128,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.passes < 0:
         raise AsrError(f"--passes {args.passes}: give 0 or more.")
+    if args.num_jobs < 1:
+        raise AsrError(f"--num-jobs {args.num_jobs}: give 1 or more.")
     prepared, states_folder = args.output / "prepared", args.output / "states"
     min_score = dict(_scores(args.min_score))
     fbank = Fbank(high_freq=args.high_freq)
@@ -138,13 +151,16 @@ def run(args: argparse.Namespace) -> int:
         sources = {source: _checksum(part) for source, part in listed.items()}
         utterances = [(source.partition(":")[0], each) for source, part in listed.items() for each in part]
         lexicon = _lexicon(args.lexicon, _words(utterance for _, utterance in utterances), bundle)
-        write_corpus(prepared, utterances, lexicon, fbank, sources=sources)
+        with progress_bar("features") as on_progress, torch_on_one_thread():
+            write_corpus(
+                prepared, utterances, lexicon, fbank, sources=sources, num_jobs=args.num_jobs, on_progress=on_progress
+            )
         corpus = PreparedCorpus(prepared)
         require_names(corpus, min_score, args.held_out)
     made_from = checksum_of_sources(bundle, lexicon, _words(corpus.utterances), corpus.sources)
-    alignment = _kept_or_made(
-        prepared / "alignment-bundle.npz", made_from, lambda: align_with_bundle(corpus, lexicon, bundle)
-    )
+    with progress_bar("first alignment") as on_progress:
+        align = partial(align_with_bundle, corpus, lexicon, bundle, on_progress)
+        alignment = _kept_or_made(prepared / "alignment-bundle.npz", made_from, align)
     for number in range(1, args.passes + 1):
         refine = partial(refine_alignment, corpus, lexicon, alignment, seed=number, report=_say)
         alignment = _kept_or_made(prepared / f"alignment-{number}.npz", made_from, refine)

@@ -16,7 +16,14 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from asr import hub
 from asr.bundle import MODES_WITH, Bundle, bundle_folder, local_bundle_folder, read_manifest
@@ -378,6 +385,16 @@ def fetching(name: str) -> Iterator[hub.Progress]:
             progress.update(task, completed=done)
 
         yield report
+
+
+@contextlib.contextmanager
+def progress_bar(description: str) -> Iterator[Callable[[int, int], None]]:
+    """Shows a progress bar on stderr if it is a terminal; to be called with the number of items done and of all."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task(description, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 @contextlib.contextmanager

@@ -7,11 +7,8 @@ import os
 import sys
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
+from asr.cli.options import progress_bar
 from asr.datasets.corpora import CORPORA
-from asr.datasets.corpora.base import Corpus
 from asr.datasets.prepare import PartReport, copy_lexicon, prepare_part
 from asr.errors import AsrError
 from asr.serialization import output_path
@@ -78,28 +75,15 @@ def run(args: argparse.Namespace) -> int:
         raise AsrError(f"--num-jobs {args.num_jobs}: give 1 or more.")
     any_skipped = False
     for part in parts:
-        report = _prepare_with_progress(corpus, part, args)
+        with progress_bar(f"{corpus.name} {part}") as on_progress:
+            report = prepare_part(
+                corpus, args.corpus, part, args.output, num_jobs=args.num_jobs, redo=args.redo, on_progress=on_progress
+            )
         _warn(report)
         print(report.to_json(), flush=True)
         any_skipped = any_skipped or bool(report.skipped)
     copy_lexicon(corpus, args.corpus, args.output)
     return int(any_skipped)
-
-
-def _prepare_with_progress(corpus: Corpus, part: str, args: argparse.Namespace) -> PartReport:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(file=sys.stderr)
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task(f"{corpus.name} {part}", total=None)
-        return prepare_part(
-            corpus,
-            args.corpus,
-            part,
-            args.output,
-            num_jobs=args.num_jobs,
-            redo=args.redo,
-            on_progress=lambda done, total: progress.update(task, completed=done, total=total),
-        )
 
 
 def _warn(report: PartReport) -> None:

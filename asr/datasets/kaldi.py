@@ -159,9 +159,10 @@ def utterance_reader() -> Callable[[Segment, int], Tensor]:
         nonlocal last
         if utterance.begin == 0.0 and utterance.end is None:
             return read_audio(utterance.audio, sampling_rate)
-        if last is None or last[:2] != (utterance.audio, sampling_rate):
-            last = (utterance.audio, sampling_rate, read_audio(utterance.audio, sampling_rate))
-        samples = last[2]
+        file = last  # other threads may replace it at any time
+        if file is None or file[:2] != (utterance.audio, sampling_rate):
+            file = last = (utterance.audio, sampling_rate, read_audio(utterance.audio, sampling_rate))
+        samples = file[2]
         begin = round(utterance.begin * sampling_rate)
         end = len(samples) if utterance.end is None else round(utterance.end * sampling_rate)
         if begin >= len(samples):

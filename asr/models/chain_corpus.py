@@ -9,7 +9,11 @@ Shapes: U utterances, T frames of all of them together, F features, P phones of 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import os
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from asr.audio.fbank import Fbank
 from asr.datasets.augment import CONDITIONS, Condition
@@ -24,13 +29,17 @@ from asr.datasets.corpora.base import Utterance
 from asr.datasets.kaldi import utterance_reader
 from asr.errors import AsrError, in_one_line
 from asr.graph.fst import offsets
-from asr.serialization import atomic_path, write_whole_text
+from asr.locks import lock
+from asr.serialization import atomic_path, cure_of, write_whole_text
 from asr.text.documents import parse_json
 from asr.text.lexicon import Lexicon
 
 SILENCE = "SIL"
 FRAME_SECONDS = 0.01
 LIST_FILE = "utterances.json"
+Progress = Callable[[int, int], None]
+"""Called with the number of utterances done, and the number of all utterances."""
+_UTTERANCES_PER_FLUSH = 50
 
 
 @dataclass(frozen=True)
@@ -117,6 +126,10 @@ class Alignment:
             ) from error
 
 
+def _row_of(entry: dict[str, Any]) -> PreparedUtterance:
+    return PreparedUtterance(**{**entry, "num_frames": tuple(entry["num_frames"])})
+
+
 class PreparedCorpus:
     """A prepared folder, read lazily.
 
@@ -149,9 +162,7 @@ class PreparedCorpus:
         self.condition_names: tuple[str, ...] = tuple(listing["conditions"])
         self.conditions: tuple[Condition, ...] = tuple(CONDITIONS[name] for name in self.condition_names)
         self.fbank_arguments: dict[str, Any] = listing["fbank"]
-        self.utterances = [
-            PreparedUtterance(**{**row, "num_frames": tuple(row["num_frames"])}) for row in listing["utterances"]
-        ]
+        self.utterances = list(map(_row_of, listing["utterances"]))
         self.corpora = frozenset(listing.get("corpora", (each.corpus for each in self.utterances)))
         # Earlier versions have only names.
         self.sources: dict[str, str] = {**dict.fromkeys(listing.get("parts", ()), ""), **listing.get("sources", {})}
@@ -182,8 +193,12 @@ def write_corpus(
     fbank: Fbank,
     conditions: Sequence[str] = tuple(CONDITIONS),
     sources: Mapping[str, str] | None = None,
+    num_jobs: int = 1,
+    on_progress: Progress | None = None,
 ) -> list[str]:
     """Decodes all audio and writes a prepared folder.
+
+    If it is interrupted, the next call with the same arguments goes on from there, with the same result.
 
     Args:
         folder: created if it is missing.
@@ -192,56 +207,185 @@ def write_corpus(
         fbank: the features.
         conditions: names of `CONDITIONS`; "1" comes first, because alignments are made on it.
         sources: kept as `PreparedCorpus.sources`.
+        num_jobs: number of threads that decode audio and compute features.
+        on_progress: called after each utterance.
 
     Returns:
         one sentence for each utterance that was left out.
 
     Raises:
-        AsrError: all of them were.
+        AsrError: all of them were, the folder cannot be written, or an interrupted call had other arguments.
     """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    left_out: list[str] = []
-    rows: list[PreparedUtterance] = []
-    kept: list[list[npt.NDArray[np.float16]]] = [[] for _ in conditions]
-    generator = torch.Generator().manual_seed(1)
+    utterances = list(utterances)
     read = utterance_reader()
-    corpora: set[str] = set()
-    for corpus, utterance in utterances:
-        corpora.add(corpus)
+
+    def prepare(item: tuple[str, Utterance]) -> tuple[PreparedUtterance, list[Tensor]] | str:
+        """The utterance and its features (T, F) in each condition, or why it is left out."""
+        corpus, utterance = item
         unknown = [word for word in utterance.text.split() if word not in lexicon]
         if unknown:
-            left_out.append(f"{utterance.utterance_id}: no pronunciation of {' '.join(unknown)}")
-            continue
+            return f"{utterance.utterance_id}: no pronunciation of {' '.join(unknown)}"
         try:
             waveform = read(utterance, fbank.sampling_rate)
         except AsrError as error:
-            left_out.append(str(error))
-            continue
-        lengths = []
-        for idx, name in enumerate(conditions):
+            return str(error)
+        speaker = f"{corpus}-{utterance.speaker}"
+        # Each utterance draws its own random numbers, whether it is the first after an interruption or not.
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{speaker} {utterance.utterance_id}".encode()))
+        features = []
+        for name in conditions:
             changed = CONDITIONS[name].apply(waveform, generator)
             with torch.no_grad():
-                features = fbank(changed[None], torch.tensor([len(changed)]))[0][0]
-            kept[idx].append(features.numpy().astype(np.float16))
-            lengths.append(len(features))
-        rows.append(
-            PreparedUtterance(
-                utterance.utterance_id, corpus, f"{corpus}-{utterance.speaker}", utterance.text, tuple(lengths)
-            )
-        )
-    if not rows:
-        raise AsrError(f"{folder}: no utterance can be used{': ' + left_out[0] if left_out else ''}.")
-    for name, arrays in zip(conditions, kept, strict=True):
-        with atomic_path(folder / f"features-{name}.npy") as path:
-            np.save(path, np.concatenate(arrays))
-    listing = {
+                features.append(fbank(changed[None], torch.tensor([len(changed)]))[0][0])
+        lengths = tuple(map(len, features))
+        return PreparedUtterance(utterance.utterance_id, corpus, speaker, utterance.text, lengths), features
+
+    made_from = {
         "conditions": list(conditions),
         "fbank": fbank.arguments,
-        "corpora": sorted(corpora),
+        "corpora": sorted({corpus for corpus, _ in utterances}),
         "sources": dict(sorted((sources or {}).items())),
-        "left_out": left_out,
-        "utterances": [asdict(row) for row in rows],
+        "utterances": [utterance.utterance_id for _, utterance in utterances],
+        "unknown": sorted({word for _, each in utterances for word in each.text.split() if word not in lexicon}),
     }
-    write_whole_text(folder / LIST_FILE, json.dumps(listing))  # last, because it marks the folder as complete
-    return left_out
+    folder = Path(folder)
+    with _FeatureFiles(folder, conditions, fbank.feature_dim, made_from) as files, ThreadPoolExecutor(num_jobs) as pool:
+        begin = files.num_done
+        for done, result in enumerate(pool.map(prepare, utterances[begin:]), start=begin + 1):
+            files.add(result)
+            if on_progress is not None:
+                on_progress(done, len(utterances))
+        if not files.rows:
+            raise AsrError(f"{folder}: no utterance can be used{': ' + files.left_out[0] if files.left_out else ''}.")
+        files.finish({name: made_from[name] for name in ("conditions", "fbank", "corpora", "sources")})
+    return files.left_out
+
+
+class _FeatureFiles:
+    """The feature files of a folder while they grow, and a journal of what they hold, for the next run to go on.
+
+    The journal has a line of JSON of what the features are made from, and one for each utterance: its entry in
+    `LIST_FILE`, or why it was left out.
+    """
+
+    def __init__(
+        self, folder: Path, conditions: Sequence[str], num_features: int, made_from: Mapping[str, Any]
+    ) -> None:
+        self.folder, self.num_features = folder, num_features
+        self.rows: list[PreparedUtterance] = []
+        self.left_out: list[str] = []
+        self._num_frames = np.zeros(len(conditions), dtype=np.int64)
+        self._paths = [folder / f"features-{name}.npy" for name in conditions]
+        self._journal_path = folder / "unfinished.jsonl"
+        self._head = json.dumps(made_from) + "\n"
+        self._lines: list[str] = []
+
+    @property
+    def num_done(self) -> int:
+        """Number of utterances that are written or left out."""
+        return len(self.rows) + len(self.left_out)
+
+    def __enter__(self) -> _FeatureFiles:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with ExitStack() as stack:
+                self._journal = stack.enter_context(self._journal_path.open("a+", encoding="utf-8"))
+                if not lock(self._journal, wait=False):
+                    raise AsrError(f"{self.folder}: another process is writing to it; wait until it has ended.")
+                self._files = [stack.enter_context(path.open("ab")) for path in self._paths]
+                self._resume()
+                self._stack = stack.pop_all()
+        except OSError as error:
+            raise self._cannot_write(error) from error
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._stack:
+            self._flush()
+
+    def add(self, result: tuple[PreparedUtterance, list[Tensor]] | str) -> None:
+        """Appends an utterance, or the reason why it is left out."""
+        if isinstance(result, str):
+            self.left_out.append(result)
+            self._lines.append(json.dumps(result) + "\n")
+        else:
+            row, features = result
+            self._count(row)
+            self._lines.append(json.dumps(asdict(row)) + "\n")
+            try:
+                for file, each in zip(self._files, features, strict=True):
+                    file.write(each.numpy().astype(np.float16).tobytes())
+            except OSError as error:
+                raise self._cannot_write(error) from error
+        if len(self._lines) == _UTTERANCES_PER_FLUSH:
+            self._flush()
+
+    def finish(self, listing: Mapping[str, Any]) -> None:
+        """Completes the feature files, then writes the list of utterances, which marks the folder as complete."""
+        self._flush()
+        try:
+            for path, num_frames in zip(self._paths, self._num_frames, strict=True):
+                with path.open("r+b") as file:
+                    file.write(self._header(int(num_frames)))
+        except OSError as error:
+            raise self._cannot_write(error) from error
+        whole = {**listing, "left_out": self.left_out, "utterances": [asdict(row) for row in self.rows]}
+        write_whole_text(self.folder / LIST_FILE, json.dumps(whole))
+        self._journal_path.unlink()
+
+    def _count(self, row: PreparedUtterance) -> None:
+        self.rows.append(row)
+        self._num_frames += row.num_frames
+
+    def _header(self, num_frames: int) -> bytes:
+        """The header of a `.npy` file, which is as long for any number of frames."""
+        text = f"{{'descr': '<f2', 'fortran_order': False, 'shape': ({num_frames}, {self.num_features}), }}"
+        return np.lib.format.magic(1, 0) + (118).to_bytes(2, "little") + f"{text:<117}\n".encode()
+
+    def _bytes(self, num_frames: int) -> int:
+        return len(self._header(0)) + 2 * self.num_features * num_frames
+
+    def _resume(self) -> None:
+        """Takes what an earlier run has written, as far as both the journal and all feature files have it."""
+        self._journal.seek(0)
+        lines = self._journal.readlines()
+        if lines and lines[0].endswith("\n") and lines[0] != self._head:
+            raise AsrError(
+                f"{self.folder}: an interrupted run has begun this folder from other corpora, lexicons or options; "
+                "repeat that command, delete the folder, or choose another."
+            )
+        sizes = [os.fstat(file.fileno()).st_size for file in self._files]
+        for line in lines[1:]:
+            try:
+                entry = parse_json(line)
+            except ValueError:
+                break  # the line was cut off
+            if isinstance(entry, str):
+                self.left_out.append(entry)
+                continue
+            row = _row_of(entry)
+            after = self._num_frames + row.num_frames
+            if any(size < self._bytes(int(num)) for size, num in zip(sizes, after, strict=True)):
+                break  # the features were not flushed in time
+            self._count(row)
+        self._journal.truncate(0)
+        self._journal.writelines([self._head, *lines[1 : 1 + self.num_done]])
+        self._journal.flush()
+        for file, num_frames in zip(self._files, self._num_frames, strict=True):
+            file.truncate(self._bytes(int(num_frames)) if num_frames else 0)
+            if not num_frames:
+                file.write(self._header(0))
+
+    def _flush(self) -> None:
+        """Hands everything to the disk, features first: the journal must not promise what the files do not have."""
+        try:
+            for file in self._files:
+                file.flush()
+            self._journal.writelines(self._lines)
+            self._journal.flush()
+        except OSError as error:
+            raise self._cannot_write(error) from error
+        self._lines.clear()
+
+    def _cannot_write(self, error: OSError) -> AsrError:
+        return AsrError(f"{self.folder}: the features cannot be written ({in_one_line(error)}); {cure_of(error)}.")

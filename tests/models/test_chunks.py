@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from asr.audio.fbank import Fbank
 from asr.datasets.corpora.base import Utterance
 from asr.distributed import WHOLE, Share
 from asr.errors import AsrError
-from asr.models.chain_corpus import Alignment, PreparedCorpus, write_corpus
+from asr.models.chain_corpus import Alignment, PreparedCorpus, Progress, write_corpus
 from asr.models.chain_preparation import require_names
 from asr.models.chunks import Chunk, ChunkLoader
 from asr.models.interface import SpeakerStatistics, UtteranceCmvn
@@ -64,6 +65,104 @@ def test_segments_of_a_recording_are_read_alone(corpus: PreparedCorpus, tmp_path
     assert left_out == [f"3: it begins at 9 s, but {audio} has only 5 s."]
     with pytest.raises(AsrError, match="no utterance can be used: 1: no pronunciation of A"):
         write_corpus(tmp_path / "none", [("toy", segments[0])], Lexicon({"B": [("b",)]}), Fbank(), ("1",))
+
+
+@pytest.fixture
+def five(tmp_path: Path) -> list[tuple[str, Utterance]]:
+    """Five utterances of noise, of which the third cannot be read and the fourth has an unknown word."""
+    rng = np.random.default_rng(1)
+    for number in (0, 1, 3, 4):
+        soundfile.write(tmp_path / f"{number}.wav", 0.1 * rng.normal(size=8000 + 800 * number), 16000)
+    texts = ("A", "A", "A", "UNKNOWN", "A")
+    return [("toy", Utterance(str(i), tmp_path / f"{i}.wav", text, "one")) for i, text in enumerate(texts)]
+
+
+LEXICON = Lexicon({"A": [("a",)]})
+CONDITIONS = ("1", "noise")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def interrupted_after(number: int) -> Progress:
+    def on_progress(done: int, total: int) -> None:
+        assert total == 5
+        if done == number:
+            raise KeyboardInterrupt
+
+    return on_progress
+
+
+@pytest.mark.parametrize("per_flush", [1, 2, 50])
+@pytest.mark.parametrize("number", range(1, 6))
+def test_an_interrupted_run_goes_on_with_the_same_result(
+    five: list[tuple[str, Utterance]],
+    number: int,
+    per_flush: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole, partial = tmp_path / "whole", tmp_path / "partial"
+    left_out = write_corpus(whole, five, LEXICON, Fbank(), CONDITIONS, num_jobs=3)
+    assert [line.partition(":")[0] for line in left_out] == [str(tmp_path / "2.wav"), "3"]
+    assert contents(whole).keys() == {"utterances.json", "features-1.npy", "features-noise.npy"}
+    monkeypatch.setattr("asr.models.chain_corpus._UTTERANCES_PER_FLUSH", per_flush)
+    for interruption in sorted({number, min(number + 1, 5)}):
+        with pytest.raises(KeyboardInterrupt):
+            write_corpus(partial, five, LEXICON, Fbank(), CONDITIONS, on_progress=interrupted_after(interruption))
+        with pytest.raises(AsrError, match="there is no prepared corpus"):
+            PreparedCorpus(partial)
+    done = []
+    again = write_corpus(partial, five, LEXICON, Fbank(), CONDITIONS, on_progress=lambda *each: done.append(each))
+    assert done == [(each, 5) for each in range(interruption + 1, 6)] and again == left_out
+    assert contents(partial) == contents(whole)
+
+
+@pytest.mark.parametrize("lost", ["journal", "features-1.npy", "features-noise.npy", "all features"])
+def test_what_the_disk_has_lost_is_computed_again(five: list[tuple[str, Utterance]], lost: str, tmp_path: Path) -> None:
+    whole, partial = tmp_path / "whole", tmp_path / "partial"
+    write_corpus(whole, five, LEXICON, Fbank(), CONDITIONS)
+    with pytest.raises(KeyboardInterrupt):
+        write_corpus(partial, five, LEXICON, Fbank(), CONDITIONS, on_progress=interrupted_after(5))
+    name = "unfinished.jsonl" if lost == "journal" else lost
+    for file in partial.iterdir() if lost == "all features" else [partial / name]:
+        if file.suffix == ".npy" or lost == "journal":
+            os.truncate(file, 0 if lost == "all features" else file.stat().st_size - 3)
+    begun: list[int] = []
+    write_corpus(partial, five, LEXICON, Fbank(), CONDITIONS, on_progress=lambda done, total: begun.append(done))
+    assert begun[0] == (1 if lost == "all features" else 5)
+    assert contents(partial) == contents(whole)
+
+
+def test_an_interrupted_run_of_something_else_is_refused(five: list[tuple[str, Utterance]], tmp_path: Path) -> None:
+    folder = tmp_path / "prepared"
+    with pytest.raises(KeyboardInterrupt):
+        write_corpus(folder, five, LEXICON, Fbank(), CONDITIONS, on_progress=interrupted_after(2))
+    before = contents(folder)
+    for arguments in (
+        (five[1:], LEXICON, Fbank(), CONDITIONS),
+        (five, Lexicon({"A": [("a",)], "UNKNOWN": [("a",)]}), Fbank(), CONDITIONS),
+        (five, LEXICON, Fbank(num_mel_bins=40), CONDITIONS),
+        (five, LEXICON, Fbank(), ("1", "1.1")),
+        (five, LEXICON, Fbank(), CONDITIONS, {"toy:train": "another checksum"}),
+    ):
+        with pytest.raises(AsrError, match="prepared: an interrupted run has begun this folder from other corpora"):
+            write_corpus(folder, *arguments)
+        assert {name: contents(folder)[name] for name in before} == before
+
+
+def test_one_process_at_a_time_writes_features(five: list[tuple[str, Utterance]], tmp_path: Path) -> None:
+    folder = tmp_path / "prepared"
+
+    def on_progress(done: int, total: int) -> None:
+        with pytest.raises(AsrError, match="prepared: another process is writing to it"):
+            write_corpus(folder, five, LEXICON, Fbank(), CONDITIONS)
+
+    write_corpus(folder, five, LEXICON, Fbank(), CONDITIONS, on_progress=on_progress)
+    (tmp_path / "file").touch()
+    with pytest.raises(AsrError, match="file: the features cannot be written"):
+        write_corpus(tmp_path / "file", five, LEXICON, Fbank(), CONDITIONS)
 
 
 def test_pieces_lie_inside_and_are_the_same_for_the_same_seed(corpus: PreparedCorpus) -> None:
