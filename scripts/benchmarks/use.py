@@ -36,6 +36,7 @@ from asr.audio.io import read_audio
 from asr.bundle import Bundle, bundle_folder
 from asr.cli.output import ResultsFile
 from asr.cli.recordings import recordings
+from asr.metrics import alignment_errors
 from asr.models.export import export_acoustic_model
 from asr.models.external import load_acoustic_model
 from asr.results import Word
@@ -243,13 +244,13 @@ def sclite_difference(folder: Path) -> int | None:
         for side in sides:
             side[f"s_{place}"] = [generator.choice("abcdE") for _ in range(generator.randint(1, 20))]
     for side, name in zip(sides, ("ref", "hyp"), strict=True):
-        nist.write_trn(folder / f"{name}.trn", side)
+        (folder / f"{name}.trn").write_text(nist.format_trn(side))
     command = [program, "-r", "ref.trn", "trn", "-h", "hyp.trn", "trn", "-i", "rm", "-o", "pra", "stdout"]
     shown = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout
     difference, scores = 0, re.findall(r"id: \((s_\d+)\)\nScores: \(#C #S #D #I\) (.*)\n", shown)
     assert len(scores) == _NUM_SENTENCES
     for name, numbers in scores:
-        counts = nist.count_errors(nist.align(sides[0][name], sides[1][name]))
+        counts = alignment_errors(nist.align(sides[0][name], sides[1][name]))
         correct = counts.num_ref - counts.num_substitutions - counts.num_deletions
         ours = (correct, counts.num_substitutions, counts.num_deletions, counts.num_insertions)
         difference += sum(abs(one - int(other)) for one, other in zip(ours, numbers.split(), strict=True))

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from asr import transcripts
 from scripts.benchmarks import use
+from scripts.benchmarks.inputs import ROOT
+
+SCLITE = """
+from asr.metrics import alignment_errors
+from asr.nist import align, read_trn
+references, hypotheses = read_trn("ref.trn"), read_trn("hyp.trn")
+for number, name in enumerate(references):
+    counts = alignment_errors(align(references[name], hypotheses[name]))
+    right = counts.num_ref - counts.num_substitutions - counts.num_deletions
+    deleted = counts.num_deletions + (number == 0)
+    print(f"id: ({name})")
+    print(f"Scores: (#C #S #D #I) {right} {counts.num_substitutions} {deleted} {counts.num_insertions}")
+"""
 
 
 def test_formats_come_back_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,6 +34,17 @@ def test_formats_come_back_as_they_were(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_requirement_of_an_extra_is_not_one_of_the_wheel() -> None:
     assert use._required_name('numba; python_version < "3.15"') == "numba"
     assert use._required_name('av; extra == "media"') == ""
+
+
+@pytest.mark.slow
+def test_other_counts_than_sclites_are_added_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In its place a program that counts one deletion too many in the first sentence."""
+    program = tmp_path / "sclite"
+    program.write_text(f"#!{sys.executable}\n{SCLITE}")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    assert use.sclite_difference(tmp_path) == 1
 
 
 @pytest.mark.slow
