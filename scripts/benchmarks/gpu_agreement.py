@@ -1,11 +1,11 @@
-"""For `scripts/bench gpu`: every backend of search, hash table and n-gram look-up agrees with plain torch."""
+"""For `scripts/gpu_check`: a GPU agrees with a CPU, workers with one thread, and every backend with plain torch."""
 
 from __future__ import annotations
 
 import importlib
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -20,7 +20,7 @@ from asr.decoding.chunk_backend import ChunkBackend
 from asr.decoding.frame import FrameSearch
 from asr.decoding.interface import DecodeResult
 from asr.decoding.selection import BackendFactory, frame_backend, select_backend
-from asr.decoding.settings import DecodingOptions
+from asr.decoding.settings import DecodingOptions, ResourceOptions
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from asr.kernels import hash_table
@@ -29,6 +29,9 @@ from asr.kernels.jit import triton_available
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.model import NgramLM
+from asr.recognizer import Recognizer
+from asr.results import StageTimes
+from scripts.benchmarks.gpu_expected import IN_FLOAT32
 
 Check = tuple[str, Callable[[], str]]
 
@@ -167,3 +170,40 @@ def compare_ngrams(lm: NgramLM, device: torch.device, num_queries: int) -> str:
         rates.append(num_queries / (time.perf_counter() - begin))
         assert all(map(torch.equal, found, expected)), "other scores or states"
     return f"{num_queries} queries give the same bits; {rates[0]:.3g} hashed, {rates[1]:.3g} searched a second"
+
+
+def compare_log_prob(folder: Path, waveforms: list[Tensor], device: torch.device) -> str:
+    """Features and acoustic model on a CPU and on the device."""
+    tables = []
+    for where in (torch.device("cpu"), device):
+        recognizer = Recognizer.from_folder(folder, mode="ngram", resources=IN_FLOAT32).to(where)
+        with torch.no_grad():
+            tables.append([row.cpu() for row in recognizer.log_prob(waveforms, StageTimes())])
+    assert torch.equal(tables[0][1], tables[1][1]), "the numbers of frames differ"
+    difference = max(
+        float((ours[:num] - theirs[:num]).exp().sub(1).abs().mul(theirs[:num].exp()).max())
+        for ours, theirs, num in zip(tables[0][0], tables[1][0], tables[0][1].tolist(), strict=True)
+    )
+    assert difference < 0.02, f"probabilities differ by up to {difference:.4f}"
+    return f"probabilities differ by at most {difference:.1e}"
+
+
+def compare_workers(
+    folder: Path, mode: str, waveforms: list[Tensor], device: torch.device, numbers: Sequence[int]
+) -> str:
+    """Batches one after the other, and several at a time in separate streams, give the same results."""
+    recordings = waveforms * 4
+    seconds = max(map(len, waveforms)) / Bundle.load(folder).sampling_rate
+    results = []
+    for num_workers in numbers:
+        resources = ResourceOptions(batch_seconds=2 * seconds, num_workers=num_workers)
+        recognizer = Recognizer.from_folder(folder, mode=mode, decoder="token-passing", resources=resources)
+        results.append([(result.text, result.total) for result in recognizer.to(device)(recordings)])
+    for found in results[1:]:
+        for (text, total), (other_text, other_total) in zip(results[0], found, strict=True):
+            assert abs(total - other_total) < 1e-3 * abs(total) + 1e-3, (
+                f"{text!r} {total}, {other_text!r} {other_total}"
+            )
+    num_same = sum(found == results[0] for found in results[1:])
+    told = ", ".join(map(str, numbers[1:]))
+    return f"{told} workers: totals agree, {num_same} of {len(numbers) - 1} equal to the last digit"

@@ -66,16 +66,18 @@ def recognized(folder: Path, name: str, waveforms: list[Tensor], device: torch.d
     return [(result.text, result.total) for result in recognizer(waveforms)]
 
 
+def names_of(folder: Path) -> list[str]:
+    """The modes of a bundle, each with two first passes."""
+    modes = available_modes(Bundle.load(folder))
+    return [f"{mode}, {first_pass}" for mode in modes for first_pass in ("torch", "torch-search")]
+
+
 def main() -> None:
     """Writes the file."""
     from asr.audio.io import find_audio_files, read_audio
 
     waveforms = [read_audio(path, 16000) for path in find_audio_files(ROOT / "scripts" / "demo_clips")]
-    names = [
-        f"{mode}, {first_pass}"
-        for mode in available_modes(Bundle.load(AN4_BUNDLE))
-        for first_pass in ("torch", "torch-search")
-    ]
+    names = names_of(AN4_BUNDLE)
     samples = [(waveform * _INT16).round().to(torch.int16) for waveform in waveforms]
     heard = [part.float() / _INT16 for part in samples]
     results = {name: recognized(AN4_BUNDLE, name, heard, torch.device("cpu")) for name in names}

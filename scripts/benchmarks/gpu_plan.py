@@ -1,4 +1,4 @@
-"""`scripts/gpu_check --budget-s 540 --out FOLDER`: all checks of a GPU in one run that ends in time.
+"""`scripts/gpu_check --out FOLDER`: all checks of a GPU in one run that ends in time.
 
 Each check runs in its own process with its own time limit, the most valuable ones first, and writes its result as a
 line of JSON to FOLDER/results.jsonl when it ends. A check that crashes, hangs or leaves the device unusable does not
@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+BUDGET_SECONDS = 540.0
 _ENDING_SECONDS = 2.0  # for a process that is asked to stop
 _SIMULATION_SLOWDOWN, _MOST_SIMULATED = 5.0, 100.0
 
@@ -138,16 +139,14 @@ def summary(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs the plan with this Python; the arguments are the budget, the folder, and options of the checks."""
-    budget, out, *others = arguments
-    checks: Sequence[Check] = CHECKS
-    if "--simulate" in others:
-        checks = [Check(name, min(_SIMULATION_SLOWDOWN * limit, _MOST_SIMULATED)) for name, limit in CHECKS]
-    told = f"{len(checks)} checks, at most {planned_seconds(checks):.0f} s; the budget is {float(budget):.0f} s"
-    print(told, flush=True)
-    command = [sys.executable, "-m", "scripts.benchmarks.gpu_tasks", *others]
-    results = run_plan(command, float(budget), Path(out), checks)
-    counts = summary(results)
+def run_checks(budget: float, out: Path, is_simulated: bool) -> int:
+    """Runs the plan with this Python -> the exit code; see `run_plan`."""
+    checks, options = CHECKS, list[str]()
+    if is_simulated:
+        checks = tuple(Check(name, min(_SIMULATION_SLOWDOWN * limit, _MOST_SIMULATED)) for name, limit in CHECKS)
+        options = ["--simulate"]
+    print(f"{len(checks)} checks, at most {planned_seconds(checks):.0f} s; the budget is {budget:.0f} s", flush=True)
+    command = [sys.executable, "-m", "scripts.benchmarks.gpu_tasks", *options]
+    counts = summary(run_plan(command, budget, out, checks))
     print(json.dumps(counts))
     return 1 if counts["wrong"] or counts["crashed"] or counts["unfinished"] else 0

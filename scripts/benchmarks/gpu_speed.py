@@ -1,4 +1,4 @@
-"""For `scripts/bench gpu`: speed of recognition, of language-model queries and of language-model training."""
+"""For `scripts/gpu_check`: speed of language-model queries, and of training."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ import torch
 from torch import Tensor
 
 from asr.bundle import Bundle
-from asr.decoding.settings import ResourceOptions
 from asr.lm.rnn.data import TokenStreams
 from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.lm.rnn.optim import AdamWithSparseRows
-from asr.recognizer import Recognizer
-from asr.results import StageTimes
 from asr.text.symbols import Vocabulary
 from scripts.benchmarks.clock import waiting_clock
 from scripts.benchmarks.inputs import ROOT
@@ -26,25 +23,6 @@ from scripts.benchmarks.query_tables import placement, throughput_of_one_engine
 from scripts.benchmarks.query_workload import random_network
 
 _STREAMS = ROOT / "tests/assets/query_streams.npz.xz"
-
-
-def chain(folder: Path, mode: str, waveforms: list[Tensor], batch: int, device: torch.device) -> dict[str, float]:
-    """Recognizes `batch` utterances in one batch -> seconds of audio per second."""
-    recognizer = Recognizer.from_folder(
-        folder, mode=mode, decoder="token-passing", resources=ResourceOptions(batch_seconds=1e9)
-    ).to(device)
-    recordings = [waveforms[i % len(waveforms)] for i in range(batch)]
-    # The first call of this size compiles kernels and makes room.
-    recognizer(recordings)
-    clock = waiting_clock(device)
-    begin, times = clock(), StageTimes()
-    for result in recognizer(recordings):
-        times.add(result.times)
-    seconds = clock() - begin
-    print(
-        f"{device.type:<5}{mode:<14}batch {batch:<5}{times.audio_seconds / seconds:9.1f} x real time: {times.format()}"
-    )
-    return {f"{mode}_{batch}_times_real_time": round(times.audio_seconds / seconds, 1)}
 
 
 def recorded_streams(num_streams: int | None = None, num_calls: int | None = None) -> list[QueryStream]:
@@ -85,12 +63,6 @@ def placements(
     difference = max(row["largest difference"] for row in rows)
     assert difference < 1e-3, f"log probabilities differ by up to {difference:.1e}"
     return rows
-
-
-def placements_agree(device: torch.device) -> str:
-    """Scores agree wherever search, hidden layer and output layer run."""
-    rows = placements(device)
-    return f"{len(rows)} placements agree, to {max(row['largest difference'] for row in rows):.1e}"
 
 
 def training(device: torch.device, num_words: int, num_streams: int, num_steps: int) -> dict[str, float]:
