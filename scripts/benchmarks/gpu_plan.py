@@ -50,7 +50,6 @@ CHECKS = (
     Check("training", 20),
     Check("placements", 20),
     Check("k2", 8),
-    Check("flashlight", 8),
     Check("sanitizer", 24),
 )
 """Most valuable first."""

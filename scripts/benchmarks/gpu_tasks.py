@@ -346,17 +346,6 @@ def k2(bench: Bench) -> dict[str, Any]:
     return beside_k2(bench.folder, device, distinct(bench.waveforms, 2 if bench.is_simulated else 64, 1))
 
 
-def flashlight(bench: Bench) -> dict[str, Any]:
-    """flashlight-text's decoder, which runs on a CPU, beside our CTC decoder, where it is installed."""
-    from scripts.benchmarks.gpu_peers import beside_flashlight
-
-    device = torch_device("cpu") if bench.is_simulated else bench.device
-    try:
-        return beside_flashlight(bench.folder, device, 4 if bench.is_simulated else 40)
-    except ImportError as error:
-        return {"not_here": f"flashlight-text with KenLM does not import: {error}"}
-
-
 def torch_device(name: str) -> Any:
     """torch.device, for tasks that import torch late."""
     import torch
@@ -477,7 +466,6 @@ TASKS: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "training": training,
     "placements": placements,
     "k2": k2,
-    "flashlight": flashlight,
     "sanitizer": sanitizer,
 }
 
@@ -522,7 +510,7 @@ def _bench(stack: ExitStack, is_simulated: bool) -> Bench:
     return Bench(torch.device("cuda"), folder / "tones", [tones(["TO"]), tones(["TWO"])], True)
 
 
-_WITH_LOOPS = ("compile", "workers", "speed_default", "streams", "profile", "placements", "flashlight")
+_WITH_LOOPS = ("compile", "workers", "speed_default", "streams", "profile", "placements")
 """Checks of what a recognizer does by default: language models over lattices and streams use the CPU's loops."""
 
 if __name__ == "__main__":

@@ -75,5 +75,5 @@ def test_all_checks_do_without_other_packages(bare_python: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert not [name for name, one in found.items() if "wrong" in one]
-    assert all("not_here" in found[name] for name in ("k2", "flashlight"))
+    assert "not_here" in found["k2"]
     assert found["queries"] and found["speed_large_ngram"]["times_real_time_new_1"] > 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -128,11 +127,3 @@ def test_other_best_paths_are_noticed() -> None:
 
 def _result(best: Hypothesis | None) -> DecodeResult:
     return DecodeResult(() if best is None else (best,), True, 3)
-
-
-@pytest.mark.slow
-def test_flashlight_beside_on_a_cpu(bench: Bench) -> None:
-    pytest.importorskip("flashlight.lib.text.decoder.kenlm")
-    found = gpu_tasks.flashlight(bench)
-    assert "wrong" not in found and found["ms_per_frame_ours"] > 0 and found["ms_per_frame_flashlight"] > 0
-    json.dumps(found)
