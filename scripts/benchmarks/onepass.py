@@ -28,15 +28,15 @@ from asr.audio.io import read_audio
 from asr.bundle import Bundle
 from asr.decoding.build import available_modes
 from asr.errors import AsrError
-from asr.metrics import read_transcripts
 from asr.recognizer import Recognizer
 from asr.results import StageTimes
 from asr.streaming import StreamingRecognizer
 from scripts.benchmarks import figures, mutants
 from scripts.benchmarks.decode_workload import Workload
-from scripts.benchmarks.inputs import LIBRISPEECH_BUNDLE, ROOT, argument_parser, default_corpora
+from scripts.benchmarks.inputs import LIBRISPEECH_BUNDLE, argument_parser, default_corpora
 from scripts.benchmarks.nbest import measure_n_best, middle_sized
 from scripts.benchmarks.report import table
+from scripts.benchmarks.speech import recordings
 from scripts.benchmarks.systems import (
     BATCH_SECONDS,
     BEAMS,
@@ -50,14 +50,10 @@ from scripts.benchmarks.systems import (
     warm_up,
 )
 
-_CLIPS = ROOT / "scripts" / "demo_clips"
-_LIBRISPEECH = Path("librispeech", "LibriSpeech")
 _PART = "dev-clean-2"
 _QUICK_UTTERANCES = 12
 _SHORT_BATCH_SECONDS = 8.0
 _NUM_STREAMS = 16
-
-
 _QUICK_BEAMS = (1, 2, 3)
 _REPETITIONS = 2  # of which the faster one counts
 
@@ -138,27 +134,13 @@ def read_speech(corpora: Path | None, parts: Sequence[str], chosen: slice, rate:
     Raises:
         AsrError: one of the folders is missing.
     """
-    folders = [Path(corpora or "shared/data") / _LIBRISPEECH / part for part in parts]
-    missing = [folder for folder in folders if not folder.is_dir()]
+    found = dict(recordings(corpora, part=part) for part in parts)
+    missing = [part for part in parts if part not in found]
     if missing and parts != [_PART]:
         raise AsrError(f"{missing[0]}: there is no such folder; give --parts of LibriSpeech that are in --corpora.")
-    if not missing:
-        found = [path for folder in folders for path in sorted(folder.rglob("*"))]
-        lines = {name: words for path in found if path.name.endswith(".trans.txt") for name, words in _lines(path)}
-        files = {path.stem: path for path in found if path.stem in lines}
-        names = [name for name in sorted(lines) if name in files][chosen]
-        waveforms = [read_audio(files[name], rate) for name in names]
-        return Speech(" ".join(parts), waveforms, [lines[name] for name in names], rate)
-    references = read_transcripts(_CLIPS / "reference.txt")
-    names = sorted(references)
-    waveforms = [read_audio(_CLIPS / f"{name}.flac", rate) for name in names]
-    return Speech("synthetic clips", waveforms, [references[name] for name in names], rate)
-
-
-def _lines(path: Path) -> Iterator[tuple[str, list[str]]]:
-    for line in path.read_text(encoding="utf-8").splitlines():
-        name, *words = line.split()
-        yield name, words
+    speech = sorted((one for some in found.values() for one in some), key=lambda one: one.path.stem)[chosen]
+    waveforms = [read_audio(one.path, rate) for one in speech]
+    return Speech(" ".join(found), waveforms, [one.words for one in speech], rate)
 
 
 def _some(speech: Speech, number: int) -> Speech:
