@@ -29,7 +29,6 @@ COMMANDS = {
     "ngram-size": "building, converting and loading one n-gram model: time and peak memory",
     "lm-curves": "perplexity over training time, beside faster-rnnlm",
     "stream": "streaming: word errors, corrections and delay over the window",
-    "overlap": "recognition with worker threads",
     "hot-words": "rare words found, and false ones, with and without lists of hot words",
     "record-queries": "records the queries of a decoding run, for `query`",
     "mutants": "mutation testing of language models, n-best lists and rescoring",
