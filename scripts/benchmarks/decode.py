@@ -117,7 +117,7 @@ def quick(bundle: Bundle, workload: Workload, sampled: int) -> dict[str, Any]:
         lambda: decode_all(TokenPassingDecoder(bundle.graph, options), workload.frames)
     )
     ngram_results, ngram_seconds = lesser(lambda: decode_all(best_first_pass(bundle.graph, options), workload.frames))
-    report["wer_ngram"] = word_error_rate(best_of(ngram_results), workload.references)
+    report["wer_ngram"] = word_error_rate(workload, best_of(ngram_results))
     report["ngram_ms_per_frame"] = 1e3 * ngram_seconds / workload.num_frames
     report["torch_ms_per_frame"] = 1e3 * torch_seconds / workload.num_frames
     has_k2 = type(best_first_pass(bundle.graph, options)).__name__ == "K2Decoder"
@@ -137,12 +137,12 @@ def quick(bundle: Bundle, workload: Workload, sampled: int) -> dict[str, Any]:
             return (results, models.engine.statistics()), seconds
 
         (results, counts), seconds = lesser(partial(with_rnn_lm, first_pass))
-        report["wer_rnnlm" + suffix] = word_error_rate(best_of(results), workload.references)
+        report["wer_rnnlm" + suffix] = word_error_rate(workload, best_of(results))
         report["rnnlm_over_ngram_time" + suffix] = seconds / ngram_seconds
         (torch_results, _), seconds = lesser(
             partial(with_rnn_lm, TokenPassingDecoder(bundle.graph, rnn_options, lm_fusion="lattice"))
         )
-        report["torch_wer_rnnlm" + suffix] = word_error_rate(best_of(torch_results), workload.references)
+        report["torch_wer_rnnlm" + suffix] = word_error_rate(workload, best_of(torch_results))
         report["torch_rnnlm_over_ngram_time" + suffix] = seconds / torch_seconds
         report["torch_rnnlm_ms_per_frame" + suffix] = 1e3 * seconds / workload.num_frames
         report["hidden_rows_per_word" + suffix] = counts.num_hidden_rows / workload.num_words

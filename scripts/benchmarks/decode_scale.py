@@ -20,10 +20,8 @@ from typing import Any
 import torch
 
 from asr.bundle import Bundle
-from asr.decoding.backtrace import hypothesis_of_path
 from asr.decoding.build import recognition_settings
 from asr.decoding.k2 import K2Decoder
-from asr.decoding.settings import DecodingOptions
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
@@ -31,13 +29,15 @@ from scripts.benchmarks.decode_workload import (
     Workload,
     best_of,
     decode_all,
+    heard,
+    kaldi_decoder,
     lesser,
-    spoken,
     timed,
     word_error_rate,
 )
 from scripts.benchmarks.inputs import LIBRISPEECH_BUNDLE, argument_parser, default_corpora
 from scripts.benchmarks.report import table
+from scripts.benchmarks.speech import recordings
 
 BEAMS = ((8.0, 1000), (11.0, 2000), (14.0, 3000), (17.0, 5000))
 BATCH_SIZES = (1, 8, 32)
@@ -68,7 +68,7 @@ def measured(part: str, named: str, args: argparse.Namespace) -> list[dict[str, 
     if not graph_file:
         raise AsrError(f"--graphs {named}: give NAME=GRAPH.")
     bundle = Bundle.load(args.bundle)
-    workload = spoken(bundle, args.corpora, args.num_utterances)
+    workload = heard(bundle, *recordings(args.corpora, args.num_utterances))
     with torch.no_grad():
         if part == "size":
             return over_size(name, Path(graph_file), bundle, workload)
@@ -89,9 +89,9 @@ def over_size(name: str, graph_file: Path, bundle: Bundle, workload: Workload) -
     k2_pass = K2Decoder(graph, options)
     add(row, "k2", lesser(lambda: decode_all(k2_pass, workload.frames)), workload)
     row["k2 MB"] = resident_mb()
-    words, seconds = lesser(lambda: kaldi(graph, options, workload))
+    hypotheses, seconds = lesser(lambda: kaldi_decoder(graph, options, workload.frames))
     row["kaldi ms"] = 1e3 * seconds / workload.num_frames
-    row["kaldi WER"] = word_error_rate(words, workload.references)
+    row["kaldi WER"] = word_error_rate(workload, hypotheses)
     row["kaldi MB"] = resident_mb()
     return [row]
 
@@ -115,16 +115,7 @@ def add(row: dict[str, Any], kind: str, found: Any, workload: Workload, with_wor
     """The ms a frame and the word error rate of results with their seconds."""
     row[f"{kind} ms"] = 1e3 * found[1] / workload.num_frames
     if with_words:
-        row[f"{kind} WER"] = word_error_rate(best_of(found[0]), workload.references)
-
-
-def kaldi(graph: DecodingGraph, options: DecodingOptions, workload: Workload) -> tuple[list[Any], float]:
-    """kaldi-decoder's hypotheses, one utterance after the other, and the seconds of its search."""
-    from asr.testing.kaldi_search import KaldiSearch
-
-    search = KaldiSearch(graph, options.search_beam, options.max_active_states, options.min_active_states)
-    found, seconds = timed(lambda: [search.decode(frames * options.am_scale) for frames in workload.frames])
-    return [None if one is None else hypothesis_of_path(graph, options, *one, 0.0, 0.0) for one in found], seconds
+        row[f"{kind} WER"] = word_error_rate(workload, best_of(found[0]))
 
 
 def resident_mb() -> int:

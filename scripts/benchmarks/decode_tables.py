@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from asr.bundle import Bundle
-from asr.decoding.backtrace import hypothesis_of_path
 from asr.decoding.build import recognition_settings
+from asr.decoding.interface import Hypothesis
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
-from asr.metrics import NO_ERRORS, count_errors
 from scripts.benchmarks import figures
 from scripts.benchmarks.decode_workload import (
     BATCH_SIZE,
@@ -23,7 +22,7 @@ from scripts.benchmarks.decode_workload import (
     best_of,
     decode_all,
     heard,
-    timed,
+    kaldi_decoder,
     word_error_rate,
 )
 from scripts.benchmarks.nbest import prefix_tree_cost
@@ -91,8 +90,8 @@ def speed(bundle: Bundle, workload: Workload, *_: Path | None) -> None:
                 "token passing, ms per frame": 1e3 * own_s / workload.num_frames,
                 "k2, ms per frame": 1e3 * k2_s / workload.num_frames,
                 "token passing / k2": own_s / k2_s,
-                "WER token passing": word_error_rate(best_of(own), workload.references),
-                "WER k2": word_error_rate(best_of(others), workload.references),
+                "WER token passing": word_error_rate(workload, best_of(own)),
+                "WER k2": word_error_rate(workload, best_of(others)),
             }
         )
     table("Token passing and k2, no large language model", rows)
@@ -103,14 +102,13 @@ def peers(bundle: Bundle, workload: Workload, *_: Path | None) -> None:
     options = recognition_settings(bundle, "ngram", {}).decoding
     rows: list[dict[str, Any]] = []
 
-    def add(name: str, words: list[list[str]], seconds: float) -> None:
-        pairs = zip(workload.references, words, strict=True)
-        rate = 100 * sum((count_errors(list(a), b) for a, b in pairs), NO_ERRORS).rate
-        rows.append({"decoder": name, "ms per frame": 1e3 * seconds / workload.num_frames, "WER": rate})
+    def add(name: str, hypotheses: Sequence[Hypothesis | None], seconds: float) -> None:
+        wer = word_error_rate(workload, hypotheses)
+        rows.append({"decoder": name, "ms per frame": 1e3 * seconds / workload.num_frames, "WER": wer})
 
     def add_decoder(name: str, decoder: Any, batch_size: int) -> None:
         results, seconds = decode_all(decoder, workload.frames, batch_size=batch_size)
-        add(name, [list(one.words) if one else [] for one in best_of(results)], seconds)
+        add(name, best_of(results), seconds)
 
     for batch_size, how in ((BATCH_SIZE, f"batches of {BATCH_SIZE}"), (1, "one by one")):
         add_decoder(f"token passing, {how}", TokenPassingDecoder(bundle.graph, options), batch_size)
@@ -121,15 +119,8 @@ def peers(bundle: Bundle, workload: Workload, *_: Path | None) -> None:
     except AsrError as error:
         print(f"k2 left out: {error}")
     try:
-        from asr.testing.kaldi_search import KaldiSearch
-
-        search = KaldiSearch(bundle.graph, options.search_beam, options.max_active_states, options.min_active_states)
-        found, seconds = timed(lambda: [search.decode(frames * options.am_scale) for frames in workload.frames])
-        words = []
-        for one in found:
-            path = [] if one is None else hypothesis_of_path(bundle.graph, options, *one, 0.0, 0.0).words
-            words.append(list(path))
-        add("kaldi-decoder `FasterDecoder`, one by one", words, seconds)
+        found = kaldi_decoder(bundle.graph, options, workload.frames)
+        add("kaldi-decoder `FasterDecoder`, one by one", *found)
     except ImportError as error:
         print(f"kaldi-decoder left out: {error}")
     table("Decoders on the same graph and frames, the bundle's beams", rows)

@@ -13,14 +13,15 @@ import torch
 from torch import Tensor
 
 from asr.bundle import Bundle
+from asr.decoding.backtrace import hypothesis_of_path
 from asr.decoding.interface import Decoder, DecodeResult, Hypothesis
 from asr.decoding.settings import DecodingOptions
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.lm.interface import LanguageModel
-from asr.metrics import NO_ERRORS, count_errors, read_transcripts
-from scripts.benchmarks.speech import Recording, frames_of, recordings
+from asr.metrics import NO_ERRORS, ErrorCounts, count_errors, read_transcripts
+from scripts.benchmarks.speech import Recording, frames_of
 
 BATCH_SIZE = 32
 # The RNN LM weighs the frames less than the n-gram does: at equal effort its beams are narrower. These give up little.
@@ -51,11 +52,6 @@ class Workload:
     @property
     def num_words(self) -> int:
         return sum(map(len, self.references))
-
-
-def spoken(bundle: Bundle, corpora: Path | None, num_utts: int) -> Workload:
-    """Real speech, processed by the bundle's acoustic model."""
-    return heard(bundle, *recordings(corpora, num_utts))
 
 
 def heard(bundle: Bundle, name: str, speech: Sequence[Recording]) -> Workload:
@@ -114,22 +110,37 @@ def best_of(results: Sequence[DecodeResult]) -> list[Hypothesis | None]:
     return [result.best for result in results]
 
 
-def word_error_rate(hypotheses: Sequence[Hypothesis | None], references: Sequence[Sequence[str]]) -> float:
+def errors(workload: Workload, hypotheses: Sequence[Hypothesis | None]) -> list[ErrorCounts]:
+    """Of each utterance; no hypothesis counts as no words."""
+    pairs = zip(workload.references, hypotheses, strict=True)
+    return [count_errors(list(words), one.words if one is not None else ()) for words, one in pairs]
+
+
+def word_error_rate(workload: Workload, hypotheses: Sequence[Hypothesis | None]) -> float:
     """In %."""
-    pairs = zip(references, hypotheses, strict=True)
-    counts = [count_errors(list(words), one.words if one is not None else ()) for words, one in pairs]
-    return 100.0 * sum(counts, NO_ERRORS).rate
+    return 100.0 * sum(errors(workload, hypotheses), NO_ERRORS).rate
 
 
-def best_first_pass(
-    graph: DecodingGraph, options: DecodingOptions, keep_lattice: bool = False, rescores: bool = False
-) -> Decoder:
+def kaldi_decoder(
+    graph: DecodingGraph, options: DecodingOptions, frames: Sequence[Tensor]
+) -> tuple[list[Hypothesis | None], float]:
+    """The hypotheses of kaldi-decoder's `FasterDecoder`, one utterance at a time, and the CPU seconds of its search.
+
+    Raises:
+        ImportError: kaldi-decoder or kaldifst is not installed.
+    """
+    from asr.testing.kaldi_search import KaldiSearch
+
+    search = KaldiSearch(graph, options.search_beam, options.max_active_states, options.min_active_states)
+    found, seconds = timed(lambda: [search.decode(log_prob * options.am_scale) for log_prob in frames])
+    return [None if one is None else hypothesis_of_path(graph, options, *one, 0.0, 0.0) for one in found], seconds
+
+
+def best_first_pass(graph: DecodingGraph, options: DecodingOptions, rescores: bool = False) -> Decoder:
     """k2's pass where there is a k2, else the torch pass; if it rescores, either rescores its lattice on the fly."""
     try:
         from asr.decoding.k2 import K2Decoder
 
-        return K2Decoder(graph, options, keep_lattice=keep_lattice)
+        return K2Decoder(graph, options)
     except AsrError:
-        return TokenPassingDecoder(
-            graph, options, lm_fusion="lattice" if rescores else "search", keep_lattice=keep_lattice
-        )
+        return TokenPassingDecoder(graph, options, lm_fusion="lattice" if rescores else "search")

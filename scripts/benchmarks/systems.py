@@ -21,9 +21,9 @@ from asr.decoding.interface import DecodeResult
 from asr.decoding.rescoring import SecondPass
 from asr.decoding.settings import NEEDS, Pass, Settings, setting_options
 from asr.lm.cached.states import QueryStatistics
-from asr.metrics import ErrorCounts, bootstrap_interval, count_errors
+from asr.metrics import bootstrap_interval
 from asr.recognizer import Recognizer
-from scripts.benchmarks.decode_workload import Workload
+from scripts.benchmarks.decode_workload import Workload, errors
 
 BATCH_SECONDS = 100.0
 _CACHE_BYTES = 1 << 30
@@ -183,12 +183,6 @@ def _in_effect(options: Mapping[str, Any], system: System) -> dict[str, Any]:
     needs = {name: one.needs for name, one in setting_options().items()}
     # An unknown option stays, so that the recognizer refuses it.
     return {name: value for name, value in options.items() if not needs.get(name) or NEEDS[needs[name]][1](own)}
-
-
-def errors(workload: Workload, hypotheses: Sequence[Any]) -> list[ErrorCounts]:
-    """Of each utterance; no hypothesis counts as no words."""
-    pairs = zip(workload.references, hypotheses, strict=True)
-    return [count_errors(list(words), one.words if one is not None else ()) for words, one in pairs]
 
 
 def warm_up(bundle: Bundle, workload: Workload, systems: Sequence[System]) -> None:
