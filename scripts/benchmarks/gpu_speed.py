@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from asr.bundle import Bundle
-from asr.lm.rnn.data import TokenStreams
+from asr.lm.rnn.data import TokenBatch, TokenStreams
 from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.lm.rnn.optim import AdamWithSparseRows
 from asr.text.symbols import Vocabulary
@@ -79,10 +79,7 @@ def training(device: torch.device, num_words: int, num_streams: int, num_steps: 
     for step in range(num_steps + 2):
         if step == 2:
             begin = clock()
-        batch = streams[step]
-        batch = batch._replace(
-            **{name: part.to(device) for name, part in batch._asdict().items() if isinstance(part, Tensor)}
-        )
+        batch = _on(device, streams[step])
         loss, states = network(batch, states, torch.Generator().manual_seed(step))
         loss.backward()
         optimizer.step()
@@ -139,12 +136,15 @@ def _lm_step(device: torch.device) -> tuple[float, float]:
     token_id = torch.randint(4, 500, (8 * 40,), generator=torch.Generator().manual_seed(0))
     network.output.set_unigram(torch.bincount(token_id, minlength=500), reset_bias=True)
     network = network.to(device)
-    batch = TokenStreams(token_id.int().numpy(), 8, 20, network.num_history_words)[0]
-    batch = batch._replace(
-        **{name: part.to(device) for name, part in batch._asdict().items() if isinstance(part, Tensor)}
-    )
+    batch = _on(device, TokenStreams(token_id.int().numpy(), 8, 20, network.num_history_words)[0])
     loss, _ = network(batch, None, torch.Generator().manual_seed(0))
     return _loss_and_gradient(network, loss)
+
+
+def _on(device: torch.device, batch: TokenBatch) -> TokenBatch:
+    return batch._replace(
+        **{name: part.to(device) for name, part in batch._asdict().items() if isinstance(part, Tensor)}
+    )
 
 
 def _am_step(folder: Path, device: torch.device) -> tuple[float, float]:

@@ -17,21 +17,8 @@ ALLOCATOR = {"PYTHONMALLOC": "malloc"}
 class _Mallinfo2(ctypes.Structure):
     """The structure of malloc.h."""
 
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in (
-            "arena",
-            "ordblks",
-            "smblks",
-            "hblks",
-            "hblkhd",
-            "usmblks",
-            "fsmblks",
-            "uordblks",
-            "fordblks",
-            "keepcost",
-        )
-    ]
+    _names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+    _fields_ = [(name, ctypes.c_size_t) for name in _names]
 
 
 def live_megabytes() -> float | None:
