@@ -78,25 +78,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             f"{path}: the bundle has version {manifest.get('version')} and this program reads {VERSION}; "
             "update the program or fetch another bundle."
         )
-    for key in ("name", "features", "acoustic_model", "graph", "decoding", "files"):
-        if key not in manifest:
-            raise AsrError(f"{path}: the field {key!r} is missing; fetch the bundle again.")
+    for key, kind in _KINDS.items():
+        if not isinstance(manifest.get(key, kind() if key in _OPTIONAL else None), kind):
+            raise AsrError(f"{path}: the field {key!r} is missing or of the wrong kind; fetch the bundle again.")
     for key, fields in _FIELDS.items():
-        if key not in manifest and key in _OPTIONAL:
-            continue
-        entry = manifest[key]
-        for field_name, kind in fields.items():
-            if not isinstance(entry, dict) or not isinstance(entry.get(field_name), kind):
+        for field_name, kind in fields.items() if key in manifest else ():
+            if not isinstance(manifest[key].get(field_name), kind):
                 raise AsrError(f"{path}: {key!r} lacks a valid {field_name!r}; fetch the bundle again.")
-    if not isinstance(manifest["name"], str) or not isinstance(manifest["files"], dict):
-        raise AsrError(f"{path}: 'name' or 'files' is of the wrong kind; fetch the bundle again.")
     _require_printable(manifest["name"], str(path))
-    if not isinstance(manifest["decoding"], dict):
-        raise AsrError(f"{path}: 'decoding' does not give options for each mode; fetch the bundle again.")
-    if not isinstance(manifest.get("default_mode", ""), str):
-        raise AsrError(f"{path}: 'default_mode' is not the name of a mode; fetch the bundle again.")
-    if not isinstance(manifest.get("confidence", {}), dict):
-        raise AsrError(f"{path}: 'confidence' does not give calibrations for each mode; fetch the bundle again.")
     for name in _files_of(manifest):
         if Path(name).name != name or name in ("", ".."):
             raise AsrError(f"{path}: it names the file {name!r}, which is not in the bundle's folder.")
@@ -119,7 +108,9 @@ _FIELDS: dict[str, dict[str, type]] = {
     "lexicon": {"file": str},
     "denominator": {"file": str},
 }
-_OPTIONAL = ("small_ngram", "large_ngram", "rnn_lm", "lexicon", "denominator")
+_KINDS: dict[str, type] = dict.fromkeys(("files", "decoding", "confidence", *_FIELDS), dict)
+_KINDS |= {"name": str, "default_mode": str}
+_OPTIONAL = ("small_ngram", "large_ngram", "rnn_lm", "lexicon", "denominator", "default_mode", "confidence")
 
 
 def _files_of(manifest: dict[str, Any]) -> list[str]:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from asr.audio.io import AudioFile
 from asr.audio.pcm import PcmFormat
-from asr.errors import AsrError
+from asr.errors import AsrError, require_above_zero
 from asr.recognizer import Recognizer
 from asr.results import RecognitionResult, StreamResult, Word
 from asr.streaming import StreamingRecognizer
@@ -65,9 +65,7 @@ class ServerOptions:
     max_upload_mb: float = 256.0
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if not value > 0:
-                raise AsrError(f"server: {name} is {value}; give a number above 0.")
+        require_above_zero(**vars(self))
 
 
 class LiveStreams:

@@ -109,7 +109,7 @@ def test_no_bundle_is_one_sentence(tmp_path):
         (lambda m: m.update(name="clear\x1b[2J"), r"the bundle's name 'clear\\x1b\[2J' is empty or cannot be printed"),
         (lambda m: m["files"].pop("graph.safetensors"), "graph.safetensors: the bundle has no checksum for this file"),
         (lambda m: m.pop("graph"), "the field 'graph' is missing"),
-        (lambda m: m.update(default_mode=["rnn"]), "'default_mode' is not the name of a mode"),
+        (lambda m: m.update(default_mode=["rnn"]), "'default_mode' is missing or of the wrong kind"),
         (lambda m: m["acoustic_model"].update({"class": "os.system"}), "'os.system' is not one that files may name"),
         (lambda m: m["acoustic_model"]["arguments"].update(depth=3), "does not take the arguments"),
         (lambda m: m["acoustic_model"]["arguments"].update(hidden_dim=31), "weights do not fit the network"),

@@ -39,8 +39,8 @@ def test_a_signal_ends_the_server_after_the_last_words(tiny_bundle_folder, numbe
     ("arguments", "complaint"),
     [
         (["--port", "70000"], "--port 70000: give a number from 0 to 65535."),
-        (["--max-connections", "0"], "server: --max-connections is 0; give a number above 0."),
-        (["--max-upload-mb", "-1"], "server: --max-upload-mb is -1.0; give a number above 0."),
+        (["--max-connections", "0"], "--max-connections is 0; give a number above 0."),
+        (["--max-upload-mb", "-1"], "--max-upload-mb is -1.0; give a number above 0."),
         (["--chunk-seconds", "0"], "--chunk-seconds is 0.0; it must be above 0"),
     ],
 )
