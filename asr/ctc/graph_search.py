@@ -8,7 +8,6 @@ import itertools
 import math
 import operator
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from asr.ctc.frames import Frames
@@ -73,7 +72,7 @@ class GraphSearch:
         self._tokens = tokens
         self._config = config
         self._options = config.options()
-        self._models = models
+        self.models = models
         self._frame_shift = frame_shift
         self._confidences = confidences
         graph = word_graph.graph
@@ -81,42 +80,32 @@ class GraphSearch:
         self.boundary_id = tokens.boundary_id
         self._aligner = None if _tells_words(tokens, word_graph.lexicon) else WordAligner(word_graph.lexicon, graph)
         # The other one is made when it is needed, if ever: each copies the graph's scores.
-        self._decoder(confidences)
+        self._decoders = {confidences: self._new_decoder(confidences)}
 
-    def _decoder(self, keeps_lattice: bool) -> TokenPassingDecoder:
-        return self._with_lattice if keeps_lattice else self._plain
-
-    @functools.cached_property
-    def _plain(self) -> TokenPassingDecoder:
-        return TokenPassingDecoder(self.graph, self._options, lm_fusion=self._config.lm_fusion, inputs="scores")
-
-    @functools.cached_property
-    def _with_lattice(self) -> TokenPassingDecoder:
+    def _new_decoder(self, keeps_lattice: bool) -> TokenPassingDecoder:
+        fusion = self._config.lm_fusion
         return TokenPassingDecoder(
-            self.graph, self._options, lm_fusion=self._config.lm_fusion, keep_lattice=True, inputs="scores"
+            self.graph, self._options, lm_fusion=fusion, keep_lattice=keeps_lattice, inputs="scores"
         )
 
     def decode(self, frames: Frames, nbest: int) -> list[list[CTCHypothesis]]:
         """The best hypotheses of each utterance, best first, with distinct texts."""
         log_prob, num_frames = with_last_boundary(frames.log_prob, frames.num_frames, self.boundary_id)
         keeps = nbest > 1 or self._confidences
-        decoder = self._decoder(keeps)
-        with self._models.lent() as lm:
-            results = decoder.decode(log_prob, num_frames, lm)
+        if keeps not in self._decoders:
+            self._decoders[keeps] = self._new_decoder(keeps)
+        with self.models.lent() as lm:
+            results = self._decoders[keeps].decode(log_prob, num_frames, lm)
         return [
             self._hypotheses(result, nbest, int(num)) for result, num in zip(results, frames.num_frames, strict=True)
         ]
 
     def stream(self, commit_frames: int | None) -> tuple[StreamingDecoder, int]:
         """A decoder with one open stream, and the stream's number."""
-        model = self._models.for_good()
+        model = self.models.for_good()
         graph = self._graph_of_streams
         decoder = StreamingDecoder(graph, self._options, model, commit_frames=commit_frames, inputs="scores")
         return decoder, decoder.start()[0]
-
-    def turn(self) -> AbstractContextManager[Any]:
-        """A block in which a stream may search."""
-        return self._models.turn()
 
     @functools.cached_property
     def _graph_of_streams(self) -> DecodingGraph:

@@ -300,19 +300,15 @@ def _keep(compiled: WordGraph, path: Path) -> None:
     """Writes a graph to the cache folder, if that is possible."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _save(compiled, path)
+        save_ngram_lm(compiled.ngram, path.with_suffix(_NGRAM_SUFFIX))
+        if compiled.letters is not None:
+            save_ngram_lm(compiled.letters.ngram, path.with_suffix(_LETTERS_SUFFIX))
+        with atomic_path(path.with_suffix(_GRAPH_SUFFIX)) as partial:
+            compiled.graph.save(partial)
     except OSError as error:
         _LOGGER.warning("%s: the graph is not kept there (%s); the next process compiles it again.", path.parent, error)
     except AsrError as error:
         _LOGGER.warning("%s The graph is not kept; the next process compiles it again.", error)
-
-
-def _save(compiled: WordGraph, path: Path) -> None:
-    save_ngram_lm(compiled.ngram, path.with_suffix(_NGRAM_SUFFIX))
-    if compiled.letters is not None:
-        save_ngram_lm(compiled.letters.ngram, path.with_suffix(_LETTERS_SUFFIX))
-    with atomic_path(path.with_suffix(_GRAPH_SUFFIX)) as partial:
-        compiled.graph.save(partial)
 
 
 def _refuse_others(lexicon: Mapping[Any, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
@@ -61,12 +61,10 @@ class CTCDecodingConfig:
     token_min_log_prob: float = -8.0
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            is_left_out = value is None and field.default is None
-            if field.name in ("lm_fusion",) or is_left_out or (field.name == "context_beam" and value is None):
-                continue
-            require_number(f"decoding: {field.name}", value)
+        for name, value in vars(self).items():
+            may_be_none = name in ("context_beam", "blank_skip_threshold")
+            if name != "lm_fusion" and not (value is None and may_be_none):
+                require_number(f"decoding: {name}", value)
         if self.lm_fusion not in ("lattice", "search"):
             raise AsrError(f"decoding: lm_fusion is {self.lm_fusion!r}; it must be lattice or search.")
         if not math.isfinite(self.lm_scale) or self.lm_scale < 0:

@@ -8,8 +8,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -66,7 +65,7 @@ class TokenSearch:
     ) -> None:
         self.tokens = tokens
         self._config = config
-        self._models = models
+        self.models = models
         self._frame_shift = frame_shift
         self._compiled = compiled
         with models.lent() as lm:
@@ -82,7 +81,7 @@ class TokenSearch:
             np.ascontiguousarray(utterance[:num])
             for utterance, num in zip(log_prob, frames.num_frames.tolist(), strict=True)
         ]
-        with self._models.lent() as lm:
+        with self.models.lent() as lm:
             beams = [self.start(lm) for _ in chunks]
             read_chunks(beams, chunks, lm)
             return [self.hypotheses(beam, lm, nbest) for beam in beams]
@@ -90,14 +89,6 @@ class TokenSearch:
     def start(self, lm: LanguageModel | None) -> PrefixBeam:
         """A new search for an utterance."""
         return PrefixBeam(self._rules, 0 if lm is None else int(lm.start(1)), self._compiled)
-
-    def model_for_good(self) -> LanguageModel | None:
-        """A language model for a stream."""
-        return self._models.for_good()
-
-    def turn(self) -> AbstractContextManager[Any]:
-        """A block in which a stream may search."""
-        return self._models.turn()
 
     def hypotheses(self, beam: PrefixBeam, lm: LanguageModel | None, nbest: int) -> list[CTCHypothesis]:
         """The best texts, by the sum over the surviving prefixes with each text, final scores included.

@@ -422,10 +422,6 @@ class BeamSearchDecoderCTC:
         decoder._alphabet = alphabet
         return decoder
 
-    @property
-    def _language_model(self) -> LanguageModelSettings | None:
-        return self._settings
-
     def _decode(
         self,
         utterances: list[Any],

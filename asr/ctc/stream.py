@@ -44,7 +44,7 @@ class CTCStream:
         self._tokens, self._inputs, self._device = tokens, inputs, device
         self._num_frames = 0
         self._is_open = True
-        self._turn = search.turn
+        self._turn = search.models.turn
         self._reader: _GraphStream | _TokenStream
         with self._turn():
             if isinstance(search, GraphSearch):
@@ -134,7 +134,7 @@ class _GraphStream:
 class _TokenStream:
     def __init__(self, search: TokenSearch) -> None:
         self._search = search
-        self._lm = search.model_for_good()
+        self._lm = search.models.for_good()
         self._beam = search.start(self._lm)
         # The last partial result: the next one has most of it in common.
         self._spelled = Spelled()

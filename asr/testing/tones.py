@@ -43,7 +43,6 @@ _PHONE_SECONDS = 0.12
 def tones(
     words: Sequence[str],
     rate: int = RATE,
-    noise: float = 0.003,
     seed: int = 0,
     *,
     phone_seconds: float = _PHONE_SECONDS,
@@ -57,7 +56,7 @@ def tones(
             time = torch.arange(int(phone_seconds * rate)) / rate
             parts.append(0.4 * torch.sin(2 * math.pi * PITCH[phone] * time))
     waveform = torch.cat([*parts, torch.zeros(int(0.1 * rate))])
-    return waveform + noise * torch.randn(waveform.shape, generator=generator)
+    return waveform + 0.003 * torch.randn(waveform.shape, generator=generator)
 
 
 def tiny_bundle(folder: Path) -> Bundle:
