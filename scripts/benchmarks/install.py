@@ -10,7 +10,6 @@ failed.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -23,7 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from scripts.benchmarks.inputs import ROOT
+from scripts.benchmarks.inputs import ROOT, argument_parser
 from scripts.benchmarks.use import BreakingHandler, BreakingServer, copy_sources
 
 _ENTRIES = ("acoustic_model", "language_model", "recognizer", "streaming_recognizer")
@@ -48,7 +47,7 @@ print(loaded["recognizer"](sys.argv[2])[0].text)
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="scripts/bench install", description=__doc__)
+    parser = argument_parser("install", __doc__)
     parser.add_argument("--python", nargs="+", required=True, help="interpreters of environments with the wheel")
     args = parser.parse_args(arguments)
     is_ok = True

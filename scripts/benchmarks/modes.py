@@ -5,7 +5,6 @@ Run by scripts/demo; for regular use there is `asr transcribe`.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Sequence
 
@@ -28,10 +27,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("audio", nargs="+", help="files or folders")
     parser.add_argument("--bundle", help="folder of a bundle, or its name in checkpoints/")
     parser.add_argument("--reference", help="lines 'name words ...', where name is a file name without suffix")
-    return compare(parser.parse_args(argv))
-
-
-def compare(args: argparse.Namespace) -> int:
+    args = parser.parse_args(argv)
     files = audio_files(args.audio)
     references = read_transcripts(args.reference) if args.reference else {}
     begin = time.perf_counter()

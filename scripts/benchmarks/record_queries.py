@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -22,7 +21,6 @@ from asr.bundle import Bundle
 from asr.cli.options import add_recognizer_arguments, recognizer_from
 from asr.cli.recordings import audio_files
 from asr.decoding.build import build_decoder
-from asr.errors import AsrError
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.combine import Difference, RemappedLM
 from asr.lm.interface import LanguageModel
@@ -35,28 +33,25 @@ from scripts.benchmarks.speech import recordings
 _NUM_UTTERANCES = 4
 
 
-def record(recognizer: Recognizer, segments: Iterable[Tensor], repeat_frames: int = 1) -> list[QueryStream]:
+def record(recognizer: Recognizer, segments: Iterable[Tensor]) -> list[QueryStream]:
     """The queries for segments, each decoded separately with exact scores.
 
     Args:
         recognizer: of a mode with a recurrent model, whose decoder and options count.
         segments: (L,) samples of each.
-        repeat_frames: how often each frame is repeated, with an equal part of its weight, as if frames were shorter.
     """
     bundle = recognizer.bundle
-    options = replace(recognizer.options, am_scale=recognizer.options.am_scale / repeat_frames)
     assert bundle.rnn_lm is not None and bundle.small_ngram is not None
     recorder = QueryRecorder(CachedRNNLM(bundle.rnn_lm.network))  # type: ignore[arg-type]
     large: LanguageModel = recorder
     if recorder.vocabulary != bundle.small_ngram.vocabulary:
         large = RemappedLM(recorder, bundle.small_ngram.vocabulary)
     lm = Difference(large, bundle.small_ngram)
-    decoder = build_decoder(recognizer.decoder_name, recognizer.lm_fusion, bundle.graph, options, keep_lattices=False)
+    choice = recognizer.decoder_name, recognizer.lm_fusion, bundle.graph, recognizer.options
+    decoder = build_decoder(*choice, keep_lattices=False)
     for samples in segments:
         with torch.no_grad():
-            log_prob, num_frames = recognizer.log_prob([samples], StageTimes())
-            log_prob = log_prob.repeat_interleave(repeat_frames, dim=1)
-            decoder.decode(log_prob, num_frames * repeat_frames, lm)
+            decoder.decode(*recognizer.log_prob([samples], StageTimes()), lm)
     return recorder.streams()
 
 
@@ -92,16 +87,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("audio", nargs="+", help="files or folders")
     parser.add_argument("--output", type=Path, required=True, help="file to write, .npz.xz")
     parser.add_argument("--every", type=int, default=1, help="take every N-th file (default: %(default)s)")
-    parser.add_argument(
-        "--repeat-frames",
-        type=int,
-        default=1,
-        help="repeat each frame N times with 1/N of its weight, as if frames were shorter (default: %(default)s)",
-    )
     add_recognizer_arguments(parser)
     args = parser.parse_args(argv)
-    if args.repeat_frames < 1:
-        raise AsrError(f"--repeat-frames is {args.repeat_frames}; give 1 (frames unchanged) or more.")
     recognizer = recognizer_from(args, "rnn")
     seconds = 0.0
 
@@ -113,7 +100,7 @@ def main(argv: Sequence[str]) -> int:
             for begin, end in split_at_pauses(waveform, recognizer.sampling_rate, args.max_segment_seconds):
                 yield waveform[begin:end]
 
-    streams = record(recognizer, segments(), args.repeat_frames)
+    streams = record(recognizer, segments())
     save_streams(args.output, streams)
     num_queries = sum(stream.query.numel() for stream in streams)
     print(

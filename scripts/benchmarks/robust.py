@@ -7,7 +7,6 @@ accept must be rejected with one sentence of ours. Failures are stored below `--
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -31,7 +30,7 @@ from asr.serialization import sealed
 from asr.text.documents import parse_json
 from scripts.benchmarks.faults import FIELDS as FAULT_FIELDS
 from scripts.benchmarks.faults import report_of, run_faults
-from scripts.benchmarks.inputs import ROOT
+from scripts.benchmarks.inputs import ROOT, argument_parser
 from scripts.benchmarks.live_memory import ALLOCATOR
 from scripts.benchmarks.robust_targets import Target, targets_in
 
@@ -62,7 +61,7 @@ _WORDS = [
 
 def main(arguments: list[str]) -> int:
     """Runs everything; the last line is one JSON object."""
-    parser = argparse.ArgumentParser(prog="scripts/bench robust", description=__doc__)
+    parser = argument_parser("robust", __doc__)
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_INPUTS} inputs instead of {ALL_INPUTS}")
     parser.add_argument("--inputs", type=int, help="number of inputs")
     parser.add_argument("--seed", type=int, default=0)

@@ -11,7 +11,6 @@ network between onnxruntime and torch. They are null without Lightning or onnxru
 
 from __future__ import annotations
 
-import argparse
 import http.server
 import importlib.metadata
 import importlib.util
@@ -42,7 +41,7 @@ from asr.models.external import load_acoustic_model
 from asr.results import Word
 from asr.serialization import require_writable
 from asr.transcripts import FORMATS, Transcript, format_transcript
-from scripts.benchmarks.inputs import ROOT
+from scripts.benchmarks.inputs import ROOT, argument_parser
 from scripts.benchmarks.processes import largest_differences
 
 _NUM_SENTENCES = 300
@@ -62,7 +61,7 @@ assert recognizer(sys.argv[3])[0].words
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="scripts/bench use", description=__doc__)
+    parser = argument_parser("use", __doc__)
     parser.add_argument("--quick", action="store_true", help="no effect: the benchmark always takes less than a minute")
     parser.add_argument("--bundle", default="an4", help="bundle that the wheel fetches and uses (default: an4)")
     args = parser.parse_args(arguments)
