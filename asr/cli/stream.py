@@ -234,12 +234,15 @@ def _run(
     end: _EndOfInput,
 ) -> int:
     waiting, pieces_of, name_of = deque(names), dict[int, Iterator[Tensor]](), dict[int, str]()
-    failed: set[str] = set()
+    failed, messages = set[str](), set[str]()
     chunk_seconds = streaming.options.chunk_seconds
 
     def report(name: str, error: AsrError) -> None:
         failed.add(name)
         message = f"{name}: {str(error).removeprefix(f'{name}: ')}"
+        if message in messages:  # of the piece before
+            return
+        messages.add(message)
         print(shown(f"asr: {message}"), file=sys.stderr)
         _write_record({"audio": name, "error": message}, output, args.jsonl)
 

@@ -162,3 +162,13 @@ def test_a_wrong_request_is_one_sentence(transcribe, arguments, message):
     code, lines, errors = transcribe(*arguments)
     assert code in (1, 2) and lines == []
     assert message in errors and len(errors.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_many_wrong_pieces_in_a_row_are_reported_once(transcribe, tmp_path):
+    waveform = tones(WORDS)
+    waveform[RATE // 10 :] = 3e9
+    soundfile.write(tmp_path / "loud.wav", waveform.numpy(), RATE, subtype="FLOAT")
+    code, lines, errors = transcribe(tmp_path / "loud.wav", "--jsonl")
+    assert code == 1 and errors.count("it is ignored") == 1
+    assert ["error" in json.loads(line) for line in lines] == [True, False]
