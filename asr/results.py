@@ -64,6 +64,11 @@ class StageTimes:
         """The stages multiplied by a factor, such as an utterance's share of its batch; `audio_seconds` is 0."""
         return StageTimes(0.0, {stage: seconds * factor for stage, seconds in self.stages.items()})
 
+    def as_dict(self) -> dict[str, Any]:
+        """The real-time factor, None without audio, and the seconds of each stage, as JSON values."""
+        factor = round(self.real_time_factor, 4) if self.audio_seconds else None
+        return {"real_time_factor": factor, "seconds": {name: round(value, 3) for name, value in self.stages.items()}}
+
     def format(self) -> str:
         """One line: each stage, the sum, and the real-time factor."""
         if not self.audio_seconds:

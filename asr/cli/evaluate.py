@@ -404,8 +404,7 @@ def _recognize_cuts(
         "decoder": recognizer.decoder_name,
         "lm_fusion": recognizer.lm_fusion,
         "failed": num_failed,
-        "real_time_factor": round(times.real_time_factor, 4) if times.audio_seconds else None,
-        "seconds": {stage: round(seconds, 3) for stage, seconds in times.stages.items()},
+        **times.as_dict(),
         "cache": cache,
     }
     return hypotheses, extra

@@ -12,7 +12,7 @@ from asr.metrics import utterance_id
 from asr.recognizer import Recognizer
 from asr.reports.evaluation import SCLITE, SHORTEST, Clip, Evaluation, Utterance, finite, finite_values, heard_words
 from asr.reports.word_graph import WordGraph, word_graph
-from asr.results import PieceLattice, RecognitionResult
+from asr.results import PieceLattice, RecognitionResult, StageTimes
 from asr.text.documents import parse_json, read_text
 
 _CACHE_COUNTS = ("num_queries", "num_edge_hits", "num_hidden_rows", "num_contexts", "bytes_held")
@@ -139,12 +139,7 @@ def _times(utterances: Sequence[Utterance]) -> dict[str, Any]:
     heard = [one for one in utterances if not one.error]
     if not heard or any(not one.seconds or not one.duration for one in heard):
         return {}
-    seconds: dict[str, float] = {}
+    times = StageTimes()
     for one in heard:
-        for stage, value in one.seconds.items():
-            seconds[stage] = seconds.get(stage, 0.0) + value
-    audio_seconds = sum(one.duration or 0.0 for one in heard)
-    return {
-        "real_time_factor": round(sum(seconds.values()) / audio_seconds, 4),
-        "seconds": {stage: round(value, 3) for stage, value in seconds.items()},
-    }
+        times.add(StageTimes(one.duration or 0.0, dict(one.seconds)))
+    return times.as_dict()
