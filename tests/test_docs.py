@@ -259,6 +259,28 @@ def test_asr_commands_on_a_page_are_complete(page: Path) -> None:
                 pytest.fail(f"{page.name}, line {block.line}: asr {' '.join(arguments)}: {error}")
 
 
+def training_commands(page: Path) -> list[list[str]]:
+    """The commands of a page that override options of a recipe."""
+    found = (arguments for block in blocks(page) for arguments in asr_commands(block))
+    return [words for words in found if words[:2] == ["fit", "--config"] and len(words) > 3]
+
+
+TRAINING_PAGES = [page for page in COMMAND_PAGES if training_commands(page)]
+
+
+@pytest.mark.one_stack
+@pytest.mark.slow
+@pytest.mark.parametrize("page", TRAINING_PAGES, ids=names(TRAINING_PAGES))
+def test_options_of_training_on_a_page_exist(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pytorch_lightning")
+    train = importlib.import_module("asr.cli.train")
+    monkeypatch.chdir(ROOT)
+    for arguments in training_commands(page):
+        with pytest.raises(SystemExit) as ended:
+            train.run([*arguments, "--print_config"])
+        assert ended.value.code == 0, " ".join(arguments)
+
+
 _OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 # Of LightningCLI, which takes the fields of classes, and of other programs.
 _OTHER_OPTIONS = {"--model", "--data", "--trainer", "--ckpt_path", "--logdir", "--nodes", "--ntasks-per-node"}
