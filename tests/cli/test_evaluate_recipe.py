@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from asr.cli.evaluate_recipe import Recipe
 from asr.testing.tones import TEXT
 
 
@@ -111,3 +112,11 @@ def test_the_recipes_of_the_project_name_options_that_exist(evaluate, tmp_path, 
     monkeypatch.chdir(tmp_path)  # no manifest is here
     for name in ("an4", "librispeech"):
         assert "none of its manifests exists" in evaluate("--recipe", name, "--output", "out")[2]
+
+
+def test_no_two_systems_of_a_recipe_of_the_project_are_the_same():
+    default = "--lm-fusion chunks"  # on a CPU with compiled loops
+    for name in ("an4", "librispeech"):
+        systems = Recipe.read(name).systems.values()
+        meant = {options if "--lm-fusion" in options else f"{options} {default}" for options in systems}
+        assert len(meant) == len(systems)
