@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=5600.0,
         metavar="HZ",
-        help="highest frequency of the filterbanks (default: %(default)s)",
+        help="highest frequency of the filterbanks; 0 for the whole band (default: %(default)g)",
     )
     parser.add_argument(
         "--passes",

@@ -9,19 +9,19 @@ import sys
 from asr.errors import AsrError
 from scripts.benchmarks.report import provenance
 
-# The first nine have --quick: under a minute, and one JSON object on the last line.
+# The first ten have --quick: under a minute, and one JSON object on the last line.
 COMMANDS = {
     "decode": "word error rate and time of the decoders, with and without the recurrent language model",
     "query": "the cached language model on recorded queries: exactness, hit ratio, speed, memory",
     "ngram": "n-gram look-up beside KenLM: exactness, speed, memory",
     "lm": "recurrent language models: training and scoring speed, normalization",
-    "endurance": "a day of audio in one process: what every store holds over time",
     "robust": "mutated input for every reader, killed runs, threads, memory",
     "ctc": "the CTC decoder for any network beside pyctcdecode and flashlight-text",
     "use": "the wheel, resuming, formats of transcripts, sclite's numbers",
     "accuracy": "word errors of a bundle: clean, at 8 kHz, in noise, as streams; confidences",
     "gpu": "GPU code: counted without a GPU (--quick), measured on one (scripts/gpu_check)",
     "onepass": "error rate against time: one pass, second pass, n-grams, at equal beams and as curves",
+    "endurance": "a day of audio in one process: what every store holds over time",
     "install": "an installed wheel: torch.hub, bundles from a server, README's commands",
     "modes": "a bundle's modes on some recordings (scripts/demo)",
     "decode-scale": "decoding over the size of the graph, the beams and the batch",
