@@ -238,7 +238,7 @@ class _CLI(LightningCLI):  # type: ignore[misc]
             subclass_mode_model=True,
             subclass_mode_data=True,
             save_config_kwargs={"overwrite": True},
-            parser_kwargs={**_PARSER, self._name: _PARSER},
+            parser_kwargs={"prog": "asr", **_PARSER, self._name: _PARSER},
             args=list(arguments),
             trainer_defaults={"callbacks": [_LastCheckpoint(), _Termination()]},
         )

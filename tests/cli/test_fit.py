@@ -273,7 +273,7 @@ def test_help_begins_with_recipes_and_classes(capsys: pytest.CaptureFixture[str]
     text = capsys.readouterr().out
     assert text.startswith("Trains a network according to a YAML file, the recipe")
     own, _, rest = text.partition("All options of the trainer")
-    assert "--trainer.max_epochs" in rest
+    assert "--trainer.max_epochs" in rest and "\nusage: asr " in rest
     recipes = re.findall(r"^  (recipes/\S+)", own, re.MULTILINE)
     assert len(recipes) == 5 and all((OLD_RECIPE.parents[2] / recipe).is_file() for recipe in recipes)
     classes = re.findall(r"asr\.[a-z_.]+\.[A-Z]\w+", own)
