@@ -87,8 +87,8 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("hypotheses", nargs="?", help="transcripts to score; not with --cuts")
-    parser.add_argument("--reference", help="the correct transcripts, or a manifest with them")
-    parser.add_argument("--cuts", help="a manifest whose recordings to recognize and score")
+    parser.add_argument("--reference", metavar="FILE", help="the correct transcripts, or a manifest with them")
+    parser.add_argument("--cuts", metavar="FILE", help="a manifest whose recordings to recognize and score")
     parser.add_argument(
         "--recipe",
         metavar="NAME",
@@ -96,7 +96,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output is then a folder, and finished results there are kept",
     )
     parser.add_argument(
-        "--compare", help="transcripts of another system; prints the probability that the first one is better"
+        "--compare",
+        metavar="FILE",
+        help="transcripts of another system; prints the probability that the first one is better",
     )
     parser.add_argument(
         "--missing-is-empty", action="store_true", help="count utterances without a transcript as deleted"
@@ -130,6 +132,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output",
         type=output_path,
+        metavar="FILE",
         help="with --cuts, write the recognition results to this file as JSON Lines",
     )
     parser.add_argument(

@@ -90,7 +90,7 @@ def add_speaker_options(parser: argparse.ArgumentParser, whose: str) -> None:
         action="store_const",
         const="transform",
         help=f"{whose}: first adapt to the voice on up to ten minutes of audio, without transcripts, which takes "
-        "several times as long as recognizing it",
+        "more than ten times as long as recognizing it",
     )
 
 
@@ -113,7 +113,7 @@ def add_recognizer_arguments(parser: argparse.ArgumentParser) -> None:
         type=renamed("--mode", OLD_MODES),
         choices=["auto", *MODES],
         default="auto",
-        help=f"which language model decides; {listed(MODES)}; auto: the default of the bundle",
+        help=f"which language model decides; {listed(MODES)}; auto: the default of the bundle (default: auto)",
     )
     group.add_argument("--ngram-only", action="store_true", help="the same as --mode ngram")
     group.add_argument(
@@ -166,10 +166,12 @@ def add_recognizer_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--no-confidences",
         action="store_true",
-        help="do not compute calibrated word confidences, which take part of the time",
+        help="do not compute calibrated word confidences",
     )
     group.add_argument("--first-pass", action=_FirstPass, choices=OLD_FIRST_PASSES, help=argparse.SUPPRESS)
-    group.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, ...; auto: a GPU if there is one")
+    group.add_argument(
+        "--device", default="auto", help="cpu, cuda, cuda:1, ...; auto: a GPU if there is one (default: auto)"
+    )
     group.add_argument(
         "--lexicon",
         metavar="FILE",

@@ -334,14 +334,13 @@ def add_lattice_arguments(parser: argparse.ArgumentParser) -> None:
         type=output_path,
         metavar="FOLDER",
         help="write the alternatives: one lattice for each recording, or for each segment of a long one; words then "
-        "have confidences with --jsonl",
+        "have confidences",
     )
     parser.add_argument("--lattice-format", choices=[*FORMATS], default="slf", help=f"{listed(FORMATS)} (default: slf)")
     parser.add_argument(
         "--lattice-gzip",
         action=argparse.BooleanOptionalAction,
-        help="compress lattices of the formats slf and kaldi (.gz), to an eighth of their size; the default unless "
-        "--no-lattice-gzip is given",
+        help="compress lattices of the formats slf and kaldi (.gz), to an eighth of their size (default: compress)",
     )
 
 

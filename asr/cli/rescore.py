@@ -43,6 +43,12 @@ _LATTICES = (*_SLF, ".pt")
 _ARCHIVES = ("lat.", "lattices.")
 _FRAME_SECONDS, _MAX_CONTEXTS, _RNN_WEIGHT, _CACHE_MB = 0.01, 64, 0.5, 1000
 _TIMED = ("ctm", "stm")
+_SCALES = {
+    "--am-scale": "weight of acoustic scores (default: the file's acscale, or 1)",
+    "--old-lm-scale": "weight of the other recognizer's language model (default: half of the file's lmscale, or 0.5)",
+    "--lm-scale": "weight of our language model (default: half of the file's lmscale, or 0.5)",
+    "--word-insertion-penalty": "added for each word (default: the file's wdpenalty, or 0)",
+}
 
 HELP = """Rescores lattices and n-best lists of other recognizers with one of our language models, and prints the words.
 
@@ -68,14 +74,24 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("inputs", nargs="+", help="files of lattices or n-best lists, or folders of lists")
+    parser.add_argument("inputs", nargs="+", help="files of lattices or n-best lists, or folders of them")
     parser.add_argument(
         "--words", metavar="FILE", help="Kaldi's words.txt, which maps the numbers in lattices to words"
     )
-    model = parser.add_argument_group("language model", "One of these; two models are interpolated.")
-    model.add_argument("--bundle", help="the large language models of this bundle (the default if none is given)")
-    model.add_argument("--rnn-lm", metavar="FOLDER", help="a recurrent model: exported, a checkpoint, or a bundle")
-    model.add_argument("--ngram", metavar="FILE", help="an n-gram model, ARPA or binary")
+    model = parser.add_argument_group("language model", "A recurrent and an n-gram model are interpolated.")
+    model.add_argument(
+        "--bundle",
+        metavar="BUNDLE",
+        help="the large language models of this bundle (default: the preferred bundle, if no model is given)",
+    )
+    model.add_argument(
+        "--rnn-lm",
+        metavar="FOLDER",
+        help="a recurrent model: exported, a checkpoint, or a bundle; with --bundle, instead of its own",
+    )
+    model.add_argument(
+        "--ngram", metavar="FILE", help="an n-gram model, ARPA or binary; with --bundle, instead of its own"
+    )
     model.add_argument(
         "--cache-mb",
         type=float,
@@ -83,31 +99,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"memory for the recurrent model's caches; less is slower (default: {_CACHE_MB})",
     )
     model.add_argument(
-        "--rnn-weight", type=float, help=f"interpolation weight of the recurrent model (default: {_RNN_WEIGHT})"
+        "--rnn-weight",
+        type=float,
+        metavar="NUMBER",
+        help=f"interpolation weight of the recurrent model (default: {_RNN_WEIGHT})",
     )
     scales = parser.add_argument_group("scales")
-    scales.add_argument("--am-scale", type=float, help="weight of acoustic scores (default: the file's acscale, or 1)")
-    scales.add_argument(
-        "--old-lm-scale",
-        type=float,
-        help="weight of the other recognizer's language model (default: half of the file's lmscale, or 0.5)",
-    )
-    scales.add_argument(
-        "--lm-scale", type=float, help="weight of our language model (default: half of the file's lmscale, or 0.5)"
-    )
-    scales.add_argument(
-        "--word-insertion-penalty", type=float, help="added for each word (default: the file's wdpenalty, or 0)"
-    )
-    scales.add_argument(
+    for flag, text in _SCALES.items():
+        scales.add_argument(flag, type=float, metavar="NUMBER", help=text)
+    lattices = parser.add_argument_group("lattices")
+    lattices.add_argument(
         "--frame-seconds",
         type=float,
-        help=f"time between two frames of a lattice of Kaldi or k2 (default: {_FRAME_SECONDS}; 0.03 for chain models)",
+        metavar="SECONDS",
+        help=f"time between two frames of a lattice of Kaldi or k2; chain models have 0.03 (default: {_FRAME_SECONDS})",
     )
-    scales.add_argument(
-        "--max-contexts", type=int, help=f"maximum number of word histories per state (default: {_MAX_CONTEXTS})"
+    lattices.add_argument(
+        "--max-contexts",
+        type=int,
+        metavar="NUMBER",
+        help=f"maximum number of word histories per state (default: {_MAX_CONTEXTS})",
     )
     parser.add_argument(
-        "--nbest", type=int, default=1, metavar="N", help="output the N best sentences of lists, with --jsonl"
+        "--nbest",
+        type=int,
+        default=1,
+        metavar="N",
+        help="output the N best sentences of lists, with --jsonl (default: 1)",
     )
     parser.add_argument(
         "--jsonl", action="store_true", help="print one JSON object per utterance, with times and scores"
@@ -115,9 +133,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output-format",
         choices=[name for name, one in FORMATS.items() if one.is_joinable and name != "jsonl"],
-        help="format of the output (default: lines 'id words')",
+        help="format of the output; txt: the words alone (default: lines 'id words')",
     )
-    parser.add_argument("--output", metavar="FILE", help="write to this file instead of stdout (-)")
+    parser.add_argument("--output", metavar="FILE", help="write to this file (default: -, stdout)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -21,9 +21,9 @@ Recognizes live audio and recordings for clients on the network:
   ws://HOST:PORT/                    live audio, by the protocol of Vosk's server
   POST /v1/audio/transcriptions      a recording, by OpenAI's interface: json, verbose_json, text, srt or vtt
 
-All connections share one batch and the language model's caches. Ctrl-C or SIGTERM ends the server; open streams get
-their last words. There are no passwords and no encryption; unless --host is given, only programs of this machine can
-connect.
+All live connections share one batch and the language model's caches; recordings are recognized one after the other.
+Ctrl-C or SIGTERM ends the server; open streams get their last words. There are no passwords and no encryption; unless
+--host is given, only programs of this machine can connect.
 
 example:
   asr serve --port 2700
@@ -32,7 +32,7 @@ example:
 
 _LIMITS: dict[str, tuple[type, str, str]] = {
     "max_connections": (int, "NUMBER", "streams and recordings at the same time; more are refused"),
-    "idle_seconds": (float, "SECONDS", "a live connection that sends nothing for this long is ended"),
+    "idle_seconds": (float, "SECONDS", "a connection that sends nothing for this long is ended"),
     "max_upload_mb": (float, "MB", "maximum size of a recording"),
 }
 

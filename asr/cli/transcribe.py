@@ -219,7 +219,7 @@ of lhotse cuts (.jsonl or .jsonl.gz). m4a, mp4, webm and similar need FFmpeg's l
 If a file cannot be read, the error is reported, the other files are processed, and the exit code is 1. With --output or
 --output-dir, finished recordings are skipped, so that an interrupted run continues where it stopped. With --lattices,
 those that lack a lattice are recognized again. --shard I/N processes every N-th recording, for job arrays: give each
-job its own --output, or all jobs the same --output-dir; all may have the same --lattices.
+job its own --output; the jobs may share folders (--output-dir, --lattices).
 
 A JSON line has these fields:
   audio      the path as given, or the id in wav.scp or a manifest, then also as 'id'
@@ -281,7 +281,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="write one file per recording and format to this folder; recordings that have theirs are skipped",
     )
-    parser.add_argument("--shard", metavar="I/N", default="1/1", help="process only part I of N of the recordings")
+    parser.add_argument(
+        "--shard", metavar="I/N", default="1/1", help="process only part I of N of the recordings (default: all)"
+    )
     parser.add_argument(
         "--statistics", action="store_true", help="print the times of all stages and cache counts to stderr"
     )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 import signal
@@ -34,6 +35,19 @@ def test_every_command_explains_itself(capsys, command):
         main.main([*command.split(), "--help"])
     assert leaving.value.code == 0
     assert f"usage: asr {command}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [name for name in main.COMMANDS if main.COMMANDS[name][0] != "asr.cli.train"])
+def test_help_shows_the_default_of_every_option(command):
+    pending = [argparse.ArgumentParser()]
+    main.command_named(command).add_arguments(pending[0])
+    while pending:
+        for action in pending.pop()._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                pending += action.choices.values()
+            elif action.option_strings and action.nargs != 0 and action.default not in (None, "", [], False):
+                text = str(action.help)
+                assert "default" in text or text == argparse.SUPPRESS, action.option_strings[0]
 
 
 @pytest.mark.parametrize("arguments", [["transcribe", ""], ["transcribe", "a.wav", "--bundle="], ["graph", "--g", ""]])
