@@ -375,6 +375,19 @@ def test_the_readme_shows_what_the_demo_prints(tmp_path: Path) -> None:
             assert line in printed, f"the demo does not print {line!r}, or not in this order"
 
 
+@pytest.mark.one_stack
+@pytest.mark.slow
+def test_the_hot_words_of_the_page_correct_its_clips(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "decoding.md"
+    script = next(block.text for block in blocks(page) if block.language == "sh" and "--hot-words" in block.text)
+    spoken = (ROOT / "scripts" / "demo_clips" / "reference.txt").read_text("utf-8").splitlines()
+    printed = _run(["bash", "-e", "-c", script], _scratch(tmp_path / "folder")).splitlines()
+    assert len(printed) == 2
+    for line in printed:
+        name, _, text = line.partition(".flac: ")
+        assert f"{Path(name).name} {text}" in spoken
+
+
 def _scratch(folder: Path) -> Path:
     """A folder that looks like the checkout, into which commands may write."""
     folder.mkdir()
