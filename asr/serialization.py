@@ -395,7 +395,8 @@ def atomic_path(path: Path) -> Iterator[Path]:
         raise AsrError(f"{path}: the file cannot be written ({_reason(error)}); {cure_of(error)}.") from error
     finally:
         if partial != target:
-            partial.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # the error of the block says more
+                partial.unlink()
 
 
 def write_whole_text(path: str | Path, text: str) -> None:
@@ -549,6 +550,8 @@ def cure_of(error: OSError) -> str:
     """What to do about an output that cannot be written."""
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return "make its folder first"
+    if error.errno == errno.EFBIG:
+        return "raise the limit of the size of files (ulimit -f)"
     return (
         "name another one"
         if error.errno in (errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EROFS, errno.EBADF)

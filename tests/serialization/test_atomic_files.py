@@ -53,6 +53,24 @@ def test_what_numpy_says_of_a_full_disk_is_said(tmp_path: Path) -> None:
         raise OSError("800 requested and 400 written")
 
 
+def test_a_limit_of_file_sizes_is_one_sentence(tmp_path: Path) -> None:
+    sentence = r"a\.bin: the file cannot be written \(File too large\); raise the limit .*ulimit -f"
+    with pytest.raises(AsrError, match=sentence), atomic_path(tmp_path / "a.bin"):
+        raise OSError(errno.EFBIG, "File too large")
+
+
+def test_a_disk_that_becomes_read_only_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deleting the unfinished file then fails, too."""
+
+    def fail(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr(Path, "unlink", fail)
+    sentence = r"/a\.bin: the file cannot be written \(Read-only file system\)"
+    with pytest.raises(AsrError, match=sentence), atomic_path(tmp_path / "a.bin"):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+
 def test_a_missing_folder_is_one_sentence(tmp_path: Path) -> None:
     sentence = "cannot be written.*make its folder first"
     with pytest.raises(AsrError, match=sentence), open_atomic(tmp_path / "none" / "a.bin"):
