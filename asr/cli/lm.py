@@ -203,7 +203,8 @@ def run_ngram(args: argparse.Namespace) -> int:
     if args.arpa:
         write_arpa(trie, args.arpa)
     if args.write_vocabulary:
-        trie.vocabulary.save(args.write_vocabulary)
+        with atomic_path(args.write_vocabulary) as partial:
+            trie.vocabulary.save(partial)
     if args.binary:
         lm = NgramLM.from_trie(trie, args.binary.name)
         lm = lm.quantized() if args.quantize else lm

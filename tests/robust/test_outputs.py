@@ -17,6 +17,7 @@ from asr.cli.output import ResultsFile
 from asr.errors import AsrError
 from asr.lm.rnn.export import load_network, save_network
 from asr.testing.tones import TEXT, tones
+from asr.text.symbols import Vocabulary
 from scripts.benchmarks.robust_targets import _cut_of as cut_of
 
 
@@ -189,6 +190,20 @@ def test_an_exported_network_is_replaced_as_a_whole(tmp_path: Path, tiny_bundle_
 
 def full_disk(*_: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_words_of_an_n_gram_are_replaced_as_a_whole(folder: Path, monkeypatch, capsys) -> None:
+    Path("words").write_text("BEFORE\n")
+    before = contents(Path())
+
+    def half(self: Vocabulary, path: Path) -> None:
+        Path(path).write_text("SI")
+        full_disk()
+
+    monkeypatch.setattr(Vocabulary, "save", half)
+    assert main(["lm", "ngram", "--text", "text", "--write-vocabulary", "words"]) == 2
+    assert "asr: error: words: the file cannot be written (No space left on device)" in capsys.readouterr().err
+    assert contents(Path()) == before
 
 
 def test_an_unfinished_line_goes(tmp_path: Path) -> None:
