@@ -21,7 +21,7 @@ from asr.graph.imported import import_graph
 from asr.graph.topology import TOPOLOGIES
 from asr.lm.ngram.model import NgramLM
 from asr.options import flag_of
-from asr.serialization import atomic_path, output_path, require_writable, write_whole_text
+from asr.serialization import output_path, require_writable, write_whole_text
 from asr.text.documents import parse_json, read_text
 from asr.text.lexicon import Lexicon
 from asr.text.symbols import SPECIAL_WORDS, TokenTable
@@ -152,8 +152,7 @@ def run(args: argparse.Namespace) -> int:
         graph = phone_graph.finish()
         report.sizes["decoding graph"] = (graph.num_states, graph.num_arcs)
         status.update("writing")
-        with atomic_path(args.output) as partial:
-            (graph if args.finished else phone_graph).save(partial)
+        (graph if args.finished else phone_graph).save(args.output)
     list_file = _write_unpronounced(args.output, report)
     summary = {
         "output": str(args.output),
@@ -187,8 +186,7 @@ def _convert(args: argparse.Namespace) -> int:
     begin = time.perf_counter()
     with Console(file=sys.stderr).status("converting"):
         graph = import_graph(args.source, args.words, args.tokens)
-        with atomic_path(args.output) as partial:
-            graph.save(partial)
+        graph.save(args.output)
     summary = {
         "output": str(args.output),
         "bytes": args.output.stat().st_size,

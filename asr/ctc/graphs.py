@@ -26,7 +26,6 @@ from asr.graph.topology import add_boundary_loops, compose_topology, topology_na
 from asr.lm.ngram.io import load_ngram_lm, save_ngram_lm
 from asr.lm.ngram.model import NgramLM
 from asr.options import require_type
-from asr.serialization import atomic_path
 from asr.text.ctc_tokens import CTCTokens
 from asr.text.lexicon import Lexicon, has_stress
 from asr.text.symbols import TokenTable, first_words, ordinary_words
@@ -303,8 +302,7 @@ def _keep(compiled: WordGraph, path: Path) -> None:
         save_ngram_lm(compiled.ngram, path.with_suffix(_NGRAM_SUFFIX))
         if compiled.letters is not None:
             save_ngram_lm(compiled.letters.ngram, path.with_suffix(_LETTERS_SUFFIX))
-        with atomic_path(path.with_suffix(_GRAPH_SUFFIX)) as partial:
-            compiled.graph.save(partial)
+        compiled.graph.save(path.with_suffix(_GRAPH_SUFFIX))
     except OSError as error:
         _LOGGER.warning("%s: the graph is not kept there (%s); the next process compiles it again.", path.parent, error)
     except AsrError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from pathlib import Path
@@ -98,6 +99,18 @@ def test_a_second_lexicon_fills_in(files: Path, capsys: pytest.CaptureFixture[st
     (files / "first.txt").write_text("ONE W AH N\n")
     assert run(files, "--lexicon", str(files / "first.txt"), str(files / "lexicon.txt")) == 0
     assert json.loads(capsys.readouterr().out)["words"] == 2
+
+
+def test_a_full_disk_is_one_sentence(
+    files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("asr.graph.decoding_graph.save", fail)
+    assert run(files) == 2
+    sentence = f"asr: error: {files / 'graph.safetensors'}: the file cannot be written (No space left on device); "
+    assert sentence in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
