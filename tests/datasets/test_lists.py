@@ -238,6 +238,15 @@ def test_cuts_of_lhotse_stay_what_they_are(audio: Path, tmp_path: Path, capsys: 
     assert "there are no transcribed utterances: x: this is not a cut of one recording" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("record", [{"sources": [], "duration": 1.0}, {"recording_id": "x", "start": 0.0, "text": "A"}])
+def test_lhotse_recordings_and_supervisions_are_no_cuts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], record: dict[str, object]
+) -> None:
+    (tmp_path / "set.jsonl").write_text(json.dumps({"id": "x", **record}) + "\n")
+    assert main(["prepare", "lhotse", "--corpus", str(tmp_path / "set.jsonl"), "--output", str(tmp_path / "x")]) == 2
+    assert "not a manifest of cuts; 'lhotse cut simple -r RECORDINGS -s" in capsys.readouterr().err
+
+
 def test_cuts_of_some_channels_or_changed_recordings_are_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

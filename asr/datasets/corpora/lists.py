@@ -218,6 +218,11 @@ class LhotseCuts(_List):
 
     def _read(self, path: Path) -> Iterator[Utterance | SkippedItem]:
         for record in _json_lines(path):
+            if "type" not in record:  # lhotse writes it for every kind of cut, not for recordings and supervisions
+                raise AsrError(
+                    f"{path}: this is not a manifest of cuts; 'lhotse cut simple -r RECORDINGS -s SUPERVISIONS "
+                    "cuts.jsonl.gz' makes cuts of lhotse's recordings and supervisions."
+                )
             name = str(record.get("id"))
             try:
                 supervisions, recording = record["supervisions"], record["recording"]
