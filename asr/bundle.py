@@ -328,10 +328,13 @@ class Bundle:
     def load(cls, folder: str | Path) -> Bundle:
         """Reads and checks a bundle.
 
+        Args:
+            folder: its folder, or the name of one in `checkpoints/`.
+
         Raises:
             AsrError: a file is missing, damaged, or of another format or version, or the parts do not match.
         """
-        folder = Path(folder)
+        folder = local_bundle_folder(Path(folder)) or Path(folder)
         manifest = read_manifest(folder)
         with ThreadPoolExecutor(1) as pool:
             # The graph takes as long as all other parts. No verification: `read_manifest` has compared the checksums.

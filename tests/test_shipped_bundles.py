@@ -22,6 +22,11 @@ def test_every_bundle_is_whole_and_has_a_card(folder):
     assert "word error rate" in " ".join(bundle.card.lower().split())
 
 
+def test_a_bundle_is_found_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert Bundle.load("an4").name == "an4"
+
+
 def test_all_of_them_together_are_small_enough_for_torch_hub():
     assert sum(path.stat().st_size for path in CHECKPOINTS.rglob("*") if path.is_file()) < 120e6
 
