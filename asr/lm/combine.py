@@ -30,7 +30,7 @@ from asr.kernels.lookup import (
     expand,
     look_up,
 )
-from asr.lm.contexts import FORGET_FROM, DenseContexts, has_room, pack_contexts, unpack_contexts
+from asr.lm.contexts import FORGET_FROM, ContextTable, DenseContexts, has_room, pack_contexts, unpack_contexts
 from asr.lm.interface import LanguageModel, device_of
 from asr.text.symbols import SPECIAL_WORDS, UNK_ID, Vocabulary
 
@@ -87,6 +87,7 @@ class CombinedLM(LanguageModel):
     def __init__(self, parts: Sequence[LanguageModel], steps: Sequence[Step], forget_from: int = FORGET_FROM) -> None:
         if any(part.vocabulary != parts[0].vocabulary for part in parts):
             raise AsrError("The language models have different word lists; map them to one with RemappedLM.")
+        parts = [NumberedLM(part) if _is_wrapped_combination(part) else part for part in parts]
         models: list[LanguageModel] = []
         for part in parts:
             models += part.models if isinstance(part, CombinedLM) else [part]
@@ -453,6 +454,59 @@ class CheckedLM(WrappedLM):
             f"{type(self._lm).__name__}.{method}: log P({word} | context {int(context)}) is {float(log_prob)}; "
             "give a number, or -inf for a word that is impossible."
         )
+
+
+class NumberedLM(WrappedLM):
+    """A wrapped combination as a part of another one, which packs contexts of at most 31 bits: the contexts of the
+    combination, packed ones themselves, are numbered. Compiled loops do not look it up.
+    """
+
+    def __init__(self, lm: LanguageModel) -> None:
+        super().__init__(lm)
+        self._forget_all()
+
+    def _forget_all(self) -> None:
+        self._numbers, self._forget_at = ContextTable(device_of(self._lm)), FORGET_FROM
+
+    def start(self, num_streams: int) -> Tensor:
+        """The history `<s>`, (num_streams,)."""
+        return self._numbers.index_of(super().start(num_streams))
+
+    def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
+        """log P(word | history) and the next context, (Q,) each."""
+        log_prob, next_idx = super().score(self._numbers.key_of(context_idx), word_id)
+        return log_prob, self._numbers.index_of(next_idx)
+
+    def final(self, context_idx: Tensor) -> Tensor:
+        """log P(</s> | history), (Q,)."""
+        return super().final(self._numbers.key_of(context_idx))
+
+    def start_from(self, state: Tensor) -> Tensor:
+        """The contexts of `<s>` after the carried states (N, D)."""
+        return self._numbers.index_of(super().start_from(state))
+
+    def lookup_tables(self) -> None:
+        """None."""
+
+    def expand(self, context_idx: Tensor, live: Tensor) -> None:
+        """Tells the model which contexts (K,) a loop will query, and which (L,) the search holds."""
+        super().expand(self._numbers.key_of(context_idx), self._numbers.key_of(live))
+
+    def retain(self, live: Tensor) -> None:
+        """Tells the model which contexts (L,) the search still holds; once many are numbered, forgets the others."""
+        super().retain(self._numbers.key_of(live))
+        if live.numel() == 0:
+            self._forget_all()
+        elif len(self._numbers) >= self._forget_at:
+            self._numbers.keep(live)
+            self._forget_at = max(FORGET_FROM, 2 * len(self._numbers))
+
+
+def _is_wrapped_combination(lm: LanguageModel) -> bool:
+    inner = lm
+    while isinstance(inner, (WrappedLM, MovedLM)):
+        inner = inner._lm
+    return inner is not lm and isinstance(inner, CombinedLM) and len(inner.models) > 1
 
 
 class FiniteLM(WrappedLM):

@@ -23,6 +23,7 @@ from asr.lm.combine import (
     CombinedLM,
     Difference,
     Interpolated,
+    NumberedLM,
     RemappedLM,
     WordMapper,
     look_up_combined,
@@ -284,6 +285,30 @@ def test_a_combination_forgets_the_numbers_of_contexts_that_are_not_held(models:
     lm.retain(held)
     assert len(lm.contexts) == 2
     assert torch.equal(lm.score(held, word_id[:2])[0], expected)
+
+
+@pytest.mark.parametrize("wrap", [CheckedLM, lambda lm: RemappedLM(lm, Vocabulary([*lm.vocabulary.ordinary, "new"]))])
+def test_a_combination_within_a_wrapper_is_a_part_like_others(
+    models: list[NgramLM], wrap: Callable[[LanguageModel], LanguageModel]
+) -> None:
+    """As a user's interpolation is in a recognizer."""
+    unigram, small, large = models
+    mixed = Interpolated([large, small], [0.5, 0.5])
+    wrapped = wrap(mixed)
+    lm = Difference(wrapped, mapped_to(unigram, wrapped.vocabulary))
+    for sentence in SENTENCES:
+        torch.testing.assert_close(_scores(lm, sentence), _scores(Difference(mixed, unigram), sentence))
+    word_id = torch.arange(len(SPECIAL_WORDS), len(mixed.vocabulary))
+    _, context_idx = lm.score(lm.start(1).expand(len(word_id)), word_id)
+    held = context_idx[5:7]
+    expected = lm.score(held, word_id[:2])[0]
+    (numbered,) = (model for model in lm.models if isinstance(model, NumberedLM))
+    numbered._forget_at = 4
+    lm.retain(held)
+    assert len(numbered._numbers) == 2
+    assert torch.equal(lm.score(held, word_id[:2])[0], expected)
+    lm.retain(held[:0])
+    assert len(numbered._numbers) == 0
 
 
 def test_other_models_have_nothing_for_a_loop(models: list[NgramLM]) -> None:
