@@ -19,7 +19,7 @@ from asr.lm.cached.approximations import CacheOptions
 from asr.lm.ngram.model import NgramLM
 from asr.models.external.base import ExternalModel, load_acoustic_model
 from asr.models.external.network import ExternalNetwork, Samples
-from asr.options import options_of
+from asr.options import options_of, require_type
 from asr.serialization import ModelSpec, fingerprint_of
 from asr.text.ctc_tokens import CTCTokens
 from asr.text.lexicon import Lexicon
@@ -63,6 +63,8 @@ def bundle_with_acoustic_model(
             be spelled in the tokens, or the bundle would have no effect.
     """
     model = load_acoustic_model(acoustic_model) if isinstance(acoustic_model, str) else acoustic_model
+    wanted = "its name KIND:NAME, or for a network of your own asr.models.external.CallableModel(function, tokens, ...)"
+    require_type(model, ExternalModel, "acoustic_model", wanted)
     tokens = model.tokens
     samples = {"sampling_rate": model.sampling_rate}
     parts: dict[str, Any] = {

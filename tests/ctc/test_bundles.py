@@ -165,6 +165,10 @@ def test_what_is_missing_is_one_sentence(bundle: Bundle, cache: Path, tmp_path: 
         bundle_with_acoustic_model(letter_model(), bundle)
     with pytest.raises(AsrError, match="symbols of its spellings are not tokens of the network"):
         bundle_with_acoustic_model(letter_model(), bundle, lexicon=lexicon)
+    with pytest.raises(
+        AsrError, match=r"acoustic_model is of type Linear; give its name KIND:NAME, or .*CallableModel"
+    ):
+        Recognizer(bundle, acoustic_model=nn.Linear(2, 2))  # type: ignore[arg-type]
     with pytest.raises(AsrError, match="needs an external acoustic model"):
         Recognizer.from_folder(tmp_path, ngram=tmp_path / "3gram.arpa")
     with pytest.raises(AsrError, match="reads whole utterances; it cannot stream"):
