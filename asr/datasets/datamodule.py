@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -30,6 +31,8 @@ from asr.text.lexicon import Tokenizer
 from asr.text.symbols import TokenTable
 
 Split = Literal["train", "valid", "test"]
+
+_log = logging.getLogger(__name__)
 
 
 class AcousticDataModule(ResumesEpoch, pl.LightningDataModule):
@@ -205,6 +208,13 @@ class AcousticDataModule(ResumesEpoch, pl.LightningDataModule):
         if source == "train" and holds_out:
             rest, held_out = hold_out_speakers(cuts, self.valid_fraction, self.seed)
             cuts = held_out if split == "valid" else rest
+            share = sum(cut.duration for cut in held_out) / sum(cut.duration for cut in (*rest, *held_out))
+            if split == "valid" and share > self.valid_fraction + 0.1:
+                _log.warning(
+                    "valid_fraction: %.0f %% of the speech is held out, because speakers are held out as a whole; give "
+                    "valid_cuts if that is too much.",
+                    100 * share,
+                )
         # Test utterances with unknown words are kept, since they count in the word error rate.
         usable, left_out = select_usable(cuts, self.tokenizer, self.min_duration, self.max_duration)
         left_out.log(split, len(cuts), are_kept=split == "test")

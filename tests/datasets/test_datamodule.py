@@ -235,13 +235,17 @@ def test_a_manifest_without_utterances_is_refused(
         module.setup("test" if split == "test" else "fit")
 
 
-def test_held_out_speakers(corpus: dict[str, Any]) -> None:
+def test_held_out_speakers(corpus: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     module = AcousticDataModule(**corpus, valid_fraction=0.3)
     module.setup("fit")
     speakers = {split: {cut.supervisions[0].speaker for cut in cuts} for split, cuts in module.cuts.items()}
     assert not speakers["train"] & speakers["valid"] and speakers["train"] | speakers["valid"] == {"19", "26"}
     assert len(module.cuts["train"]) + len(module.cuts["valid"]) == 10
     assert sum(len(batch["texts"]) for batch in module.val_dataloader()) == 5
+    assert [record.message for record in caplog.records if "valid_fraction" in record.message] == [
+        "valid_fraction: 50 % of the speech is held out, because speakers are held out as a whole; give valid_cuts if "
+        "that is too much."
+    ]
 
 
 def test_a_file_that_went_bad_after_preparation_costs_itself_only(
