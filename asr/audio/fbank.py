@@ -15,7 +15,6 @@ from asr.errors import AsrError
 
 WindowType = Literal["povey", "hamming", "hanning", "rectangular"]
 
-
 # Kaldi works on samples in the range of 16-bit integers.
 INT16_SCALE = 32768.0
 

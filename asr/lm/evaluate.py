@@ -31,7 +31,6 @@ Queries = tuple[Tensor, Tensor, Tensor, Tensor]
 _WORDS_AT_ONCE = 1 << 14  # so that the activations between two layers fit a CPU's cache
 _STREAM_WINDOW = 1 << 10
 
-
 # The sentences of a text are divided into groups of equal size, the same for any number of threads. Since the weights
 # are laid out for the loops once per group, a group has at least about this many words, and their number is limited.
 _WORDS_OF_GROUP, _NUM_GROUPS, _MOST_SENTENCES = 1 << 13, 16, 1024

@@ -71,8 +71,6 @@ def align_ctc(log_prob: Tensor, num_frames: Tensor, tokens: Tensor, num_tokens: 
 
 # The label of frames that are not training examples.
 IGNORED = -100
-
-
 _SPEECH_LEVEL = 0.35
 
 

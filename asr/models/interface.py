@@ -19,7 +19,6 @@ from asr.audio.segments import batches_of_similar_length
 LOG_PROB_IN_NOISE = -20.0
 """Log-probability of all tokens except the blank as long as a stream has had only noise."""
 
-
 ACOUSTIC_SECONDS = 30.0
 """Audio that an acoustic model reads at a time on a CPU, see `in_parts`."""
 
@@ -39,7 +38,6 @@ _NOISE_SHARE = 0.3
 
 # Rank of the frames that count as loudest and softest, so that a click, which is shorter, does not.
 _RANK = 10
-
 
 # Frames of a speaker's other recordings that count like an utterance's own: 10 s.
 _SPEAKER_FRAMES = 1000

@@ -17,10 +17,8 @@ Pronunciation = tuple[str, ...]
 _VARIANT = re.compile(r"^(?P<word>.+)\(\d+\)$")
 _STRESSED_VOWEL = re.compile(r"^(?P<phone>[A-Z]{2})[0-2]$")
 
-
 # A pronunciation probability as Kaldi writes it. A lone digit may be a symbol of a word such as 2ND.
 _PROBABILITY = re.compile(r"^(?:[0-9]*\.[0-9]+|[0-9]+[eE]-[0-9]+)(?:[eE][-+]?[0-9]+)?$")
-
 
 # They separate the phones of a pronunciation, the pronunciations of a word, and words; no phone contains them.
 _PHONES, _VARIANTS, _WORDS = "\x1f", "\x1e", "\x1d"

@@ -18,7 +18,6 @@ EOS_ID = 2
 UNK_ID = 3
 SPECIAL_WORDS = ("<eps>", "<s>", "</s>", "<unk>")
 
-
 # Symbols that building a graph adds to a list of words or tokens; they are neither words nor outputs of a network.
 DISAMBIGUATION = re.compile(r"#\d+$|#nonterm|#bos$|#eos$")
 

@@ -19,7 +19,6 @@ LIBRISPEECH_PARTS = (
     "test-other",
 )
 
-
 MINI_LIBRISPEECH_PARTS = ("train-clean-5", "dev-clean-2")
 
 

@@ -43,8 +43,6 @@ PRECISIONS = {
 HIDDEN_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.int8}
 
 _LOOP_DTYPES = ("float32", "int8")
-
-
 _NORMALIZERS = ("cache_history_normalizers", "cache_group_normalizers", "cache_tree_paths")
 
 

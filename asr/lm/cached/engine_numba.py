@@ -36,23 +36,11 @@ from asr.lm.rnn.recurrent_numba import NO_BYTE_WEIGHTS, ByteGru, byte_product, f
 # steps, the number of the engine's call, and how many projections a query needed for which there was no room.
 NODES, EDGES, MAX_EDGES, LACKING, ANSWERS, QUERIES, SCORED = range(7)
 FIRST_ROW, ROW_ROOM, NEW_ROWS, STEPS, LARGEST_STEP, CALL, PROJECTIONS = range(7, 14)
-
-
 NUM_COUNTS = 14
-
-
 _TAKEN = -2  # marks a node that is already in the list, in place of a row
-
-
 _LISTED = NOT_PROJECTED - 1  # the same for rows, in place of the number of a projection
-
-
 _AHEAD = 16  # how many queries ahead the table is prefetched
-
-
 _ROOM_FOR_ROWS = 128  # rows for which there is room when a loop begins
-
-
 prefetch: Any = Intrinsic("asr.kernels.intrinsics", "prefetch")
 monotonic_seconds: Any = Intrinsic("asr.kernels.intrinsics", "monotonic_seconds")
 

@@ -86,10 +86,8 @@ class RowAllocator:
 BEFORE_START = 0
 """The node above `<s>`: its own parent; its hidden row is the network's initial state."""
 
-
 START = 1
 """The node of the history `<s>`."""
-
 
 BYTES_PER_NODE = 20
 _COLUMNS = ("parent", "word", "hidden_row", "num_uses", "last_given")

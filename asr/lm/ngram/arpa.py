@@ -213,7 +213,6 @@ def _shown(text: bytes) -> str:
 UNLISTED = -1
 NO_UNKNOWN_SCORE = np.float32(-100.0 * LN_10)
 
-
 # By convention, files write this log10 of zero.
 _LOG10_ZERO = -99.0
 

@@ -86,8 +86,6 @@ def count_ngrams(word_id: Int32Array, num_words: int, order: int) -> Iterator[Ng
 
 
 DoubleArray = npt.NDArray[np.float64]
-
-
 FALLBACK_DISCOUNTS = (0.5, 1.0, 1.5)
 
 

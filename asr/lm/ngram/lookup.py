@@ -25,35 +25,15 @@ from asr.kernels.jit import kernel
 from asr.kernels.lookup import compiled_lookup
 
 IntArray = npt.NDArray[np.int32]
-
-
 _EMPTY = -1
-
-
 MULTIPLIERS = (0x9E3779B97F4A7C15 - (1 << 64), 0xC2B2AE3D27D4EB4F - (1 << 64))
-
-
 _PLACE_BITS = 32
-
-
 _TAG_BITS = 31
-
-
 _TAG_MASK = (1 << _TAG_BITS) - 1
-
-
 _WINDOW = 8  # slots examined together if the first one holds another key
-
-
 _MIN_HOMES = 1 << 6  # with fewer, 31 bits would not distinguish all keys of one home
-
-
 _MAX_HOMES = 1 << 31  # multiplied by the upper 32 bits of a key, more would not fit an int64
-
-
 _BUILD_BLOCK = 1 << 22
-
-
 _BUILD_HOMES = 1 << 24
 
 

@@ -15,11 +15,7 @@ from asr.lm.ngram.model import NgramArrays
 
 # At least the threads of a program: 128.
 _LANES = 128
-
-
 _TAG_MASK = tl.constexpr((1 << 31) - 1)
-
-
 _ARC_MASK = tl.constexpr((1 << 32) - 1)
 
 

@@ -14,17 +14,9 @@ from asr.kernels.jit import Intrinsic
 from asr.kernels.simd import exponential
 
 FLOATS_OF_LINE = 16  # of a cache line
-
-
 _NODES_AT_ONCE = 16  # nodes of a path whose exponentials are computed together
-
-
 _TOO_LARGE = 30.0  # from here on 1 + exp(x) equals exp(x) in float32
-
-
 prefetch: Any = Intrinsic("asr.kernels.intrinsics", "prefetch")
-
-
 row_product: Any = Intrinsic("asr.kernels.intrinsics", "row_product")
 
 

@@ -347,8 +347,6 @@ class SimpleRnnLayer(nn.Module):
 
 
 _BITS = 0xFFFFFFFF
-
-
 _FIRST, _SECOND = 0x85EBCA6B, 0xC2B2AE35
 
 

@@ -42,14 +42,8 @@ from asr.kernels.simd import (
 )
 
 _MAX_UNITS = 128  # a tile of a wide layer's weights should not fill the L2 cache
-
-
 _ROWS_AT_LEAST = 256  # rows of a thread's part
-
-
 MIN_ROWS_FOR_TILES = 512  # laying out the weights in tiles costs at most as much as this many words
-
-
 GRU, SIGMOID, RELU = 0, 1, 2
 
 

@@ -72,7 +72,6 @@ _OTHER_FEATURES: dict[str, tuple[str, ...] | None] = {
 }
 _DTYPES: dict[str, Any] = {"tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(double)": np.float64}
 
-
 # The beginning of a field of `metadata_props` at the end of a file: its key; a value of 64 characters follows.
 _SEAL = b"r\x4e\n\x0aasr_sha256\x12@"
 

@@ -28,8 +28,6 @@ from asr.lm.rnn.outputs.base import OutputLayer
 from asr.text.symbols import BOS_ID, EPSILON_ID
 
 _MIN_WORDS, _MIN_COLUMNS = 128, 32  # for each thread
-
-
 row_product: Any = Intrinsic("asr.kernels.intrinsics", "row_product")
 
 

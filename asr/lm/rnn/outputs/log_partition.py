@@ -38,17 +38,12 @@ from asr.text.symbols import BOS_ID, EPSILON_ID
 
 Precision = Literal["float32", "int8"]
 
-
 LogZ = Callable[[Tensor, Tensor], Tensor]
 """hidden (Q, H), history (Q, M) -> log Z (Q,)."""
 
-
 # Sums over the vocabulary are computed in blocks that fit a CPU's cache.
 _QUERIES_AT_ONCE = 256
-
-
 _WORDS_AT_ONCE = 4096
-
 
 # The compiled loops need the word vectors in tiles, words along rows; that layout costs as much as this many queries.
 _QUERIES_WORTH_TILES = 512
@@ -203,32 +198,14 @@ def _exponentials(scores: Any, top: Any) -> Any:
 
 
 EXACT_SHARE = 1 / 256  # words with a larger share of the sum so far are scored again
-
-
 _UNSIGNED = 128  # added to hidden values: the instruction multiplies unsigned by signed numbers
-
-
 _BITS = 64
-
-
 _LOG2_E, _LOG_2 = math.log2(math.e), math.log(2)
-
-
 as_float32: Any = Intrinsic("asr.kernels.intrinsics", "as_float32")
-
-
 bits_above: Any = Intrinsic("asr.kernels.intrinsics", "bits_above")
-
-
 lowest_bit: Any = Intrinsic("asr.kernels.intrinsics", "lowest_bit")
-
-
 prefetch: Any = Intrinsic("asr.kernels.intrinsics", "prefetch")
-
-
 set_block: Any = Intrinsic("asr.kernels.intrinsics", "set_block")
-
-
 row_product: Any = Intrinsic("asr.kernels.intrinsics", "row_product")
 
 

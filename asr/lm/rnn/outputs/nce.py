@@ -33,14 +33,8 @@ from asr.lm.rnn.outputs.softmax_loss import LogZPenalty, softmax_loss
 from asr.text.symbols import BOS_ID, EPSILON_ID
 
 _PRODUCT_OF = 512  # factors below 2: their product does not overflow a float64
-
-
 _MIN_BLOCKS = 16  # for each thread
-
-
 prefetch: Any = Intrinsic("asr.kernels.intrinsics", "prefetch")
-
-
 row_product: Any = Intrinsic("asr.kernels.intrinsics", "row_product")
 
 

@@ -27,8 +27,6 @@ from asr.text.symbols import BOS_ID, EPSILON_ID
 # Scores of a block: 16 MB on a CPU, half a gigabyte on a GPU.
 _SCORES_ON_CPU = 1 << 22
 _SCORES_ON_GPU = 1 << 27
-
-
 _ALIGNED_WORDS = 128
 
 
