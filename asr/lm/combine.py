@@ -115,11 +115,9 @@ class CombinedLM(LanguageModel):
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The words of all the models."""
         return self.models[0].vocabulary
 
     def start(self, num_streams: int) -> Tensor:
-        """The context of the history `<s>`, (num_streams,)."""
         packed = self.contexts.pack([model.start(num_streams) for model in self.models])
         self.contexts.check()
         return packed
@@ -136,7 +134,6 @@ class CombinedLM(LanguageModel):
         return self._combined([log_prob for log_prob, _ in answers]), self.contexts.pack([idx for _, idx in answers])
 
     def final(self, context_idx: Tensor) -> Tensor:
-        """The combined score of the sentence's end, (Q,)."""
         self.contexts.check()
         contexts = self.contexts.unpack(context_idx)
         return self._combined([model.final(own) for model, own in zip(self.models, contexts, strict=True)])
@@ -152,7 +149,6 @@ class CombinedLM(LanguageModel):
         return packed
 
     def state_after(self, state: Tensor, sentences: Sequence[Sequence[int]]) -> Tensor:
-        """The carried states (N, D) after one more sentence each."""
         return torch.cat([model.state_after(own, sentences) for model, own in self._own_states(state)], dim=1)
 
     def _own_states(self, state: Tensor) -> list[tuple[LanguageModel, Tensor]]:
@@ -177,14 +173,12 @@ class CombinedLM(LanguageModel):
         return CombinedTables(tuple(tables), self._step_rows, self._step_weights, self.contexts.lookup_tables())
 
     def expand(self, context_idx: Tensor, live: Tensor) -> None:
-        """Tells each model which contexts (K,) a loop will query, and which (L,) the search holds."""
         self.contexts.take()
         parts = zip(self.models, self.contexts.unpack(context_idx), self.contexts.unpack(live), strict=True)
         for model, own_idx, own_live in parts:
             model.expand(own_idx, own_live)
 
     def retain(self, live: Tensor) -> None:
-        """Tells each model which contexts (L,) the search holds."""
         for model, own_live in zip(self.models, self.contexts.unpack(live), strict=True):
             model.retain(own_live)
         self.contexts.retain(live)
@@ -349,43 +343,33 @@ class WrappedLM(LanguageModel):
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The words that `word_id` numbers."""
         return self._lm.vocabulary
 
     def start(self, num_streams: int) -> Tensor:
-        """The history `<s>`, (num_streams,)."""
         return self._lm.start(num_streams)
 
     def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
-        """log P(word | history) and the next context, (Q,) each."""
         return self._lm.score(context_idx, word_id)
 
     def final(self, context_idx: Tensor) -> Tensor:
-        """log P(</s> | history), (Q,)."""
         return self._lm.final(context_idx)
 
     def first_state(self, num_streams: int) -> Tensor:
-        """That of the model, (num_streams, D)."""
         return self._lm.first_state(num_streams)
 
     def start_from(self, state: Tensor) -> Tensor:
-        """The contexts of `<s>` after the carried states (N, D)."""
         return self._lm.start_from(state)
 
     def state_after(self, state: Tensor, sentences: Sequence[Sequence[int]]) -> Tensor:
-        """The carried states (N, D) after one more sentence each."""
         return self._lm.state_after(state, sentences)
 
     def lookup_tables(self) -> LookupTables | None:
-        """The model's own."""
         return self._lm.lookup_tables()
 
     def expand(self, context_idx: Tensor, live: Tensor) -> None:
-        """Tells the model which contexts (K,) a loop will query, and which (L,) the search holds."""
         self._lm.expand(context_idx, live)
 
     def retain(self, live: Tensor) -> None:
-        """Tells the model which contexts (L,) the search still holds."""
         self._lm.retain(live)
 
 
@@ -567,20 +551,16 @@ class RemappedLM(WrappedLM):
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The words that `word_id` numbers."""
         return self._vocabulary
 
     def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
-        """log P(word | history) and the next context, (Q,) each."""
         log_prob, next_idx = self._lm.score(context_idx, self._word_map[word_id])
         return log_prob if self._share is None else log_prob + self._share[word_id], next_idx
 
     def state_after(self, state: Tensor, sentences: Sequence[Sequence[int]]) -> Tensor:
-        """The carried states (N, D) after one more sentence each."""
         return self._lm.state_after(state, [[int(self._word_map[word]) for word in words] for words in sentences])
 
     def lookup_tables(self) -> RemappedTables | None:
-        """The model's own, with the word map and the shares of its `<unk>`."""
         tables = self._lm.lookup_tables()
         if tables is None:
             return None
@@ -612,15 +592,12 @@ class MovedLM(LanguageModel):
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The model's words."""
         return self._lm.vocabulary
 
     def start(self, num_streams: int) -> Tensor:
-        """The context of `<s>` for each stream, (N,)."""
         return self._lm.start(num_streams).to(self._device)
 
     def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
-        """log P(word | context), (Q,), and the next context, (Q,)."""
         query = torch.stack([context_idx, word_id]).to(self._home)
         log_prob, next_idx = self._lm.score(query[0], query[1])
         # Numbers of both types in one copy: a context is below 2**63, so no bits are lost.
@@ -628,23 +605,18 @@ class MovedLM(LanguageModel):
         return answer[1].int().view(torch.float32), answer[0]
 
     def final(self, context_idx: Tensor) -> Tensor:
-        """log P(</s> | context), (Q,)."""
         return self._lm.final(context_idx.to(self._home)).to(self._device)
 
     def retain(self, live: Tensor) -> None:
-        """As for every language model."""
         self._lm.retain(live.to(self._home))
 
     def first_state(self, num_streams: int) -> Tensor:
-        """The carried state before the first sentence, (N, D)."""
         return self._lm.first_state(num_streams).to(self._device)
 
     def start_from(self, state: Tensor) -> Tensor:
-        """The contexts of `<s>` after carried states (N, D), (N,)."""
         return self._lm.start_from(state.to(self._home)).to(self._device)
 
     def state_after(self, state: Tensor, sentences: Sequence[Sequence[int]]) -> Tensor:
-        """The carried states (N, D) after one more sentence each, (N, D)."""
         return self._lm.state_after(state.to(self._home), sentences).to(self._device)
 
 

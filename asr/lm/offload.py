@@ -330,7 +330,6 @@ class HostNgramLM(LanguageModel):
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The words that `word_id` numbers."""
         return self._host.vocabulary
 
     @property
@@ -339,11 +338,9 @@ class HostNgramLM(LanguageModel):
         return self._rows.statistics if self._rows is not None else CacheStatistics()
 
     def start(self, num_streams: int) -> Tensor:
-        """The state after `<s>` for each stream, (num_streams,) int64."""
         return self._host.start(num_streams).to(self._device)
 
     def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
-        """log P(word | state) and the next state: log_prob (Q,), next_idx (Q,)."""
         if self._resident is not None:
             return self._resident.score(context_idx, word_id)
         assert self._rows is not None
@@ -359,7 +356,6 @@ class HostNgramLM(LanguageModel):
         return backoff + _score_of(rows[0]), rows[0][:, 1].to(torch.int64)
 
     def final(self, context_idx: Tensor) -> Tensor:
-        """log P(</s> | state), (Q,)."""
         return self.score(context_idx, torch.full_like(context_idx, EOS_ID))[0]
 
     def _read_arcs(self, key: Tensor) -> Tensor:

@@ -59,12 +59,10 @@ class WordModule(nn.Module, StatefulNetwork):
         self.state_size = self._packing.size + self.hidden_size
 
     def initial_state(self) -> Tensor:
-        """The state before `<s>` is read, (S,)."""
         row = self._packing.initial()
         return torch.cat((row, row.new_zeros(self.hidden_size)))
 
     def step(self, state: Tensor, word_id: Tensor) -> Tensor:
-        """state (Q, S), word_id (Q,) -> next state (Q, S)."""
         log_prob, parts = self.module(word_id, self._packing.unpack(state))
         if log_prob.shape[1] != self.hidden_size:
             raise AsrError(
@@ -113,7 +111,6 @@ class SpelledModule(nn.Module, StatefulNetwork):
         self.state_size = self.hidden_size = self._packing.size + num_tokens
 
     def initial_state(self) -> Tensor:
-        """The state before `<s>` is read, (S,)."""
         row = self._packing.initial()
         return torch.cat((row, row.new_zeros(self.state_size - self._packing.size)))
 

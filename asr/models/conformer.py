@@ -281,7 +281,6 @@ class Conformer(NormalizingNetwork):
             self.feedback = PackedLinear(num_tokens, dim)
 
     def forward_normalized(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Like `forward_all_layers`, for features that the caller has normalized, with zeros as padding."""
         x, num_frames = self.subsampling(self.as_weights(features), num_frames)
         x = self.in_dropout(x)
         valid = valid_frames(num_frames, x.shape[1])

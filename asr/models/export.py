@@ -127,7 +127,6 @@ class TraceableCmvn(UtteranceCmvn):
     """`UtteranceCmvn` without a branch that depends on the number of frames, which a trace would fix."""
 
     def _counted(self, features: Tensor, inside: Tensor) -> Tensor:
-        """See `UtteranceCmvn`."""
         # Padding gives every rank enough frames; none of the added ones belongs to an utterance.
         longer = F.pad(features, (0, 0, 0, 2 * self.pause_margin))
         is_frame = F.pad(inside, (0, 2 * self.pause_margin))

@@ -62,7 +62,6 @@ class FeedForwardNetwork(NormalizingNetwork):
         return self.splice.left, self.splice.right
 
     def forward_normalized(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Like `forward_all_layers`, for features that the caller has normalized, with zeros as padding."""
         spliced = self.splice(self.as_weights(features), num_frames)
         # Each group of frames is represented by its middle one.
         x = spliced[:, (self.subsampling_factor - 1) // 2 :: self.subsampling_factor]
@@ -126,7 +125,6 @@ class ChainFeedForwardNetwork(ChainNetwork):
 
     @property
     def right_context(self) -> int:
-        """See `BoundedNetwork`."""
         return self._context
 
     def encode(self, features: Tensor) -> Tensor:

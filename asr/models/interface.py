@@ -239,7 +239,6 @@ class BoundedNetwork(NormalizingNetwork):
 
     @property
     def receptive_field(self) -> tuple[int, int]:
-        """See `NormalizingNetwork`."""
         return self.left_context, self.right_context
 
     @property
@@ -256,7 +255,6 @@ class BoundedNetwork(NormalizingNetwork):
         return self.forward_in_context(features)
 
     def forward_normalized(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
-        """See `AcousticNetwork.forward_normalized`."""
         factor = self.subsampling_factor
         behind = -features.shape[1] % factor + self.right_context
         log_prob = self.forward_in_context(F.pad(features, (0, 0, self.left_context, behind)))

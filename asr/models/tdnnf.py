@@ -76,11 +76,9 @@ class ChainNetwork(BoundedNetwork):
         return {name: value for name, value in arguments.items() if name != "has_auxiliary"}
 
     def forward_in_context(self, features: Tensor) -> Tensor:
-        """See `BoundedNetwork`."""
         return F.log_softmax(self.scores_in_context(features), dim=-1)
 
     def scores_in_context(self, features: Tensor) -> Tensor:
-        """See `BoundedNetwork`."""
         scores: Tensor = self.branch(self.encode(self.as_weights(features)))
         return scores.float()
 
@@ -377,16 +375,13 @@ class Tdnnf(ChainNetwork):
 
     @property
     def left_context(self) -> int:
-        """See `BoundedNetwork`."""
         return self.context * self.subsampling_factor + 2
 
     @property
     def right_context(self) -> int:
-        """See `BoundedNetwork`."""
         return self.context * self.subsampling_factor + 2
 
     def semi_orthogonal_step(self) -> None:
-        """See `FactorizedLayer.semi_orthogonal_step`."""
         for layer in self.layers:
             layer.semi_orthogonal_step()
 
@@ -455,7 +450,6 @@ class Ensemble(BoundedNetwork):
         return self._bounded()[0]
 
     def forward_in_context(self, features: Tensor) -> Tensor:
-        """See `BoundedNetwork`."""
         left, right = self.receptive_field
         total: Tensor | None = None
         for member in self._bounded():

@@ -314,11 +314,9 @@ class CachedRNNLM(LanguageModel):
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The network's words."""
         return self.network.vocabulary
 
     def start(self, num_streams: int) -> Tensor:
-        """The history `<s>` for each stream, context_idx (num_streams,)."""
         return torch.full((num_streams,), START, dtype=torch.int64, device=self.device)
 
     def first_state(self, num_streams: int) -> Tensor:
@@ -377,7 +375,6 @@ class CachedRNNLM(LanguageModel):
 
     @no_autograd()
     def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
-        """log P(word | history) and the history extended by the word: log_prob (Q,), next_idx (Q,)."""
         begin = self._clock()
         counts = self._counts
         num_edges = counts.num_edges
@@ -391,7 +388,6 @@ class CachedRNNLM(LanguageModel):
         return log_prob, next_idx
 
     def final(self, context_idx: Tensor) -> Tensor:
-        """log P(</s> | history), (Q,)."""
         log_prob, _ = self.score(context_idx, torch.full_like(context_idx, EOS_ID))
         return log_prob
 

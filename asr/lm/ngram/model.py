@@ -313,7 +313,6 @@ class NgramLM(LanguageModel):
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The words that `word_id` numbers."""
         return self._vocabulary
 
     @property
@@ -343,7 +342,6 @@ class NgramLM(LanguageModel):
         return len(self.arrays.label)
 
     def start(self, num_streams: int) -> Tensor:
-        """The state after `<s>` for each stream, (num_streams,) int64."""
         return torch.full((num_streams,), self._start_state, dtype=torch.int64, device=self.device)
 
     def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
@@ -362,7 +360,6 @@ class NgramLM(LanguageModel):
         return log_prob, next_idx
 
     def final(self, context_idx: Tensor) -> Tensor:
-        """log P(</s> | state), (Q,)."""
         return self.score(context_idx, torch.full_like(context_idx, EOS_ID))[0]
 
     def _score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:

@@ -153,7 +153,6 @@ class RNNLanguageModel(nn.Module, StatefulNetwork):
 
     @property
     def cacheable_terms(self) -> CacheableTerms:
-        """Those of the output layer."""
         return self.output.cacheable_terms
 
     def forward(
@@ -214,11 +213,9 @@ class RNNLanguageModel(nn.Module, StatefulNetwork):
         return self._projected(inputs), next_states
 
     def initial_state(self) -> Tensor:
-        """The state before `<s>` is read: zeros, (S,)."""
         return torch.zeros(self.state_size, dtype=torch.float32, device=next(self.layers.parameters()).device)
 
     def step(self, state: Tensor, word_id: Tensor) -> Tensor:
-        """state (Q, S), word_id (Q,) -> next state (Q, S)."""
         return self._next(state, None, word_id)
 
     def branch(self, state: Tensor, before: Tensor, word_id: Tensor) -> Tensor:
@@ -248,41 +245,32 @@ class RNNLanguageModel(nn.Module, StatefulNetwork):
         return columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
 
     def project(self, state: Tensor) -> Tensor:
-        """state (Q, S) -> hidden (Q, H)."""
         return self._projected(state[:, self.state_size - self.config.hidden_size :])
 
     def log_prob(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
-        """hidden (Q, H), history (Q, M), word_id (Q,) -> log_prob (Q,)."""
         return self.output.log_prob(hidden, history, word_id)
 
     def word_score(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
-        """`word_score` of the output layer, (Q,); the methods below are those of the output layer, too."""
         return self.output.word_score(hidden, history, word_id)
 
     def history_normalizer(self, hidden: Tensor, history: Tensor) -> Tensor:
-        """(Q,)."""
         return self.output.history_normalizer(hidden, history)
 
     def group_of(self, word_id: Tensor) -> Tensor:
-        """(Q,)."""
         return self.output.group_of(word_id)
 
     def group_normalizer(self, hidden: Tensor, history: Tensor, group: Tensor) -> Tensor:
-        """(Q,)."""
         return self.output.group_normalizer(hidden, history, group)
 
     def path_log_prob(
         self, hidden: Tensor, history: Tensor, word_id: Tensor, owner: Tensor, held: Tensor
     ) -> tuple[Tensor, int]:
-        """log_prob (Q,), and how many decisions were computed."""
         return self.output.path_log_prob(hidden, history, word_id, owner, held)
 
     def output_tables(self) -> tuple[Any, ...] | None:
-        """What a loop reads to score words, or None."""
         return self.output.output_tables()
 
     def step_tables(self) -> ByteGru | None:
-        """What a loop reads to run the hidden layer, or None."""
         gru = self._single_gru()
         return None if gru is None else byte_gru(*gru, self.projection)
 

@@ -238,7 +238,6 @@ class CallableModel(ExternalModel):
         self.frame_shift = positive_number(frame_shift, f"{name}: the frame_shift")
 
     def forward(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
-        """See `ExternalModel.forward`."""
         return self.sorted_output(self._function(waveform, num_samples), num_samples, waveform.shape[1])
 
 

@@ -117,11 +117,9 @@ class ExternalNetwork(nn.Module, OwnFormat):
         return ".onnx" if self.source == _ONNX else None
 
     def load_file(self, path: Path | None) -> None:
-        """See `OwnFormat`."""
         self._use(load_acoustic_model(self.source) if path is None else self._read(path))
 
     def save_file(self, path: Path | None) -> None:
-        """See `OwnFormat`."""
         name = self.model.name
         kind, _, place = name.partition(":")
         if path is not None:

@@ -181,7 +181,6 @@ class OnnxModel(ExternalModel):
         return self.metadata.get("model_type") == _WENET
 
     def forward(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
-        """See `ExternalModel.forward`."""
         if self.is_streaming:
             return whole_in_chunks(self, waveform, num_samples)
         # Without lengths, the network would take the padding of shorter recordings for audio.
@@ -198,7 +197,6 @@ class OnnxModel(ExternalModel):
         return self.sorted_output(_emitted(self._run(feed)), lengths, longest)
 
     def stream(self) -> StreamingModel:
-        """See `ExternalModel.stream`."""
         return ChunkedStream(self) if self.is_streaming else super().stream()
 
     def initial_states(self) -> dict[str, Any]:

@@ -47,7 +47,6 @@ class TorchaudioModel(ExternalModel):
         )
 
     def forward(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
-        """See `ExternalModel.forward`."""
         if not self._runs_alone:
             return self._emissions(waveform, num_samples)
         return each_alone(self._emissions, waveform, num_samples)

@@ -114,11 +114,9 @@ class TorchScriptModel(ExternalModel):
         return log_prob[0, : int(num_frames)], list(output[2:])
 
     def stream(self) -> StreamingModel:
-        """See `ExternalModel.stream`."""
         return ChunkedStream(self) if self.is_streaming else super().stream()
 
     def forward(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
-        """See `ExternalModel.forward`."""
         if self.is_streaming:
             return whole_in_chunks(self, waveform, num_samples)
         if self.extractor is not None:

@@ -75,7 +75,6 @@ class TransformersModel(ExternalModel):
         self.frame_shift = samples / self.sampling_rate if is_known else self.measured_shift()
 
     def forward(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
-        """See `ExternalModel.forward`."""
         if len(num_samples) > 1 and not self._ignores_padding:
             return each_alone(self._log_probs, waveform, num_samples)
         return self._log_probs(waveform, num_samples)

@@ -254,7 +254,6 @@ class HuffmanOutput(OutputLayer):
         return loss
 
     def log_prob(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
-        """hidden (Q, H), history (Q, M), word_id (Q,) -> log_prob (Q,)."""
         return self.path_log_prob(hidden, history, word_id, word_id, hidden.new_empty(0, 0))[0]
 
     def path_log_prob(

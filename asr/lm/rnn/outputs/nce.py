@@ -367,7 +367,6 @@ class NceOutput(OutputLayer):
                 self.bias.weight.copy_((log_unigram + self.log_z)[:, None])
 
     def loss(self, hidden: Tensor, history: Tensor, word_id: Tensor, generator: torch.Generator) -> Tensor:
-        """hidden (N, H), history (N, M), word_id (N,) -> the objective summed over the words, ()."""
         if self.log_z_penalty is not None:
             words = torch.arange(self.rows.num_embeddings, device=hidden.device)
             return softmax_loss(
@@ -404,7 +403,6 @@ class NceOutput(OutputLayer):
         return loss
 
     def word_score(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
-        """hidden (Q, H), history (Q, M), word_id (Q,) -> unnormalized score (Q,)."""
         # The loop reads plain arrays, which tables in host memory are not, and computes no gradient.
         is_whole = isinstance(self.rows, nn.Embedding) and isinstance(self.maxent, HashedMaxEnt | None)
         if is_whole and not torch.is_grad_enabled():

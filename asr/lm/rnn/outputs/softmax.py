@@ -64,12 +64,10 @@ class FullSoftmaxOutput(OutputLayer):
         return softmax_loss(hidden, rows, self.bias, self.maxent, history, word_id, compute_dtype=self.compute_dtype)
 
     def word_score(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
-        """hidden (Q, H), history (Q, M), word_id (Q,) -> unnormalized score (Q,)."""
         scores = (hidden * self.rows.weight[word_id]).sum(dim=1) + self.bias[word_id]
         return scores if self.maxent is None else scores + self.maxent.score(history, word_id)
 
     def history_normalizer(self, hidden: Tensor, history: Tensor) -> Tensor:
-        """hidden (Q, H), history (Q, M) -> log Z (Q,)."""
         return self.exact_log_z(len(hidden))(hidden, history)
 
     def exact_log_z(self, num_queries: int) -> LogZ:
@@ -77,7 +75,6 @@ class FullSoftmaxOutput(OutputLayer):
         return log_z_of(self.rows.weight, self.bias, self.maxent, self.normalizer_precision, num_queries)
 
     def log_prob(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
-        """hidden (Q, H), history (Q, M), word_id (Q,) -> log_prob (Q,)."""
         return self.word_score(hidden, history, word_id) - self.history_normalizer(hidden, history)
 
 
@@ -169,7 +166,6 @@ class ClassSoftmaxOutput(OutputLayer):
         return self._scores(hidden, history, self.class_rows).logsumexp(dim=1)
 
     def group_of(self, word_id: Tensor) -> Tensor:
-        """word_id (Q,) -> class (Q,)."""
         return self.class_of[word_id]
 
     def group_normalizer(self, hidden: Tensor, history: Tensor, group: Tensor) -> Tensor:
@@ -181,7 +177,6 @@ class ClassSoftmaxOutput(OutputLayer):
         return log_z
 
     def log_prob(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
-        """hidden (Q, H), history (Q, M), word_id (Q,) -> log_prob (Q,)."""
         normalizer = self.history_normalizer(hidden, history)
         normalizer = normalizer + self.group_normalizer(hidden, history, self.group_of(word_id))
         return self.word_score(hidden, history, word_id) - normalizer
