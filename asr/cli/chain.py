@@ -117,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
     from asr.kernels.jit import torch_on_one_thread
     from asr.models.chain_corpus import PreparedCorpus, write_corpus
     from asr.models.chain_preparation import prepare_chain, pronunciation_scores, require_names, usable_utterances
-    from asr.models.hybrid_alignment import (
+    from asr.models.phone_alignment import (
         align_with_bundle,
         aligned_phones,
         checksum_of_sources,
@@ -193,7 +193,7 @@ def _lexicon(files: list[Path], words: list[str], bundle: Bundle) -> Lexicon:
     Raises:
         AsrError: it has phones that the bundle's network does not have.
     """
-    from asr.models.hybrid_alignment import require_phones
+    from asr.models.phone_alignment import require_phones
 
     lexicon = Lexicon.for_words(files, words)
     require_phones(bundle, lexicon, words)

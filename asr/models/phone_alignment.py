@@ -1,26 +1,42 @@
-"""Alignments of phones: from a CTC network, and by a Viterbi search with optional silence.
+"""Alignments of phones: by the network of a bundle, and by a small classifier trained on a first alignment.
 
-The search takes frame scores of phones from any network, and finds the best pronunciation of each word of a transcript,
-with or without silence between words.
+A network of tied states, or the classifier, gives frame scores of phones. A Viterbi search finds the best pronunciation
+of each word of a transcript with them, with or without silence between words. Of a CTC network's output, the middles of
+the phones are taken.
 
-Shapes: T frames, C phones (0 is silence), S states of an utterance's graph, E edges between them.
+Shapes: N pieces, T frames, L output frames of a piece, C phones (0 is silence), S states of an utterance's graph, E
+edges between them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
+from asr.bundle import Bundle
+from asr.errors import AsrError
+from asr.graph.context import TIED_STATES, TiedStates
 from asr.graph.fst import offsets
 from asr.kernels.jit import jit
+from asr.kernels.precision import rounded_products
 from asr.models.alignment import align_ctc
+from asr.models.chain_corpus import FRAME_SECONDS, SILENCE, Alignment, PreparedCorpus
+from asr.models.chunks import Chunk, ChunkLoader
+from asr.models.tdnnf import Tdnnf
+from asr.serialization import checksum_of_tensors
+from asr.text.lexicon import Lexicon
 
 _RADIUS_SECONDS = 0.12
+_LEAST_PRIOR, _LEAST_POSTERIOR = 1e-4, 1e-6
+_NUM_EPOCHS, _PEAK_LR = 3, 2e-3
+_LEFT_OUT = 0.1  # share of the utterances, those aligned worst, whose readers may not have read the text
 
 
 class TranscriptGraph(NamedTuple):
@@ -171,3 +187,227 @@ def _viterbi(
         path[frame] = state
         state = came_from[frame, state]
     return float(best)
+
+
+def require_features(bundle: Bundle, fbank_arguments: Mapping[str, Any]) -> None:
+    """Checks that a bundle's network takes filterbanks such as those of a corpus.
+
+    Raises:
+        AsrError: it takes others.
+    """
+    own = getattr(bundle.features.network, "arguments", {})
+    differing = [name for name in fbank_arguments if name not in own or own[name] != fbank_arguments[name]]
+    if differing:
+        name = differing[0]
+        raise AsrError(
+            f"bundle {bundle.name}: its network was trained on other features than those to prepare ({name} is "
+            f"{own.get(name)}, not {fbank_arguments[name]}); "
+            + ("give --high-freq." if differing == ["high_freq"] else "take another bundle.")
+        )
+
+
+def aligned_phones(bundle: Bundle) -> tuple[str, ...]:
+    """The phones of alignments by a bundle, silence first."""
+    if TIED_STATES in bundle.graph.meta:
+        return TiedStates.from_json(bundle.graph.meta[TIED_STATES]).phones
+    return (SILENCE, *bundle.graph.tokens.tokens[1:])
+
+
+def require_phones(bundle: Bundle, lexicon: Lexicon, words: Iterable[str]) -> None:
+    """Checks that a bundle's network has the phones of the first pronunciation of each word that is in the lexicon.
+
+    Raises:
+        AsrError: it lacks one.
+    """
+    phones = set(aligned_phones(bundle))
+    for word in words:
+        lacking = set(lexicon[word][0] if word in lexicon else ()) - phones
+        if lacking:
+            raise AsrError(
+                f"bundle {bundle.name}: its network has no phone {min(lacking)!r} ({word}); give a lexicon with the "
+                "phones of the network."
+            )
+
+
+def checksum_of_sources(bundle: Bundle, lexicon: Lexicon, words: Iterable[str], sources: Mapping[str, str]) -> str:
+    """A checksum of what alignments by a bundle depend on: network, pronunciations, and `PreparedCorpus.sources`."""
+    pronunciations = {word: lexicon[word] for word in sorted(set(words)) if word in lexicon}
+    known = {source: checksum for source, checksum in sorted(sources.items()) if checksum}
+    header = json.dumps(pronunciations) + (json.dumps(known) if known else "")
+    return checksum_of_tensors(header, bundle.acoustic_model.network.state_dict())
+
+
+def align_with_bundle(corpus: PreparedCorpus, lexicon: Lexicon, bundle: Bundle) -> Alignment:
+    """An alignment by the acoustic model of a bundle.
+
+    Args:
+        corpus: prepared with the bundle's filterbanks.
+        lexicon: a network of tied states uses all pronunciations of a word, a CTC network only the first one.
+        bundle: the bundle.
+
+    Raises:
+        AsrError: the bundle does not have all phones.
+    """
+    network: Any = bundle.acoustic_model.network.eval()
+    seconds: float = network.subsampling_factor * FRAME_SECONDS
+    if TIED_STATES in bundle.graph.meta:
+        states = TiedStates.from_json(bundle.graph.meta[TIED_STATES])
+        return realign(corpus, lexicon, states.phones, phone_likelihoods(corpus, network, states), seconds)
+    tokens = bundle.graph.tokens
+    found: list[tuple[Sequence[int], Sequence[float], float]] = []
+    for index, utterance in enumerate(corpus.utterances):
+        wanted = [token for word in utterance.text.split() for token in tokens.ids_of(lexicon[word][0])]
+        log_prob = _log_prob(corpus, index, network)
+        path = phones_from_ctc(log_prob, wanted, seconds, len(corpus.features(index, 0)) * FRAME_SECONDS)
+        found.append(([], [], -np.inf) if path is None else path)
+    return Alignment.from_lists(aligned_phones(bundle), found)
+
+
+def phone_likelihoods(corpus: PreparedCorpus, network: nn.Module, states: TiedStates) -> list[Tensor]:
+    """Log-likelihoods of phones, up to a constant, from a network of tied states: posterior over prior.
+
+    Returns:
+        for each utterance, (T', C).
+    """
+    owner = torch.from_numpy(states.phone_of_column)
+    posteriors = []
+    for index in range(len(corpus)):
+        column = _log_prob(corpus, index, network).exp()
+        posteriors.append(torch.zeros(len(column), len(states.phones)).index_add_(1, owner, column))
+    prior = torch.stack([posterior.sum(0) for posterior in posteriors]).sum(0)
+    log_prior = (prior / prior.sum()).clamp(min=_LEAST_PRIOR).log()
+    return [posterior.clamp(min=_LEAST_POSTERIOR).log() - log_prior for posterior in posteriors]
+
+
+def refine_alignment(
+    corpus: PreparedCorpus,
+    lexicon: Lexicon,
+    alignment: Alignment,
+    seed: int,
+    report: Callable[[str], None],
+) -> Alignment:
+    """Trains a classifier on the nine tenths of the utterances that are aligned best, and aligns all of them with it.
+
+    Args:
+        corpus: the prepared corpus.
+        lexicon: all pronunciations of a word are used.
+        alignment: the previous alignment.
+        seed: of the classifier's training.
+        report: called with a line of text after each epoch.
+
+    Raises:
+        AsrError: there is too little speech to train on.
+    """
+    aligned = [index for index in range(len(corpus)) if np.isfinite(alignment.score[index])]
+    threshold = np.quantile(alignment.score[aligned], _LEFT_OUT) if aligned else 0.0
+    best = [index for index in aligned if alignment.score[index] >= threshold]
+    network, log_prior = train_phone_classifier(corpus, alignment, best, seed, report)
+    likelihoods = (_log_prob(corpus, index, network) - log_prior for index in range(len(corpus)))
+    return realign(corpus, lexicon, alignment.phones, likelihoods, network.subsampling_factor * FRAME_SECONDS)
+
+
+def frame_labels(alignment: Alignment, loader: ChunkLoader, chunk: Chunk, length: int) -> npt.NDArray[np.int64]:
+    """The phone of each output frame of a piece, (L,)."""
+    phone, start = alignment.of(chunk.utterance)
+    seconds = loader.output_seconds(chunk, length)
+    return phone[np.searchsorted(start, seconds, side="right").clip(1) - 1]
+
+
+def train_phone_classifier(
+    corpus: PreparedCorpus,
+    alignment: Alignment,
+    utterances: Sequence[int],
+    seed: int,
+    report: Callable[[str], None],
+) -> tuple[Tdnnf, Tensor]:
+    """A small network trained by cross-entropy.
+
+    Returns:
+        the network in evaluation mode, and the log prior of each phone (C,).
+
+    Raises:
+        AsrError: the utterances fill no batch.
+    """
+    torch.manual_seed(seed)
+    network = Tdnnf(
+        corpus.num_features, len(alignment.phones), dim=256, bottleneck_dim=64, num_layers=5, prefinal_dim=128,
+        small_dim=128,
+    )  # fmt: skip
+    loader = ChunkLoader(corpus, utterances, left_context=network.left_context, right_context=network.right_context)
+    num_batches = len(loader.plan(0))
+    if not num_batches:
+        raise AsrError(
+            f"{corpus.folder}: {len(utterances)} aligned utterances are too few to train a classifier of phones, which "
+            "needs some minutes of speech; give more speech, or --passes 0 to keep the first alignment."
+        )
+    optimizer = torch.optim.AdamW(network.parameters(), lr=_PEAK_LR, weight_decay=0.02)
+    total = _NUM_EPOCHS * num_batches
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, _PEAK_LR, total_steps=total + _NUM_EPOCHS * 4, pct_start=0.1
+    )
+    frames = torch.ones(len(alignment.phones))
+    for epoch in range(_NUM_EPOCHS):
+        right = count = 0
+        for step, batch in enumerate(loader.epoch(seed + epoch)):
+            labels = [frame_labels(alignment, loader, chunk, batch.num_outputs) for chunk in batch.chunks]
+            target = torch.from_numpy(np.stack(labels))
+            frames += target.flatten().bincount(minlength=len(frames))
+            with rounded_products():
+                logits = network.branch(network.encode(batch.features))
+            loss = F.cross_entropy(logits.float().flatten(0, 1), target.flatten())
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(network.parameters(), 5.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+            if step % 4 == 0:
+                network.semi_orthogonal_step()
+            right += int((logits.argmax(2) == target).sum())
+            count += target.numel()
+        report(f"epoch {epoch}: {right / max(1, count):.3f} of the frames right")
+    return network.eval(), (frames / frames.sum()).log()
+
+
+def realign(
+    corpus: PreparedCorpus,
+    lexicon: Lexicon,
+    phones: Sequence[str],
+    likelihoods: Iterable[Tensor],
+    frame_seconds: float,
+) -> Alignment:
+    """The best path of every transcript through log-likelihoods of phones.
+
+    Args:
+        corpus: prepared features.
+        lexicon: all pronunciations of a word are used.
+        phones: the columns, silence first.
+        likelihoods: for each utterance, (T', C).
+        frame_seconds: length of an output frame.
+
+    Raises:
+        AsrError: the phones do not begin with silence, or the lexicon has other phones.
+    """
+    if phones[0] != SILENCE:
+        raise AsrError(f"The first phone must be {SILENCE}, not {phones[0]}.")
+    number = {phone: index for index, phone in enumerate(phones)}
+    found: list[tuple[Sequence[int], Sequence[float], float]] = []
+    for utterance, log_likelihood in zip(corpus.utterances, likelihoods, strict=True):
+        try:
+            words = [[[number[phone] for phone in variant] for variant in lexicon[w]] for w in utterance.text.split()]
+        except KeyError as error:
+            raise AsrError(f"{utterance.utterance_id}: the model has no phone {error.args[0]!r}.") from error
+        path = align_transcript(transcript_graph(words), log_likelihood.numpy())
+        if path is None:
+            found.append(([], [], -np.inf))
+            continue
+        path_phones, frames, score = path
+        found.append((path_phones, [frame * frame_seconds for frame in frames], score))
+    return Alignment.from_lists(phones, found)
+
+
+def _log_prob(corpus: PreparedCorpus, index: int, network: nn.Module) -> Tensor:
+    """Log-probabilities of one utterance, (T', C)."""
+    features = torch.from_numpy(corpus.features(index, 0).astype(np.float32))
+    with torch.no_grad():
+        log_prob: Tensor = network(features[None], torch.tensor([len(features)]))[0][0]
+    return log_prob

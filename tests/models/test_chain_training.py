@@ -37,8 +37,8 @@ from asr.models.chain_preparation import (
 )
 from asr.models.chunks import Chunk
 from asr.models.distillation import TeacherPosteriors
-from asr.models.hybrid_alignment import refine_alignment
 from asr.models.lfmmi import LfMmi
+from asr.models.phone_alignment import refine_alignment
 from asr.text.lexicon import Lexicon
 from asr.text.symbols import TokenTable
 
