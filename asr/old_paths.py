@@ -36,6 +36,7 @@ MOVED = {
     "asr.kernels.heap": ("asr.kernels.memory",),
     "asr.kernels.threads": ("asr.kernels.jit", "asr.lm.evaluate"),
     "asr.kernels.transfers": ("asr.kernels.memory",),
+    "asr.lm.cached.projections": ("asr.lm.cached.outputs",),
     "asr.lm.cached.statistics": ("asr.lm.cached.states",),
     "asr.lm.moved": ("asr.lm.combine",),
     "asr.models.chain_network": ("asr.models.tdnnf",),

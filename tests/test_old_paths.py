@@ -32,6 +32,7 @@ NAMES = {
     "asr.kernels.heap": "release",
     "asr.kernels.threads": "in_threads",
     "asr.kernels.transfers": "to_device",
+    "asr.lm.cached.projections": "ProjectionCache",
     "asr.lm.cached.statistics": "QueryStatistics",
     "asr.lm.moved": "MovedLM",
     "asr.models.chain_network": "ChainNetwork",

@@ -23,8 +23,7 @@ from asr.kernels.memory import no_autograd
 from asr.lm.cached.approximations import CacheOptions, QuantizedHistory, Recombination
 from asr.lm.cached.engine_numba import CachedLMTables, NumbaEngine
 from asr.lm.cached.eviction import ByteCosts, Capacity
-from asr.lm.cached.outputs import OutputCache
-from asr.lm.cached.projections import ProjectionCache
+from asr.lm.cached.outputs import OutputCache, ProjectionCache
 from asr.lm.cached.states import Expansion, HiddenLayer, HiddenStore, QueryStatistics
 from asr.lm.cached.trie import BEFORE_START, BYTES_PER_NODE, START, HistoryTrie
 from asr.lm.interface import LanguageModel, StatefulNetwork

@@ -24,7 +24,7 @@ from asr.kernels.linear import byte_products
 from asr.kernels.lookup import compiled_expansion, compiled_lookup
 from asr.lm.cached.approximations import Recombination, key_of_ending
 from asr.lm.cached.eviction import Capacity
-from asr.lm.cached.projections import ProjectionCache
+from asr.lm.cached.outputs import ProjectionCache
 from asr.lm.cached.states import NOT_PROJECTED, Expansion, load_bytes, store_bytes
 from asr.lm.rnn.output_numba import FLOATS_OF_LINE, mixed_with, row_product
 from asr.lm.rnn.recurrent import max_byte_rows

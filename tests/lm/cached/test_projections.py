@@ -8,7 +8,7 @@ from torch import Tensor
 
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
-from asr.lm.cached.projections import ProjectionCache
+from asr.lm.cached.outputs import ProjectionCache
 from asr.lm.cached.states import HiddenLayer, HiddenStore, QueryStatistics
 from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.text.symbols import Vocabulary
