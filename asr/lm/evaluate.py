@@ -176,38 +176,17 @@ class Perplexity:
         return math.exp(-self.log_prob_listed / (self.num_words - self.num_unlisted + self.num_sentences))
 
 
-@torch.no_grad()
 def measure_perplexity(lm: NgramLM, stream: WordStream, sentences_at_once: int = 4096) -> Perplexity:
     """Scores a text that was read with `lm.vocabulary`, `sentences_at_once` at a time."""
-    total, listed, num_unlisted = 0.0, 0.0, 0
     # A model's vocabulary may have words that the model does not list.
-    lists = torch.nn.functional.pad(lm.is_listed, (0, len(stream.vocabulary) - stream.num_listed)).cpu()
-    for words in _batches(stream, sentences_at_once):
-        context_idx = lm.start(words.shape[1])
-        for word_id in torch.from_numpy(words):
-            present = torch.nonzero(word_id >= 0)[:, 0].to(context_idx.device)
-            asked = word_id[word_id >= 0]
-            is_listed = lists[asked].to(context_idx.device)
-            asked = asked.to(context_idx.device)
-            asked = torch.where(is_listed, asked, torch.full_like(asked, UNK_ID))
-            log_prob, context_idx[present] = lm.score(context_idx[present], asked)
-            total += float(log_prob.sum(dtype=torch.float64))
-            listed += float(log_prob[is_listed].sum(dtype=torch.float64))
-            num_unlisted += int((~is_listed).sum())
-    return Perplexity(stream.num_sentences, stream.num_words, num_unlisted, total, listed)
-
-
-def _batches(stream: WordStream, size: int) -> Iterator[np.ndarray[tuple[int, ...], np.dtype[np.int64]]]:
-    """Sentences of similar length as columns, without `<s>`, padded with -1: (length, N)."""
-    begin = np.flatnonzero(stream.word_id == BOS_ID)
-    length = np.diff(begin, append=len(stream.word_id)) - 1
-    by_length = np.argsort(length, kind="stable")
-    for first in range(0, len(begin), size):
-        chosen = by_length[first : first + size]
-        row = np.arange(length[chosen].max())[:, None]
-        inside = row < length[chosen]
-        place = np.where(inside, begin[chosen] + 1 + row, 0)
-        yield np.where(inside, stream.word_id[place].astype(np.int64), -1)
+    listed = np.zeros(len(stream.vocabulary), dtype=np.bool_)
+    listed[: stream.num_listed] = lm.is_listed.cpu()
+    token_id = stream.word_id[stream.word_id != BOS_ID]
+    is_listed = listed[token_id]
+    token_id = np.where(is_listed, token_id, np.int32(UNK_ID))
+    log_prob = language_model_word_scores(lm, token_id, sentences_at_once).double()
+    total, total_listed = float(log_prob.sum()), float(log_prob[torch.from_numpy(is_listed)].sum())
+    return Perplexity(stream.num_sentences, stream.num_words, int((~is_listed).sum()), total, total_listed)
 
 
 _HISTORY_WORDS_AT_ONCE = 4096  # their word vectors stay in a CPU's cache
