@@ -31,8 +31,6 @@ from asr.audio.fbank import INT16_SCALE, LOG_FLOOR, Fbank
 from asr.errors import AsrError
 from asr.kernels import jit
 from asr.models.external.base import (
-    ExternalModel,
-    StreamingModel,
     each_alone,
     fbank_of,
     named,
@@ -43,7 +41,7 @@ from asr.models.external.base import (
     tokens_of_file,
 )
 from asr.models.external.nemo_features import NemoFeatures
-from asr.models.external.streaming import ChunkedStream, checked_chunk_sizes, whole_in_chunks
+from asr.models.external.streaming import ChunkedModel, checked_chunk_sizes
 from asr.serialization import sha256_of_file
 from asr.text.ctc_tokens import CTCTokens
 from asr.text.documents import parse_json, read_text
@@ -100,7 +98,7 @@ def require_intact(path: Path) -> None:
         )
 
 
-class OnnxModel(ExternalModel):
+class OnnxModel(ChunkedModel):
     """A network in an ONNX file that reads whole utterances, or a streaming one, chunk by chunk.
 
     Args:
@@ -150,6 +148,7 @@ class OnnxModel(ExternalModel):
         self._outputs = [each.name for each in self._session.get_outputs()]
         self.tokens = self._own_tokens(path, tokens, blank)
         self._signal, self._length, self._states = self._sorted_inputs()
+        self.takes_lengths = self._length is not None
         self._kind = _input_kind(self._signal, len(self._inputs[self._signal].shape), self.name)
         preprocessor = self._preprocessor(path)
         rate = positive_integer(
@@ -172,21 +171,14 @@ class OnnxModel(ExternalModel):
         return OnnxModel, (self._file, self.tokens, self._num_threads, self.frame_shift, None, self.normalizes)
 
     @property
-    def is_streaming(self) -> bool:
-        """Whether the network keeps states between chunks."""
-        return bool(self._states)
-
-    @property
     def _is_of_wenet(self) -> bool:
         return self.metadata.get("model_type") == _WENET
 
-    def forward(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
-        if self.is_streaming:
-            return whole_in_chunks(self, waveform, num_samples)
+    def forward_whole(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
         # Without lengths, the network would take the padding of shorter recordings for audio.
         takes_one = self._length is None or _MASK in self._inputs or self._inputs[self._signal].shape[0] == 1
         if len(num_samples) > 1 and takes_one:
-            return each_alone(self.forward, waveform, num_samples)
+            return each_alone(self.forward_whole, waveform, num_samples)
         signal, lengths = self._signal_of(waveform, num_samples)
         feed: dict[str, Any] = {self._signal: signal.numpy().astype(np.float32)}
         if self._length is not None:
@@ -196,11 +188,7 @@ class OnnxModel(ExternalModel):
         longest = signal.shape[2] if self._kind == "transposed" else signal.shape[1]
         return self.sorted_output(_emitted(self._run(feed)), lengths, longest)
 
-    def stream(self) -> StreamingModel:
-        return ChunkedStream(self) if self.is_streaming else super().stream()
-
     def initial_states(self) -> dict[str, Any]:
-        """Zeros for every state."""
         states = {}
         for name in self._states:
             shape = [size if isinstance(size, int) and size > 0 else 1 for size in self._inputs[name].shape]
@@ -208,10 +196,6 @@ class OnnxModel(ExternalModel):
         return states
 
     def step(self, chunk: Tensor, states: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-        """A chunk of features (T, F) and the states before it -> log-probabilities (T', C) and the states after it.
-
-        Only for a network that `takes_lengths` may a chunk have fewer frames than `chunk_sizes` says.
-        """
         feed = {self._signal: chunk.unsqueeze(0).numpy().astype(np.float32), **states}
         if self._length is not None:
             feed[self._length] = np.array([len(chunk)], dtype=self._dtype(self._length))
@@ -222,11 +206,6 @@ class OnnxModel(ExternalModel):
         output = _emitted(outputs[: len(outputs) - len(self._states)])
         log_prob, num_frames = self.checked(*self.sorted_output(output, torch.ones(1), 1), 1)
         return log_prob[0, : int(num_frames)], following
-
-    @property
-    def takes_lengths(self) -> bool:
-        """Whether the last chunk of a stream may have fewer frames than the others."""
-        return self._length is not None
 
     def normal_features(self, features: Tensor) -> Tensor:
         """Log energies scaled as in the network's training, from those of 16-bit integers, which WeNet's read."""

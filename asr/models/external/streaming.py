@@ -9,8 +9,9 @@ Shapes: N utterances, L samples, T frames of features in a chunk, F features, T'
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,40 +20,59 @@ from asr.audio.fbank import LOG_FLOOR
 from asr.audio.resample import FeatureStream
 from asr.errors import AsrError
 from asr.graph.topology import with_last_boundary
-from asr.models.external.base import StreamingModel
+from asr.models.external.base import ExternalModel, StreamingModel
 from asr.models.external.network import ExternalNetwork
-from asr.text.ctc_tokens import CTCTokens
 
 
-class ChunkedModel(Protocol):
-    """A network with states.
+class ChunkedModel(ExternalModel):
+    """A network that reads whole utterances or, if it keeps states, one chunk of features after the other.
 
     Attributes:
+        extractor: waveforms -> features, like `asr.audio.fbank.Fbank`; None if the network reads samples.
         takes_lengths: whether the last chunk of an utterance may have fewer frames than the others.
     """
 
-    tokens: CTCTokens
-    sampling_rate: int
-    frame_shift: float
+    extractor: Any
+    takes_lengths: bool
+    _states: Sequence[Any]
 
     @property
-    def takes_lengths(self) -> bool: ...
-
-    @property
-    def extractor(self) -> Any:
-        """Waveforms -> features, like `asr.audio.fbank.Fbank`."""
+    def is_streaming(self) -> bool:
+        """Whether the network keeps states between chunks."""
+        return bool(self._states)
 
     def normal_features(self, features: Tensor) -> Tensor:
         """The extractor's features, scaled as in the network's training."""
+        return features
 
+    @abstractmethod
     def chunk_sizes(self) -> tuple[int, int]:
         """Frames of a chunk, and frames from one chunk to the next."""
 
+    @abstractmethod
     def initial_states(self) -> Any:
         """The states before an utterance."""
 
+    @abstractmethod
     def step(self, chunk: Tensor, states: Any) -> tuple[Tensor, Any]:
-        """A chunk (T, F) and the states before it -> log-probabilities (T', C) and the states after it."""
+        """A chunk (T, F) and the states before it -> log-probabilities (T', C) and the states after it.
+
+        Only if the network `takes_lengths` may a chunk have fewer frames than `chunk_sizes` says.
+        """
+
+    @abstractmethod
+    def forward_whole(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
+        """`forward` of a network that keeps no states."""
+
+    def forward(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
+        if not self.is_streaming:
+            return self.forward_whole(waveform, num_samples)
+        utterances = zip(waveform, num_samples.tolist(), strict=True)
+        parts = [ChunkedStream(self).accept(each[:num], is_last=True) for each, num in utterances]
+        return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True), torch.tensor([len(part) for part in parts])
+
+    def stream(self) -> StreamingModel:
+        return ChunkedStream(self) if self.is_streaming else super().stream()
 
 
 class ChunkedStream(StreamingModel):
@@ -105,15 +125,6 @@ def checked_chunk_sizes(size: int, shift: int, name: str) -> tuple[int, int]:
             "apart; the latter must be 1 or more and at most T; export it again."
         )
     return size, shift
-
-
-def whole_in_chunks(model: ChunkedModel, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
-    """Runs whole utterances (N, L), (N,) chunk by chunk -> log-probabilities (N, T', C) and their frames (N,)."""
-    parts = [
-        ChunkedStream(model).accept(each[:num], is_last=True)
-        for each, num in zip(waveform, num_samples.tolist(), strict=True)
-    ]
-    return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True), torch.tensor([len(part) for part in parts])
 
 
 class StateStream:

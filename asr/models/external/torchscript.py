@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from asr.errors import AsrError
-from asr.models.external.base import (
-    ExternalModel,
-    StreamingModel,
-    fbank_of,
-    named,
-    positive_integer,
-    positive_number,
-    tokens_of_file,
-)
-from asr.models.external.streaming import ChunkedStream, checked_chunk_sizes, whole_in_chunks
+from asr.models.external.base import fbank_of, named, positive_integer, positive_number, tokens_of_file
+from asr.models.external.streaming import ChunkedModel, checked_chunk_sizes
 from asr.text.ctc_tokens import CTCTokens
 from asr.text.documents import parse_json
 
@@ -33,7 +26,7 @@ TOKENS = "tokens.txt"
 _STATE_TYPES = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64}
 
 
-class TorchScriptModel(ExternalModel):
+class TorchScriptModel(ChunkedModel):
     """A scripted or traced network.
 
     Args:
@@ -51,6 +44,8 @@ class TorchScriptModel(ExternalModel):
         AsrError: the metadata have no frame shift, name another input, or do not describe numbers, the filterbank or
             the states.
     """
+
+    takes_lengths = True
 
     def __init__(self, network: Any, tokens: CTCTokens, metadata: dict[str, Any], name: str = "torchscript") -> None:
         self.name = name
@@ -79,30 +74,13 @@ class TorchScriptModel(ExternalModel):
         if self._states:
             self._chunk_sizes = checked_chunk_sizes(*self._chunk_sizes, name)
 
-    @property
-    def is_streaming(self) -> bool:
-        """Whether the network keeps states between chunks."""
-        return bool(self._states)
-
-    @property
-    def takes_lengths(self) -> bool:
-        """See `ChunkedModel`."""
-        return True
-
-    def normal_features(self, features: Tensor) -> Tensor:
-        """See `ChunkedModel`."""
-        return features
-
     def chunk_sizes(self) -> tuple[int, int]:
-        """See `ChunkedModel`."""
         return self._chunk_sizes
 
-    def initial_states(self) -> list[Tensor]:
-        """See `ChunkedModel`."""
+    def initial_states(self) -> Sequence[Tensor]:
         return self._states
 
-    def step(self, chunk: Tensor, states: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """See `ChunkedModel`."""
+    def step(self, chunk: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
         padded = F.pad(chunk, (0, 0, 0, self._chunk_sizes[0] - len(chunk)))
         output = self._run(padded[None], torch.tensor([len(chunk)]), *states)
         if not isinstance(output, (tuple, list)) or len(output) != 2 + len(states):
@@ -113,12 +91,7 @@ class TorchScriptModel(ExternalModel):
         log_prob, num_frames = self.checked(output[0], output[1], 1)
         return log_prob[0, : int(num_frames)], list(output[2:])
 
-    def stream(self) -> StreamingModel:
-        return ChunkedStream(self) if self.is_streaming else super().stream()
-
-    def forward(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
-        if self.is_streaming:
-            return whole_in_chunks(self, waveform, num_samples)
+    def forward_whole(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
         if self.extractor is not None:
             inputs, lengths = self.extractor(waveform, num_samples)
         else:
