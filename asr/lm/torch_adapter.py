@@ -38,11 +38,35 @@ class StatefulModule(Protocol):
         """Reads symbol_id (Q,) in states (Q, ...) -> log_prob of each next symbol (Q, V), next states (Q, ...)."""
 
 
-class WordModule(nn.Module, StatefulNetwork):
+class _ModuleNetwork(nn.Module, StatefulNetwork):
+    """A row of states holds the module's state tensors one after the other, then its log_prob of the next symbols."""
+
+    def __init__(self, module: nn.Module, vocabulary: Vocabulary, num_symbols: int) -> None:
+        super().__init__()
+        self.module = module
+        self.vocabulary = vocabulary
+        self.num_history_words = 0
+        self._shapes = [part.shape for part in module.initial_state()]  # type: ignore[operator]
+        self._begin = sum(shape.numel() for shape in self._shapes)  # of the log_prob
+        self.state_size = self._begin + num_symbols
+
+    def initial_state(self) -> Tensor:
+        parts: tuple[Tensor, ...] = self.module.initial_state()  # type: ignore[operator]
+        row = torch.cat([part.reshape(-1) for part in parts])
+        return torch.cat((row, row.new_zeros(self.state_size - self._begin)))
+
+    def _read(self, state: Tensor, symbol_id: Tensor) -> tuple[Tensor, Tensor]:
+        """Reads one symbol: rows (Q, S), symbol_id (Q,) -> the next rows (Q, S), and the log_prob in them."""
+        columns = state[:, : self._begin].split([shape.numel() for shape in self._shapes], dim=1)
+        parts = tuple(part.reshape(-1, *shape) for part, shape in zip(columns, self._shapes, strict=True))
+        log_prob, following = self.module(symbol_id, parts)
+        return torch.cat((*(part.flatten(1) for part in following), log_prob), dim=1), log_prob
+
+
+class WordModule(_ModuleNetwork):
     """A language model of words as a `StatefulNetwork`.
 
-    A state row holds the module's state tensors one after the other, then its log_prob over all words, so that the
-    module runs once per history, not once per successor.
+    The module runs once per history, not once per successor.
 
     Args:
         module: a `StatefulModule`; its symbols are the ids of `vocabulary`.
@@ -50,33 +74,24 @@ class WordModule(nn.Module, StatefulNetwork):
     """
 
     def __init__(self, module: nn.Module, vocabulary: Vocabulary) -> None:
-        super().__init__()
-        self.module = module
-        self.vocabulary = vocabulary
-        self.num_history_words = 0
+        super().__init__(module, vocabulary, len(vocabulary))
         self.hidden_size = len(vocabulary)
-        self._packing = _Packing(module)
-        self.state_size = self._packing.size + self.hidden_size
-
-    def initial_state(self) -> Tensor:
-        row = self._packing.initial()
-        return torch.cat((row, row.new_zeros(self.hidden_size)))
 
     def step(self, state: Tensor, word_id: Tensor) -> Tensor:
-        log_prob, parts = self.module(word_id, self._packing.unpack(state))
+        following, log_prob = self._read(state, word_id)
         if log_prob.shape[1] != self.hidden_size:
             raise AsrError(
                 f"The language model module scores {log_prob.shape[1]} words and its vocabulary has "
                 f"{self.hidden_size}; give it the word list that it was trained with."
             )
-        return torch.cat((self._packing.pack(parts), log_prob), dim=1)
+        return following
 
     def log_prob(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
         """hidden (Q, V), the distribution itself -> log_prob (Q,)."""
         return hidden.gather(1, word_id[:, None])[:, 0]
 
 
-class SpelledModule(nn.Module, StatefulNetwork):
+class SpelledModule(_ModuleNetwork):
     """A language model of characters or word pieces as a `StatefulNetwork` over words.
 
     A word's score is the sum over the tokens of its spelling; the state is the one after the last word's last token.
@@ -91,40 +106,32 @@ class SpelledModule(nn.Module, StatefulNetwork):
     def __init__(
         self, module: nn.Module, vocabulary: Vocabulary, spellings: dict[str, Sequence[int]], begin_id: int
     ) -> None:
-        super().__init__()
-        self.module = module
-        self.vocabulary = vocabulary
-        self.num_history_words = 0
         if "</s>" not in spellings:
             raise AsrError("The spellings lack '</s>'; give the token (or tokens) that end a sentence.")
+        with torch.no_grad():
+            initial = tuple(part[None] for part in module.initial_state())  # type: ignore[operator]
+            num_tokens = module(torch.tensor([begin_id], device=initial[0].device), initial)[0].shape[1]
+        super().__init__(module, vocabulary, num_tokens)
         table = {SPECIAL_WORDS[BOS_ID]: [begin_id], **{word: list(ids) for word, ids in spellings.items()}}
         width = max(len(ids) for ids in table.values())
         padded = [[*table.get(word, []), *[-1] * width][:width] for word in vocabulary.words]
         # (V, U), -1 beyond a spelling's end.
         self.spelling: Tensor
         self.register_buffer("spelling", torch.tensor(padded, dtype=torch.int64), persistent=False)
-        self._packing = _Packing(module)
-        with torch.no_grad():
-            initial = tuple(part[None] for part in module.initial_state())  # type: ignore[operator]
-            num_tokens = module(torch.tensor([begin_id], device=initial[0].device), initial)[0].shape[1]
         # The output layer reads the whole row: longer spellings run the module again.
-        self.state_size = self.hidden_size = self._packing.size + num_tokens
-
-    def initial_state(self) -> Tensor:
-        row = self._packing.initial()
-        return torch.cat((row, row.new_zeros(self.state_size - self._packing.size)))
+        self.hidden_size = self.state_size
 
     def step(self, state: Tensor, word_id: Tensor) -> Tensor:
         """Reads all tokens of a word: state (Q, S), word_id (Q,) -> next state (Q, S)."""
-        return self._read(state, self.spelling[word_id])[0]
+        return self._spell(state, self.spelling[word_id])[0]
 
     def log_prob(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
         """hidden (Q, S), word_id (Q,) -> log_prob (Q,), -inf for words without a spelling."""
         tokens = self.spelling[word_id]
-        scores = self._read(hidden, tokens, only_score=True)[1]
+        scores = self._spell(hidden, tokens, only_score=True)[1]
         return scores.masked_fill((tokens[:, 0] < 0) | (word_id == BOS_ID), -math.inf)
 
-    def _read(self, state: Tensor, tokens: Tensor, only_score: bool = False) -> tuple[Tensor, Tensor]:
+    def _spell(self, state: Tensor, tokens: Tensor, only_score: bool = False) -> tuple[Tensor, Tensor]:
         """state (Q, S), tokens (Q, U) -> the state after all of them, and their log_prob (Q,)."""
         scores = state.new_zeros(len(state))
         last_step = tokens.shape[1] - 1
@@ -133,30 +140,9 @@ class SpelledModule(nn.Module, StatefulNetwork):
             if active.numel() == 0:
                 break
             token_id = column[active]
-            distribution = state[active, self._packing.size :]
+            distribution = state[active, self._begin :]
             scores = scores.index_add(0, active, distribution.gather(1, token_id[:, None])[:, 0])
             if only_score and step == last_step:
                 break
-            log_prob, parts = self.module(token_id, self._packing.unpack(state[active]))
-            state = state.index_copy(0, active, torch.cat((self._packing.pack(parts), log_prob), dim=1))
+            state = state.index_copy(0, active, self._read(state[active], token_id)[0])
         return state, scores
-
-
-class _Packing:
-    """State tensors as one row and back."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._initial_state = module.initial_state
-        self.shapes = [part.shape for part in module.initial_state()]  # type: ignore[operator]
-        self.size = sum(shape.numel() for shape in self.shapes)
-
-    def initial(self) -> Tensor:
-        parts: tuple[Tensor, ...] = self._initial_state()  # type: ignore[operator]
-        return torch.cat([part.reshape(-1) for part in parts])
-
-    def pack(self, parts: Sequence[Tensor]) -> Tensor:
-        return torch.cat([part.flatten(1) for part in parts], dim=1)
-
-    def unpack(self, state: Tensor) -> tuple[Tensor, ...]:
-        columns = state[:, : self.size].split([shape.numel() for shape in self.shapes], dim=1)
-        return tuple(part.reshape(-1, *shape) for part, shape in zip(columns, self.shapes, strict=True))
