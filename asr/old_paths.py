@@ -41,6 +41,7 @@ MOVED = {
     "asr.lm.moved": ("asr.lm.combine",),
     "asr.models.chain_network": ("asr.models.tdnnf",),
     "asr.models.ensemble": ("asr.models.tdnnf",),
+    "asr.models.export_streaming": ("asr.models.export",),
     "asr.models.hybrid_alignment": ("asr.models.phone_alignment",),
     "asr.models.layers": ("asr.models.interface", "asr.models.tdnnf", "asr.kernels.linear", "asr.distributed"),
     **_names("asr.audio.io", "asr.audio.pcm", "RAW_FORMATS PcmFormat byte_pieces"),

@@ -37,6 +37,7 @@ NAMES = {
     "asr.lm.moved": "MovedLM",
     "asr.models.chain_network": "ChainNetwork",
     "asr.models.ensemble": "Ensemble",
+    "asr.models.export_streaming": "StreamChunks",
     "asr.models.hybrid_alignment": "align_with_bundle",
     "asr.models.layers": "FrameNorm",
 }

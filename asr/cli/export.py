@@ -8,8 +8,7 @@ from pathlib import Path
 
 from asr.bundle import Bundle, bundle_folder, local_bundle_folder
 from asr.errors import AsrError
-from asr.models.export import FORMATS, export_acoustic_model
-from asr.models.export_streaming import StreamChunks
+from asr.models.export import FORMATS, StreamChunks, export_acoustic_model
 from asr.options import flag_of
 from asr.serialization import output_path, require_writable
 from asr.streaming import StreamingOptions

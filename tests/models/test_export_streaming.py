@@ -15,8 +15,7 @@ from asr.audio.io import read_audio
 from asr.bundle import Bundle, bundle_folder
 from asr.cli.main import main
 from asr.errors import AsrError
-from asr.models.export import export_acoustic_model
-from asr.models.export_streaming import StreamChunks, StreamingNetwork
+from asr.models.export import StreamChunks, StreamingNetwork, export_acoustic_model
 from asr.models.external import load_acoustic_model, torchscript
 from asr.models.interface import BoundedNetwork
 from asr.models.tdnnf import Ensemble, Tdnnf

@@ -36,7 +36,7 @@ class TorchScriptModel(ChunkedModel):
         metadata: `sampling_rate` (16000), `frame_shift` in seconds, `input` (`waveform` or `fbank`), and for the latter
             `fbank`, the arguments of `asr.audio.fbank.Fbank`. A network with states has `states`, their shapes and
             torch types; `T`, the frames of a chunk; and `decode_chunk_len`, the frames from one chunk to the next. It
-            is called like `asr.models.export_streaming.StreamingNetwork`. `load` also reads `blank`, `word_boundary`
+            is called like `asr.models.export.StreamingNetwork`. `load` also reads `blank`, `word_boundary`
             and `kind`, see `CTCTokens`.
         name: shown to users.
 
