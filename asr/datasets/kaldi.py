@@ -39,18 +39,7 @@ class Utterance:
 # selecting a channel or changing the tempo, would have no effect.
 _DECODERS: dict[str, dict[str, int]] = {
     "cat": {},
-    "flac": {
-        "-c": 0,
-        "-d": 0,
-        "-s": 0,
-        "-cds": 0,
-        "-dcs": 0,
-        "-dc": 0,
-        "-cd": 0,
-        "--silent": 0,
-        "--decode": 0,
-        "--stdout": 0,
-    },
+    "flac": dict.fromkeys("-c -d -s -cds -dcs -dc -cd --silent --decode --stdout".split(), 0),
     "sph2pipe": {"-f": 1, "-p": 0},
 }
 
