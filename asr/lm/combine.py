@@ -21,15 +21,7 @@ from torch import Tensor
 
 from asr.errors import AsrError
 from asr.kernels.jit import kernel
-from asr.kernels.lookup import (
-    AnyTables,
-    AnyType,
-    LookupTables,
-    compiled_expansion,
-    compiled_lookup,
-    expand,
-    look_up,
-)
+from asr.kernels.lookup import AnyTables, AnyType, LookupTables, compiled_expansion, compiled_lookup, expand, look_up
 from asr.lm.contexts import FORGET_FROM, ContextTable, DenseContexts, has_room, pack_contexts, unpack_contexts
 from asr.lm.interface import LanguageModel, device_of
 from asr.text.symbols import SPECIAL_WORDS, UNK_ID, Vocabulary
@@ -719,9 +711,6 @@ def _num_unlisted(word_map: Tensor, model: Vocabulary, words: Vocabulary, name: 
         )
     if num_unlisted and name:
         _LOGGER.warning(
-            "%s lacks %d of %d words; they share the probability of its <unk>.",
-            name,
-            num_unlisted,
-            len(ordinary),
+            "%s lacks %d of %d words; they share the probability of its <unk>.", name, num_unlisted, len(ordinary)
         )
     return num_unlisted

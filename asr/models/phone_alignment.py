@@ -27,7 +27,7 @@ from asr.graph.fst import offsets
 from asr.kernels.jit import jit
 from asr.kernels.precision import rounded_products
 from asr.models.alignment import align_ctc
-from asr.models.chain_corpus import FRAME_SECONDS, SILENCE, Alignment, PreparedCorpus
+from asr.models.chain_corpus import FRAME_SECONDS, SILENCE, Alignment, PreparedCorpus, Progress
 from asr.models.chunks import Chunk, ChunkLoader
 from asr.models.tdnnf import Tdnnf
 from asr.serialization import checksum_of_tensors
@@ -237,13 +237,16 @@ def checksum_of_sources(bundle: Bundle, lexicon: Lexicon, words: Iterable[str], 
     return checksum_of_tensors(header, bundle.acoustic_model.network.state_dict())
 
 
-def align_with_bundle(corpus: PreparedCorpus, lexicon: Lexicon, bundle: Bundle) -> Alignment:
+def align_with_bundle(
+    corpus: PreparedCorpus, lexicon: Lexicon, bundle: Bundle, on_progress: Progress = lambda done, total: None
+) -> Alignment:
     """An alignment by the acoustic model of a bundle.
 
     Args:
         corpus: prepared with the bundle's filterbanks.
         lexicon: a network of tied states uses all pronunciations of a word, a CTC network only the first one.
         bundle: the bundle.
+        on_progress: called when the network has read an utterance.
 
     Raises:
         AsrError: the bundle does not have all phones.
@@ -252,7 +255,8 @@ def align_with_bundle(corpus: PreparedCorpus, lexicon: Lexicon, bundle: Bundle) 
     seconds: float = network.subsampling_factor * FRAME_SECONDS
     if TIED_STATES in bundle.graph.meta:
         states = TiedStates.from_json(bundle.graph.meta[TIED_STATES])
-        return realign(corpus, lexicon, states.phones, phone_likelihoods(corpus, network, states), seconds)
+        likelihoods = phone_likelihoods(corpus, network, states, on_progress)
+        return realign(corpus, lexicon, states.phones, likelihoods, seconds)
     tokens = bundle.graph.tokens
     found: list[tuple[Sequence[int], Sequence[float], float]] = []
     for index, utterance in enumerate(corpus.utterances):
@@ -260,10 +264,16 @@ def align_with_bundle(corpus: PreparedCorpus, lexicon: Lexicon, bundle: Bundle) 
         log_prob = _log_prob(corpus, index, network)
         path = phones_from_ctc(log_prob, wanted, seconds, len(corpus.features(index, 0)) * FRAME_SECONDS)
         found.append(([], [], -np.inf) if path is None else path)
+        on_progress(index + 1, len(corpus))
     return Alignment.from_lists(aligned_phones(bundle), found)
 
 
-def phone_likelihoods(corpus: PreparedCorpus, network: nn.Module, states: TiedStates) -> list[Tensor]:
+def phone_likelihoods(
+    corpus: PreparedCorpus,
+    network: nn.Module,
+    states: TiedStates,
+    on_progress: Progress = lambda done, total: None,
+) -> list[Tensor]:
     """Log-likelihoods of phones, up to a constant, from a network of tied states: posterior over prior.
 
     Returns:
@@ -274,17 +284,14 @@ def phone_likelihoods(corpus: PreparedCorpus, network: nn.Module, states: TiedSt
     for index in range(len(corpus)):
         column = _log_prob(corpus, index, network).exp()
         posteriors.append(torch.zeros(len(column), len(states.phones)).index_add_(1, owner, column))
+        on_progress(index + 1, len(corpus))
     prior = torch.stack([posterior.sum(0) for posterior in posteriors]).sum(0)
     log_prior = (prior / prior.sum()).clamp(min=_LEAST_PRIOR).log()
     return [posterior.clamp(min=_LEAST_POSTERIOR).log() - log_prior for posterior in posteriors]
 
 
 def refine_alignment(
-    corpus: PreparedCorpus,
-    lexicon: Lexicon,
-    alignment: Alignment,
-    seed: int,
-    report: Callable[[str], None],
+    corpus: PreparedCorpus, lexicon: Lexicon, alignment: Alignment, seed: int, report: Callable[[str], None]
 ) -> Alignment:
     """Trains a classifier on the nine tenths of the utterances that are aligned best, and aligns all of them with it.
 
@@ -314,11 +321,7 @@ def frame_labels(alignment: Alignment, loader: ChunkLoader, chunk: Chunk, length
 
 
 def train_phone_classifier(
-    corpus: PreparedCorpus,
-    alignment: Alignment,
-    utterances: Sequence[int],
-    seed: int,
-    report: Callable[[str], None],
+    corpus: PreparedCorpus, alignment: Alignment, utterances: Sequence[int], seed: int, report: Callable[[str], None]
 ) -> tuple[Tdnnf, Tensor]:
     """A small network trained by cross-entropy.
 
@@ -369,11 +372,7 @@ def train_phone_classifier(
 
 
 def realign(
-    corpus: PreparedCorpus,
-    lexicon: Lexicon,
-    phones: Sequence[str],
-    likelihoods: Iterable[Tensor],
-    frame_seconds: float,
+    corpus: PreparedCorpus, lexicon: Lexicon, phones: Sequence[str], likelihoods: Iterable[Tensor], frame_seconds: float
 ) -> Alignment:
     """The best path of every transcript through log-likelihoods of phones.
 

@@ -140,12 +140,7 @@ class WindowStream:
     """
 
     def __init__(
-        self,
-        feature_dim: int,
-        factor: int,
-        sizes: WindowSizes,
-        device: torch.device,
-        speaker: Speaker | None = None,
+        self, feature_dim: int, factor: int, sizes: WindowSizes, device: torch.device, speaker: Speaker | None = None
     ) -> None:
         self._factor = factor
         self._sizes = sizes

@@ -266,12 +266,7 @@ class NgramLM(LanguageModel):
     """
 
     def __init__(
-        self,
-        vocabulary: Vocabulary,
-        arrays: NgramArrays,
-        order: int,
-        name: str = "n-gram model",
-        compiled: bool = True,
+        self, vocabulary: Vocabulary, arrays: NgramArrays, order: int, name: str = "n-gram model", compiled: bool = True
     ) -> None:
         self._vocabulary = vocabulary
         self.arrays = arrays

@@ -19,13 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from asr.kernels.byte_products import (
-    ROWS_AT_ONCE,
-    ByteWeights,
-    fill_byte_products,
-    nothing_follows,
-    room_for_products,
-)
+from asr.kernels.byte_products import ROWS_AT_ONCE, ByteWeights, fill_byte_products, nothing_follows, room_for_products
 from asr.kernels.hash_table import distinct_values
 from asr.kernels.jit import arrays_of, in_threads, jit_for, jit_required
 from asr.kernels.linear import fill_products

@@ -65,12 +65,7 @@ class ExternalNetwork(nn.Module, OwnFormat):
     num_features = 1
 
     def __init__(
-        self,
-        source: str,
-        tokens: dict[str, Any],
-        sampling_rate: int,
-        frame_shift: float,
-        normalize: bool | None = None,
+        self, source: str, tokens: dict[str, Any], sampling_rate: int, frame_shift: float, normalize: bool | None = None
     ) -> None:
         super().__init__()
         self.source = source
