@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any, cast
+from dataclasses import dataclass, fields, replace
+from typing import cast
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from asr import old_paths
@@ -24,6 +22,10 @@ from asr.decoding.settings import DecodingOptions
 from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels.jit import gpu_module, jit
 from asr.kernels.memory import moved_together
+
+# The columns of states and arcs that do not count states, arcs or utterances.
+_OF_STATES = ("frame", "final_graph_score", "final_lm_score")
+_OF_ARCS = ("graph_arc", "token_id", "am_score", "graph_score", "lm_score")
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,28 +125,21 @@ class Lattice:
 
     def select(self, kept_state: Tensor, kept_arc: Tensor) -> Lattice:
         """The sublattice of the given states (S,) bool and arcs (A,) bool; start states must be kept."""
-        state = kept_state.nonzero().squeeze(1)
-        number = kept_state.cumsum(0) - 1
-        src_state = self.src_state()
-        kept_arc = kept_arc & kept_state[src_state] & kept_state[self.dst_state]
-        arc = kept_arc.nonzero().squeeze(1)
+        number, src_state = kept_state.cumsum(0) - 1, self.src_state()
+        arc = (kept_arc & kept_state[src_state] & kept_state[self.dst_state]).nonzero().squeeze(1)
+        return self._take(kept_state.nonzero().squeeze(1), arc, number, number[src_state[arc]])
+
+    def _take(self, state: Tensor, arc: Tensor, number: Tensor, src_state: Tensor) -> Lattice:
+        """Some states and arcs, in this order; number (S,) has their new numbers, src_state the new sources of arcs."""
         word_begin, position = take_ranges(self.word_begin, arc)
-        num_arcs = torch.bincount(number[src_state[arc]], minlength=len(state))
         return Lattice(
-            frame=self.frame[state],
-            utt_idx=self.utt_idx[state],
+            **{name: getattr(self, name)[state] for name in ("utt_idx", *_OF_STATES)},
+            **{name: getattr(self, name)[arc] for name in _OF_ARCS},
             start_state=number[self.start_state],
-            arc_begin=_begins(num_arcs),
+            arc_begin=_begins(torch.bincount(src_state, minlength=len(state))),
             dst_state=number[self.dst_state[arc]],
-            graph_arc=self.graph_arc[arc],
-            token_id=self.token_id[arc],
-            am_score=self.am_score[arc],
-            graph_score=self.graph_score[arc],
-            lm_score=self.lm_score[arc],
             word_begin=word_begin,
             word_id=self.word_id[position],
-            final_graph_score=self.final_graph_score[state],
-            final_lm_score=self.final_lm_score[state],
         )
 
     def between(self, first: int, last: int) -> Lattice:
@@ -155,28 +150,15 @@ class Lattice:
         is_end = last == self.num_frames
         if first == 0 and is_end:
             return self
-        begin = int(torch.searchsorted(self.frame, first))
-        end = self.num_states if is_end else int(torch.searchsorted(self.frame, last)) + 1
-        first_arc, last_arc = self.arc_begin[[begin, end if is_end else end - 1]].tolist()
-        states, arcs = slice(begin, end), slice(first_arc, last_arc)
-        word_begin = self.word_begin[first_arc : last_arc + 1]
-        frame = self.frame[states] - first
-        is_cut = (frame == last - first) & (not is_end)
-        return Lattice(
-            frame=frame,
-            utt_idx=self.utt_idx[states],
+        is_inside = (self.frame >= first) & (self.frame <= last)
+        part = self.select(is_inside, torch.ones_like(self.dst_state, dtype=torch.bool))
+        is_cut = (part.frame == last) & (not is_end)
+        return replace(
+            part,
+            frame=part.frame - first,
             start_state=torch.zeros_like(self.start_state),
-            arc_begin=(self.arc_begin[begin : end + 1] - first_arc).clamp(max=last_arc - first_arc),
-            dst_state=self.dst_state[arcs] - begin,
-            graph_arc=self.graph_arc[arcs],
-            token_id=self.token_id[arcs],
-            am_score=self.am_score[arcs],
-            graph_score=self.graph_score[arcs],
-            lm_score=self.lm_score[arcs],
-            word_begin=word_begin - word_begin[0],
-            word_id=self.word_id[word_begin[0] : word_begin[-1]],
-            final_graph_score=self.final_graph_score[states].masked_fill(is_cut, 0.0),
-            final_lm_score=self.final_lm_score[states].masked_fill(is_cut, 0.0),
+            final_graph_score=part.final_graph_score.masked_fill(is_cut, 0.0),
+            final_lm_score=part.final_lm_score.masked_fill(is_cut, 0.0),
         )
 
     def split(self) -> list[Lattice]:
@@ -196,9 +178,8 @@ class Lattice:
         arc, first_arc = stable_order(row[self.src_state()], num_utts + 1)
         num_arcs = (self.arc_begin[1:] - self.arc_begin[:-1])[state]
         word_begin, position = take_ranges(self.word_begin, arc)
-        of_states = [self.frame[state], self.final_graph_score[state], self.final_lm_score[state]]
-        of_arcs = [number[self.dst_state[arc]], self.graph_arc[arc], self.token_id[arc]]
-        of_arcs += [self.am_score[arc], self.graph_score[arc], self.lm_score[arc]]
+        of_states = [getattr(self, name)[state] for name in _OF_STATES]
+        of_arcs = [number[self.dst_state[arc]], *(getattr(self, name)[arc] for name in _OF_ARCS)]
         others = [number[self.start_state], _begins(num_arcs), word_begin, self.word_id[position]]
         bounds = [part[: num_utts + 1] for part in (state_begin, first_arc, word_begin[first_arc])]
         moved = iter(moved_together([*of_states, *of_arcs, *others, *bounds], torch.device("cpu")))
@@ -210,26 +191,17 @@ class Lattice:
         for utt, (begin, end) in enumerate(itertools.pairwise(zip(*(part.tolist() for part in bounds), strict=True))):
             states, arcs, words = map(slice, begin, end)
             # Copies, because a view would keep the memory of all utterances.
-            frame, final_graph_score, final_lm_score = (column[states].clone() for column in of_states)
-            dst_state, graph_arc, token_id, am_score, graph_score, lm_score = (
-                column[arcs].clone() for column in of_arcs
-            )
+            own_states = {name: part[states].clone() for name, part in zip(_OF_STATES, of_states, strict=True)}
+            own_arcs = {name: part[arcs].clone() for name, part in zip(("dst_state", *_OF_ARCS), of_arcs, strict=True)}
             parts.append(
                 Lattice(
-                    frame=frame,
-                    utt_idx=torch.zeros_like(frame),
+                    **own_states,
+                    **own_arcs,
+                    utt_idx=torch.zeros_like(own_states["frame"]),
                     start_state=start_state[utt : utt + 1].clone(),
                     arc_begin=arc_begin[states.start : states.stop + 1] - arcs.start,
-                    dst_state=dst_state,
-                    graph_arc=graph_arc,
-                    token_id=token_id,
-                    am_score=am_score,
-                    graph_score=graph_score,
-                    lm_score=lm_score,
                     word_begin=word_begin[arcs.start : arcs.stop + 1] - words.start,
                     word_id=word_id[words].clone(),
-                    final_graph_score=final_graph_score,
-                    final_lm_score=final_lm_score,
                 )
             )
         return parts
@@ -265,92 +237,58 @@ def join(lattices: list[Lattice]) -> Lattice:
     """Joins several lattices into one, with utterances numbered consecutively."""
     if len(lattices) == 1:
         return lattices[0]
+
+    def shifted(name: str, sizes: list[int]) -> Tensor:
+        """A column of all lattices that counts states or utterances, of which each lattice has so many."""
+        offsets = itertools.accumulate(sizes[:-1], initial=0)
+        return torch.cat([getattr(part, name) + offset for part, offset in zip(lattices, offsets, strict=True)])
+
     num_states = [lattice.num_states for lattice in lattices]
-    state_offset = [sum(num_states[:i]) for i in range(len(lattices))]
-    utt_offset = [sum(lattice.num_utts for lattice in lattices[:i]) for i in range(len(lattices))]
-    frame = torch.cat([lattice.frame for lattice in lattices])
-    order = torch.sort(frame, stable=True).indices
-    number = torch.empty_like(order)
-    number[order] = torch.arange(len(order), device=order.device)
-
-    def shifted(parts: list[Tensor], offsets: list[int]) -> Tensor:
-        return torch.cat([part + offset for part, offset in zip(parts, offsets, strict=True)])
-
-    src_state = number[
-        torch.cat([part.src_state() + offset for part, offset in zip(lattices, state_offset, strict=True)])
-    ]
-    arc = torch.sort(src_state, stable=True).indices
-    num_arcs = torch.bincount(src_state, minlength=len(order))
-    length = torch.cat([lattice.num_words() for lattice in lattices])
-    word_begin, position = take_ranges(_begins(length), arc)
-
-    def joined(name: str, chosen: Tensor) -> Tensor:
-        return torch.cat([getattr(lattice, name) for lattice in lattices])[chosen]
-
-    return Lattice(
-        frame=frame[order],
-        utt_idx=shifted([lattice.utt_idx for lattice in lattices], utt_offset)[order],
-        start_state=number[shifted([lattice.start_state for lattice in lattices], state_offset)],
-        arc_begin=_begins(num_arcs),
-        dst_state=number[shifted([lattice.dst_state for lattice in lattices], state_offset)][arc],
-        graph_arc=joined("graph_arc", arc),
-        token_id=joined("token_id", arc),
-        am_score=joined("am_score", arc),
-        graph_score=joined("graph_score", arc),
-        lm_score=joined("lm_score", arc),
-        word_begin=word_begin,
-        word_id=joined("word_id", position),
-        final_graph_score=joined("final_graph_score", order),
-        final_lm_score=joined("final_lm_score", order),
+    one_by_one = Lattice(
+        **{name: torch.cat([getattr(part, name) for part in lattices]) for name in (*_OF_STATES, *_OF_ARCS, "word_id")},
+        utt_idx=shifted("utt_idx", [lattice.num_utts for lattice in lattices]),
+        start_state=shifted("start_state", num_states),
+        arc_begin=_begins(torch.cat([lattice.arc_begin[1:] - lattice.arc_begin[:-1] for lattice in lattices])),
+        dst_state=shifted("dst_state", num_states),
+        word_begin=_begins(torch.cat([lattice.num_words() for lattice in lattices])),
     )
+    state = torch.sort(one_by_one.frame, stable=True).indices
+    number = torch.empty_like(state)
+    number[state] = torch.arange(len(state), device=state.device)
+    src_state, arc = torch.sort(number[one_by_one.src_state()], stable=True)
+    return one_by_one._take(state, arc, number, src_state)
 
 
 def best_from_start(lattice: Lattice, arc_total: Tensor) -> Tensor:
     """The score of the best path from the start to each state, (S,) float64; arc_total (A,) float64."""
     score = torch.full((lattice.num_states,), -torch.inf, dtype=torch.float64, device=arc_total.device)
     score[lattice.start_state] = 0.0
-    if (loop := _loop_for(spread_forward, score)) is not None:
-        loop(*_arrays(lattice, arc_total, score))
-        return score
-    src_state = lattice.src_state()
-    if (spread := gpu_module("asr.decoding.gpu.spread", score.device)) is not None and lattice.num_arcs:
-        return cast(Tensor, spread.raised(score, _places(lattice), (lattice.dst_state, src_state, arc_total), False))
-    begin = lattice.arc_frame_begin
-    for first, last in itertools.pairwise(begin):
-        extended = score.index_select(0, src_state[first:last]) + arc_total[first:last]
-        score.scatter_reduce_(0, lattice.dst_state[first:last], extended, "amax")
-    return score
+    return _raised(score, lattice, arc_total, is_backward=False)
 
 
 def best_to_end(lattice: Lattice, arc_total: Tensor, final_total: Tensor) -> Tensor:
     """The score of the best path from each state to an end, (S,) float64; arc_total (A,), final_total (S,) float64."""
-    score = final_total.clone()
-    if (loop := _loop_for(spread_backward, score)) is not None:
-        loop(*_arrays(lattice, arc_total, score))
+    return _raised(final_total.clone(), lattice, arc_total, is_backward=True)
+
+
+def _raised(score: Tensor, lattice: Lattice, arc_total: Tensor, is_backward: bool) -> Tensor:
+    """Raises score (S,) in place to the best over the arcs that lead to each state or, backward, that leave it."""
+    loop = jit(spread_backward if is_backward else spread_forward) if score.device.type == "cpu" else None
+    if loop is not None:
+        loop(*(part.numpy() for part in (lattice.arc_begin, lattice.dst_state, arc_total, score)))
         return score
-    src_state = lattice.src_state()
+    own, other = lattice.dst_state, lattice.src_state()
+    if is_backward:
+        own, other = other, own
     if (spread := gpu_module("asr.decoding.gpu.spread", score.device)) is not None and lattice.num_arcs:
-        return cast(Tensor, spread.raised(score, _places(lattice), (src_state, lattice.dst_state, arc_total), True))
-    begin = lattice.arc_frame_begin
-    for first, last in reversed(list(itertools.pairwise(begin))):
-        extended = score.index_select(0, lattice.dst_state[first:last]) + arc_total[first:last]
-        score.scatter_reduce_(0, src_state[first:last], extended, "amax")
+        num_utts, num_frames = torch.stack([lattice.utt_idx.amax(), lattice.frame.amax()]).tolist()
+        states = (lattice.utt_idx, lattice.frame, num_utts + 1, num_frames + 1)
+        return cast(Tensor, spread.raised(score, states, (own, other, arc_total), is_backward))
+    frames = list(itertools.pairwise(lattice.arc_frame_begin))
+    for first, last in reversed(frames) if is_backward else frames:
+        extended = score.index_select(0, other[first:last]) + arc_total[first:last]
+        score.scatter_reduce_(0, own[first:last], extended, "amax")
     return score
-
-
-def _places(lattice: Lattice) -> tuple[Tensor, Tensor, int, int]:
-    """Utterance and frame of each state, and their numbers."""
-    num_utts, num_frames = torch.stack([lattice.utt_idx.amax(), lattice.frame.amax()]).tolist()
-    return lattice.utt_idx, lattice.frame, num_utts + 1, num_frames + 1
-
-
-def _loop_for(function: Callable[..., None], score: Tensor) -> Callable[..., None] | None:
-    """The compiled loop, which gives the same scores; None on a GPU or without numba."""
-    return jit(function) if score.device.type == "cpu" else None
-
-
-def _arrays(lattice: Lattice, arc_total: Tensor, score: Tensor) -> list[NDArray[Any]]:
-    return [part.numpy() for part in (lattice.arc_begin, lattice.dst_state, arc_total, score)]
 
 
 def prune(lattice: Lattice, options: DecodingOptions, beam: float) -> Lattice:
@@ -458,12 +396,9 @@ def lattice_from_lattice(parts: LatticeParts, source: Lattice) -> Lattice:
     word_begin, position = take_ranges(source.word_begin, arc)
     return Lattice(
         **_states_of(parts),
+        **{name: getattr(source, name)[arc] for name in ("graph_arc", "token_id", "am_score", "graph_score")},
         arc_begin=arc_begin,
         dst_state=parts.dst_state[order],
-        graph_arc=source.graph_arc[arc],
-        token_id=source.token_id[arc],
-        am_score=source.am_score[arc],
-        graph_score=source.graph_score[arc],
         lm_score=parts.lm_score[order],
         word_begin=word_begin,
         word_id=source.word_id[position].to(torch.int64),
@@ -471,8 +406,7 @@ def lattice_from_lattice(parts: LatticeParts, source: Lattice) -> Lattice:
 
 
 def _states_of(parts: LatticeParts) -> dict[str, Tensor]:
-    names = ("frame", "utt_idx", "start_state", "final_graph_score", "final_lm_score")
-    return {name: getattr(parts, name) for name in names}
+    return {name: getattr(parts, name) for name in ("utt_idx", "start_state", *_OF_STATES)}
 
 
 def arc_posteriors(lattice: Lattice, options: DecodingOptions, scale: float = 1.0) -> Tensor:
