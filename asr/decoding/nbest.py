@@ -13,7 +13,6 @@ import itertools
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -77,7 +76,7 @@ def hypotheses_of_lattice(
     total: Tensor,
     original_frame: Tensor | None = None,
 ) -> tuple[Hypothesis, ...]:
-    """The hypotheses of K paths of a lattice.
+    """The hypotheses of K paths of a lattice, all at once; `hypothesis_of_path` makes one.
 
     Args:
         lattice: of one utterance, on the CPU.
@@ -88,61 +87,24 @@ def hypotheses_of_lattice(
         original_frame: (T,) int64, the original frame of each decoded one; None if no frames were skipped.
     """
     arc, num_arcs = paths
-    path = torch.repeat_interleave(num_arcs)
-    # The start state, and then the state after each arc.
-    state = torch.cat([lattice.start_state, lattice.dst_state.index_select(0, arc)])
-    end_state = state[torch.where(num_arcs > 0, num_arcs.cumsum(0), 0)]
-    lm_score = torch.zeros(len(total), dtype=torch.float64)
-    lm_score.index_add_(0, path, lattice.lm_score.index_select(0, arc).double())
-    scores = PathScores(
-        total, lattice.final_graph_score[end_state].double(), lm_score + lattice.final_lm_score[end_state].double()
-    )
-    graph_arc = lattice.graph_arc.index_select(0, arc)
-    return hypotheses_of_paths(graph.to("cpu"), options, graph_arc, num_arcs, scores, original_frame)
-
-
-class PathScores(NamedTuple):
-    """Scores of K paths, float64.
-
-    Attributes:
-        total: (K,) scaled.
-        final_score: (K,) the graph's final score, unscaled.
-        lm_score: (K,) the language model score, unscaled.
-    """
-
-    total: Tensor
-    final_score: Tensor
-    lm_score: Tensor
-
-
-def hypotheses_of_paths(
-    graph: DecodingGraph,
-    options: DecodingOptions,
-    arc: Tensor,
-    num_arcs: Tensor,
-    scores: PathScores,
-    frame_of: Tensor | None = None,
-) -> tuple[Hypothesis, ...]:
-    """Like `hypothesis_of_path` for many paths at once; each arc must read one frame.
-
-    Args:
-        graph: the graph, on the CPU like all arguments.
-        options: the scales of the totals.
-        arc: (L,) int64, the concatenated graph arcs of all paths.
-        num_arcs: (K,) int64, the number of arcs of each path.
-        scores: scores of the paths.
-        frame_of: (T,) the original frame of each decoded one; None if no frames were skipped.
-    """
+    graph = graph.to("cpu")
     begin = num_arcs.cumsum(0) - num_arcs
     path = torch.repeat_interleave(num_arcs)
     position = torch.arange(len(arc))
 
     def frame(place: Tensor) -> Tensor:
         own = place - begin.index_select(0, path.index_select(0, place))
-        if frame_of is None or not len(frame_of):
+        if original_frame is None or not len(original_frame):
             return own
-        return frame_of.index_select(0, own.clamp(max=len(frame_of) - 1))
+        return original_frame.index_select(0, own.clamp(max=len(original_frame) - 1))
 
+    # The start state, and then the state after each arc.
+    state = torch.cat([lattice.start_state, lattice.dst_state.index_select(0, arc)])
+    end_state = state[torch.where(num_arcs > 0, num_arcs.cumsum(0), 0)]
+    lm_score = torch.zeros(len(total), dtype=torch.float64)
+    lm_score.index_add_(0, path, lattice.lm_score.index_select(0, arc).double())
+    lm_score += lattice.final_lm_score[end_state].double()
+    arc = lattice.graph_arc.index_select(0, arc)  # from here on, the arcs of the graph
     token_id = graph.token_id.index_select(0, arc).to(torch.int64)
     owner, word = expand(graph.word_begin, arc)
     # A word ends with the last token that is not blank before the next word or the end of the path.
@@ -160,16 +122,17 @@ def hypotheses_of_paths(
     run_last, run_length = run_last.index_select(0, spoken), run_length.index_select(0, spoken)
     runs = _shared_runs(token_id.index_select(0, run_last), frame(run_last - run_length + 1), frame(run_last) + 1)
     num_runs = torch.bincount(path.index_select(0, run_last), minlength=len(num_arcs)).tolist()
-    graph_score = scores.final_score.index_add(0, path, graph.score.index_select(0, arc).double())
-    rest = options.graph_scale * graph_score + options.lm_scale * scores.lm_score
+    graph_score = lattice.final_graph_score[end_state].double()
+    graph_score.index_add_(0, path, graph.score.index_select(0, arc).double())
+    rest = options.graph_scale * graph_score + options.lm_scale * lm_score
     rest = rest + options.word_insertion_penalty * torch.tensor(num_words, dtype=torch.float64)
-    am_score = (scores.total - rest) / options.am_scale
+    am_score = (total - rest) / options.am_scale
     word_ids = graph.word_id[word].tolist()
     words = [graph.vocabulary.words[word_id] for word_id in word_ids]
-    columns = (am_score, graph_score, scores.lm_score, scores.total)
+    columns = (am_score, graph_score, lm_score, total)
     hypotheses: list[Hypothesis] = []
     first, first_run = 0, 0
-    for am, of_graph, lm, total, own_words, own_runs in zip(
+    for am, of_graph, lm, own_total, own_words, own_runs in zip(
         *(column.tolist() for column in columns), num_words, num_runs, strict=True
     ):
         own = slice(first, first + own_words)
@@ -180,7 +143,7 @@ def hypotheses_of_paths(
                 am_score=am,
                 graph_score=of_graph,
                 lm_score=lm,
-                total=total,
+                total=own_total,
                 start_frames=tuple(start_frames[own]),
                 end_frames=tuple(end_frames[own]),
                 phones=tuple(runs[first_run : first_run + own_runs]),

@@ -18,10 +18,9 @@ from asr.decoding.interface import DecodeResult, skip_blanks
 from asr.decoding.lattice import Lattice, arc_posteriors, best_to_end
 from asr.decoding.mbr import PathPosteriors
 from asr.decoding.nbest import (
-    PathScores,
     PrefixTree,
     _one_word_an_arc,
-    hypotheses_of_paths,
+    hypotheses_of_lattice,
     n_best,
     rescore_n_best,
     score_tree,
@@ -203,7 +202,10 @@ def test_many_paths_are_spelled_as_each_by_itself(frame_of: torch.Tensor | None)
         graph, result = decoded(seed, False)
         lattice = result.lattice
         assert lattice is not None
-        paths: list[list[int]] = [[]]
+        final_scores = torch.randn(2, lattice.num_states)  # a path may end anywhere
+        lm_score = torch.randn(lattice.num_arcs)
+        lattice = replace(lattice, lm_score=lm_score, final_graph_score=final_scores[0], final_lm_score=final_scores[1])
+        paths, ends = [list[int]()], [int(lattice.start_state[0])]
         for _ in range(12):
             state, path = int(lattice.start_state[0]), []
             for _ in range(generator.randrange(6)):
@@ -211,14 +213,16 @@ def test_many_paths_are_spelled_as_each_by_itself(frame_of: torch.Tensor | None)
                 if begin < end:
                     path.append(generator.randrange(begin, end))
                     state = int(lattice.dst_state[path[-1]])
-            paths.append(lattice.graph_arc[path].tolist())
-        scores = PathScores(*(torch.randn(len(paths), dtype=torch.float64) for _ in range(3)))
-        flat = torch.tensor([arc for path in paths for arc in path], dtype=torch.int64)
-        together = hypotheses_of_paths(
-            graph, OPTIONS, flat, torch.tensor([len(path) for path in paths]), scores, frame_of
-        )
-        for one, path, *own in zip(together, paths, *(part.tolist() for part in scores), strict=True):
-            alone = hypothesis_of_path(graph, OPTIONS, torch.tensor(path, dtype=torch.int64), *own, frame_of)
+            paths.append(path)
+            ends.append(state)
+        flat, total = torch.tensor([arc for path in paths for arc in path]), torch.randn(len(paths)).double()
+        num_arcs = torch.tensor([len(path) for path in paths])
+        together = hypotheses_of_lattice(lattice, graph, OPTIONS, (flat, num_arcs), total, frame_of)
+        for one, path, end, own_total in zip(together, paths, ends, total.tolist(), strict=True):
+            final_score, lm_score_of_end = final_scores[:, end].tolist()
+            own_lm_score = float(lm_score[path].sum()) + lm_score_of_end
+            scores = (own_total, final_score, own_lm_score)
+            alone = hypothesis_of_path(graph, OPTIONS, lattice.graph_arc[path], *scores, frame_of)
             assert (one.word_ids, one.words, one.phones) == (alone.word_ids, alone.words, alone.phones)
             assert (one.start_frames, one.end_frames) == (alone.start_frames, alone.end_frames)
             for name in ("am_score", "graph_score", "lm_score", "total"):
