@@ -26,7 +26,6 @@ from asr.graph.fst import (
     INPUT_EPSILON,
     GraphArrays,
     Transducer,
-    Words,
     round_scores,
 )
 from asr.graph.openfst import from_openfst, import_kaldifst, to_openfst
@@ -40,7 +39,7 @@ def build_grammar_transducer(
     arrays: NgramArrays,
     usable_words: Collection[int],
     backoff_label: int,
-    score_step: float = 2.0**-14,
+    score_step: float,
 ) -> Transducer:
     """Builds G: n-grams are arcs; backing off is an arc that reads `backoff_label` and outputs nothing.
 
@@ -83,32 +82,22 @@ def build_grammar_transducer(
 
 
 LOOP_STATE = 0
-_NO_SCORES: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True)
-class LexiconTransducer:
-    """L. Its input labels are 0 for epsilon, 1 to P for phones, P + 1 for backoff; disambiguation symbols are higher.
-
-    Attributes:
-        transducer: the closure of L: any word may follow any word.
-        backoff_output: the backoff symbol's output label, above all word ids.
-    """
-
-    transducer: Transducer
-    backoff_output: int
 
 
 def build_lexicon_transducer(
     pronunciations: Mapping[int, Sequence[Sequence[int]]],
     num_phones: int,
     num_words: int,
-    silence: int | None = None,
-    silence_probability: float = 0.5,
-    score_step: float = 2.0**-14,
-    pronunciation_scores: Mapping[int, Sequence[float]] | None = None,
-) -> LexiconTransducer:
-    """Builds L. Words are output at their first phone, so that composition adds the language model's score there.
+    silence: int | None,
+    silence_probability: float,
+    score_step: float,
+    pronunciation_scores: Mapping[int, Sequence[float]],
+) -> Transducer:
+    """Builds L, in which any word may follow any word.
+
+    Words are output at their first phone, so that composition adds the language model's score there. The input labels
+    are 0 for epsilon, 1 to P for phones, P + 1 for backoff, and higher ones for disambiguation; the output label for
+    backoff is `num_words`, above all word ids.
 
     Args:
         pronunciations: the pronunciations of each word id; phones are numbered from 1.
@@ -119,7 +108,7 @@ def build_lexicon_transducer(
         score_step: scores are rounded to multiples of this.
         pronunciation_scores: word id -> the score of each of its pronunciations; words that are not listed have 0.
     """
-    backoff_input, backoff_output = num_phones + 1, num_words
+    backoff_input = num_phones + 1
     markers = _disambiguation(pronunciations)
     silence_marker = max(markers.values(), default=0) + 1
     states: dict[tuple[int, ...], int] = {}
@@ -154,29 +143,21 @@ def build_lexicon_transducer(
             src_state, labels, word_id, first_score = states[rest], rest, EPSILON, 0.0
         arcs.extend((src_state, labels[0], word_id, first_score + score, state) for state, score in endings)
 
-    all_scores = pronunciation_scores or {}
     for word_id, variants in pronunciations.items():
-        word_scores = all_scores.get(word_id, _NO_SCORES)
+        word_scores = pronunciation_scores.get(word_id)
         for variant_idx, phones in enumerate(variants):
             marker = markers.get((word_id, variant_idx), 0)
             labels = (*phones, backoff_input + marker) if marker else tuple(phones)
             add_arc(LOOP_STATE, labels, word_id, word_scores[variant_idx] if word_scores else 0.0)
-    arcs.append((LOOP_STATE, backoff_input, backoff_output, 0.0, LOOP_STATE))
+    arcs.append((LOOP_STATE, backoff_input, num_words, 0.0, LOOP_STATE))
 
     src_state, input_label, output_label, score, dst_state = (np.array(column) for column in zip(*arcs, strict=True))
     final_score = np.full(num_states, -np.inf)
     final_score[LOOP_STATE] = 0.0
-    transducer = Transducer.from_arcs(
-        start,
-        src_state,
-        input_label,
-        output_label,
-        round_scores(score, score_step),
-        dst_state,
-        final_score,
-        sort_by="output",
+    score = round_scores(score, score_step)
+    return Transducer.from_arcs(
+        start, src_state, input_label, output_label, score, dst_state, final_score, sort_by="output"
     )
-    return LexiconTransducer(transducer, backoff_output)
 
 
 def _disambiguation(pronunciations: Mapping[int, Sequence[Sequence[int]]]) -> dict[tuple[int, int], int]:
@@ -278,7 +259,7 @@ def build_phone_graph(
             {word_id: scores[word] for word_id in word_ids if (word := vocabulary.words[word_id]) in scores},
         )
     with clock.step("grammar"):
-        grammar = build_grammar_transducer(language_model.arrays, word_ids, lexicon_part.backoff_output, score_step)
+        grammar = build_grammar_transducer(language_model.arrays, word_ids, len(vocabulary), score_step)
         report.sizes["grammar"] = (len(grammar.final_score), len(grammar.dst_state))
     combined = _composed(lexicon_part, grammar, score_step, clock)
     report.sizes["phone graph"] = (len(combined.final_score), len(combined.dst_state))
@@ -330,10 +311,10 @@ def _pronunciations(
     return pronunciations, sorted(phones | ({silence.phone} if silence is not None else set()))
 
 
-def _composed(lexicon_part: LexiconTransducer, grammar: Transducer, score_step: float, clock: _Clock) -> Transducer:
+def _composed(lexicon_part: Transducer, grammar: Transducer, score_step: float, clock: _Clock) -> Transducer:
     kaldifst = import_kaldifst()
     with clock.step("composition"):
-        fst = kaldifst.compose(to_openfst(lexicon_part.transducer), to_openfst(grammar))
+        fst = kaldifst.compose(to_openfst(lexicon_part), to_openfst(grammar))
         if fst.num_states == 0:
             raise AsrError("the decoding graph is empty: no sentence of the language model can be pronounced.")
     with clock.step("determinization"):
@@ -347,22 +328,10 @@ def _composed(lexicon_part: LexiconTransducer, grammar: Transducer, score_step: 
 
 
 def _phone_arrays(transducer: Transducer, num_phones: int) -> GraphArrays:
-    """Numbers labels from 0, replaces backoff and disambiguation symbols by epsilons, makes the start state 0."""
+    """Numbers labels from 0, and replaces backoff and disambiguation symbols by epsilons."""
     label = transducer.input_label - 1
     label[label >= num_phones] = INPUT_EPSILON
-    num_states = len(transducer.final_score)
-    words = Words.single(transducer.output_label)
-    arrays = GraphArrays(
-        transducer.arc_begin,
-        transducer.dst_state,
-        label,
-        transducer.score,
-        words.begin,
-        words.word_id,
-        transducer.final_score,
-    )
-    states = np.arange(num_states)
-    return arrays if transducer.start == 0 else arrays.take_states(np.roll(states, -transducer.start))
+    return GraphArrays.from_transducer(transducer, label)
 
 
 class _Clock:

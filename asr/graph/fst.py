@@ -123,6 +123,14 @@ class GraphArrays:
             final_score.astype(np.float32),
         )
 
+    @classmethod
+    def from_transducer(cls, fst: Transducer, label: npt.NDArray[np.int32]) -> GraphArrays:
+        """The arcs of a transducer with these labels (A,) in place of its input labels; its start becomes state 0."""
+        words = Words.single(fst.output_label)
+        arcs = (fst.arc_begin, fst.dst_state, label, fst.score, words.begin, words.word_id)
+        graph = cls(*arcs, fst.final_score)
+        return graph if fst.start == 0 else graph.take_states(np.roll(np.arange(graph.num_states), -fst.start))
+
     def best_first(self) -> GraphArrays:
         """The same graph with the arcs of each state sorted by score, the best first; equal scores keep their order."""
         src_state = self.src_state()

@@ -7,6 +7,7 @@ column plus 1. An HCLG graph reads transition ids; the transition model maps the
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -71,15 +72,7 @@ def import_graph(path: str | Path, words: str | Path, tokens: str | Path) -> Dec
     spoken = known != EPSILON_ID
     owner = np.repeat(np.arange(arrays.num_arcs), np.diff(arrays.word_begin))[spoken]
     spoken_words = Words(offsets(np.bincount(owner, minlength=arrays.num_arcs)), known[spoken].astype(np.int32))
-    renamed = GraphArrays(
-        arrays.arc_begin,
-        arrays.dst_state,
-        label,
-        arrays.score,
-        spoken_words.begin,
-        spoken_words.word_id,
-        arrays.final_score,
-    )
+    renamed = replace(arrays, label=label, word_begin=spoken_words.begin, word_id=spoken_words.word_id)
     try:
         finished = remove_epsilons(renamed).best_first().breadth_first()
     except AsrError as error:
@@ -159,11 +152,7 @@ def _read(path: Path) -> GraphArrays:
     fst = read_openfst(path)
     if len(fst.input_label) and min(int(fst.input_label.min()), int(fst.output_label.min())) < 0:
         raise AsrError(f"{path}: the transducer has labels below 0; the file is damaged.")
-    words = Words.single(fst.output_label)
-    label = (fst.input_label - 1).astype(np.int32)
-    arrays = GraphArrays(fst.arc_begin, fst.dst_state, label, fst.score, words.begin, words.word_id, fst.final_score)
-    states = np.arange(len(fst.final_score))
-    return arrays if fst.start == 0 else arrays.take_states(np.concatenate([[fst.start], np.delete(states, fst.start)]))
+    return GraphArrays.from_transducer(fst, (fst.input_label - 1).astype(np.int32))
 
 
 def _read_k2(path: Path) -> GraphArrays:
