@@ -32,6 +32,7 @@ MOVED = {
     "asr.decoding.token_search": ("asr.decoding.frame",),
     "asr.decoding.tokens": ("asr.decoding.backend",),
     "asr.decoding.word_lattice_io": ("asr.decoding.slf", "asr.decoding.k2_lattice", "asr.decoding.kaldi_lattice"),
+    "asr.graph.shared_exits": ("asr.graph.topology",),
     "asr.kernels.autograd": ("asr.kernels.memory",),
     "asr.kernels.heap": ("asr.kernels.memory",),
     "asr.kernels.threads": ("asr.kernels.jit", "asr.lm.evaluate"),

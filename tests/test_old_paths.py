@@ -28,6 +28,7 @@ NAMES = {
     "asr.decoding.token_search": "TokenSearch",
     "asr.decoding.tokens": "ActiveTokens",
     "asr.decoding.word_lattice_io": "read_word_ids",
+    "asr.graph.shared_exits": "SharedExits",
     "asr.kernels.autograd": "no_autograd",
     "asr.kernels.heap": "release",
     "asr.kernels.threads": "in_threads",
