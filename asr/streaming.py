@@ -139,7 +139,6 @@ _WARM_UP_BYTES, _WARM_UP_CHUNK = 1 << 26, 16
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
-
 # The options that say how windows are cut and normalized.
 _OF_WINDOWS = ("left_seconds", "right_seconds", "memory_seconds", "min_feature_std")
 

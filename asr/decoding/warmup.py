@@ -24,7 +24,6 @@ _NUM_FRAMES = (48, 20)
 # Added to the logit of the token on the path; all logits have standard normal noise.
 _PEAK = 9.0
 
-
 # Combinations that have been warmed up in this process.
 _WARM: set[tuple[object, ...]] = set()
 

@@ -41,8 +41,6 @@ class _SetRows(Intrinsic):
 
 
 set_rows: Any = _SetRows("asr.kernels.intrinsics", "set_rows")
-
-
 copy_items: Any = Intrinsic("asr.kernels.intrinsics", "copy_items")
 
 

@@ -21,7 +21,15 @@ from torch import Tensor
 
 from asr.kernels.jit import gpu_module, jit, kernel
 
-_MAX_TABLE_SIZE = (1 << 63) - 1
+BUCKET_SIZE = 8
+BYTES_PER_SLOT = 16
+EMPTY = -1
+MAX_LOAD = 0.5
+
+# 2**64 / golden ratio, as a signed number: the products' high bits are well mixed (Knuth's multiplicative hashing).
+_MULTIPLIER = -7046029254386353131
+_LARGEST = (1 << 63) - 1
+_BUCKET_SHIFT = 3
 
 
 def compiled_loops() -> tuple[Callable[..., int], Callable[..., int]] | None:
@@ -88,29 +96,7 @@ def slot_of(table: Any, key: int, multiplier: int, shift: int) -> int:
 
 def home_bucket(key: int, multiplier: int, shift: int) -> int:
     """The bucket in which the search for a key begins."""
-    return ((key * multiplier) & _MAX_TABLE_SIZE) >> shift
-
-
-BUCKET_SIZE = 8
-
-
-BYTES_PER_SLOT = 16
-
-
-EMPTY = -1
-
-
-MAX_LOAD = 0.5
-
-
-# 2**64 / golden ratio, as a signed number: the products' high bits are well mixed (Knuth's multiplicative hashing).
-_MULTIPLIER = -7046029254386353131
-
-
-_LARGEST = 2**63 - 1
-
-
-_BUCKET_SHIFT = 3
+    return ((key * multiplier) & _LARGEST) >> shift
 
 
 class HashTable:

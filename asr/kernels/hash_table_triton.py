@@ -15,11 +15,7 @@ from torch import Tensor
 
 # At least 128, the threads of a program.
 _LANES = 256
-
-
 _LARGEST = tl.constexpr((1 << 63) - 1)
-
-
 _EMPTY = tl.constexpr(-1)
 
 

@@ -122,18 +122,14 @@ def are_bytes_multiplied() -> bool:
 # inputs (Q, I), and whether negative outputs become 0 -> (Q, O)
 _Product = Callable[[Tensor, bool], Tensor]
 
-
 # Fewer rows are multiplied just as fast with plain weights.
 _MIN_PACKED_ROWS = 2
-
 
 # Up to this many rows the loop is at least as fast as oneDNN; torch 1.13 does not use all of oneDNN.
 MAX_LOOP_ROWS = 512 if torch.__version__.startswith("1.") else 16
 
-
 # From this many rows on, packing the weights in each call is worth it.
 _MIN_LINEAR_ROWS = 192
-
 
 _ValueT = TypeVar("_ValueT")
 

@@ -18,29 +18,18 @@ from torch.nn import functional as F
 from asr.kernels.jit import Intrinsic
 
 ROWS = 8  # of each call of `add_products`
-
-
 COLUMNS, NARROW = 48, 16  # columns of a block: as many blocks of the first size as fit, then blocks of the second
-
-
+TILE = 12 * COLUMNS
 AMX_TILE = 16  # rows, columns, and int32 along the inner dimension, of a tile of AMX; COLUMNS are three tiles
-
-
+MAX_TERM = 1e18  # of a sum of exponentials: larger terms might overflow float32, or swamp the smaller ones
+_INNER_AT_ONCE = 128  # this many rows of COLUMNS columns fit the L1 cache
 _LINE = 64  # bytes of a cache's line
 
-
-MAX_TERM = 1e18  # of a sum of exponentials: larger terms might overflow float32, or swamp the smaller ones
-
-
-add_narrow_block: Any = Intrinsic("asr.kernels.intrinsics", "add_narrow_block")
-
-
 add_block: Any = Intrinsic("asr.kernels.intrinsics", "add_block")
-
-
+add_narrow_block: Any = Intrinsic("asr.kernels.intrinsics", "add_narrow_block")
+add_transposed_block: Any = Intrinsic("asr.kernels.intrinsics", "add_transposed_block")
+add_narrow_transposed_block: Any = Intrinsic("asr.kernels.intrinsics", "add_narrow_transposed_block")
 as_float32: Any = Intrinsic("asr.kernels.intrinsics", "as_float32")
-
-
 prefetch: Any = Intrinsic("asr.kernels.intrinsics", "prefetch")
 
 
@@ -101,15 +90,6 @@ def exponential(x: Any) -> Any:
     return power * (np.float32(1.0) + f * series)
 
 
-_INNER_AT_ONCE = 128  # this many rows of COLUMNS columns fit the L1 cache
-
-
-add_transposed_block: Any = Intrinsic("asr.kernels.intrinsics", "add_transposed_block")
-
-
-add_narrow_transposed_block: Any = Intrinsic("asr.kernels.intrinsics", "add_narrow_transposed_block")
-
-
 def padded(tensor: Tensor, num_rows: int = 1) -> Tensor:
     """Pads a matrix, or matrices, with zeros: the width to a multiple of NARROW, the rows to one of `num_rows`."""
     padding = -tensor.shape[-1] % NARROW, -tensor.shape[-2] % num_rows
@@ -145,9 +125,6 @@ def add_products_by_column(products: Any, left: Any, right: Any, begin: int, end
         for column in range(num_wide, width, NARROW):
             for row in range(ROWS * begin, ROWS * end, ROWS):
                 add_narrow_transposed_block(products[row:], factors[:, row:], part, column)
-
-
-TILE = 12 * COLUMNS
 
 
 def tiled(rows: Tensor, width: int = TILE) -> Tensor:

@@ -144,44 +144,18 @@ def gather_candidates(
 
 
 NUM_PATHS = tl.constexpr(0)
-
-
 NUM_ENDED = tl.constexpr(1)
-
-
 NUM_RECORDS = tl.constexpr(2)
-
-
 FRAME = tl.constexpr(3)
-
-
 NUM_GOING = tl.constexpr(4)
-
-
 IS_SHORT = tl.constexpr(5)
-
-
 MOST_ARCS = tl.constexpr(6)
-
-
 MOST_PATHS = tl.constexpr(7)
-
-
 MOST_ENDED = tl.constexpr(8)
-
-
 MOST_RECORDS = tl.constexpr(9)
-
-
 FIRST_RECORD = tl.constexpr(10)
-
-
 NUM_LOSING = tl.constexpr(11)
-
-
 MOST_LOSING = tl.constexpr(12)
-
-
 NUM_COUNTS = 13
 """Length of the counts, int64, whose indices are above: current numbers (NUM_), and the maximum numbers needed (MOST_).
 The buffer for backpointers holds those from FIRST_RECORD to NUM_RECORDS."""
@@ -519,8 +493,6 @@ def shift_offsets(
 
 
 EMPTY = tl.constexpr(-1)
-
-
 UNBEATEN = tl.constexpr(0x7FFFFFFFFFFFFFFF)
 
 
