@@ -14,7 +14,7 @@ import gc
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ def no_autograd() -> Iterator[None]:
     A tensor that is made in inference mode cannot be changed outside of it. Caches and streams would break if their
     user called them in inference mode once and not the next time. Works as a decorator, too: `@no_autograd()`.
     """
-    with torch.inference_mode(False), torch.no_grad(), _cpu_as_default():
+    with torch.inference_mode(False), torch.no_grad(), on_cpu_by_default():
         yield
 
 
@@ -43,14 +43,10 @@ def on_cpu_by_default() -> Iterator[None]:
 
     Recognizers move by `.to("cuda")` alone. Works as a decorator, too: `@on_cpu_by_default()`.
     """
-    with _cpu_as_default():
-        yield
-
-
-def _cpu_as_default() -> AbstractContextManager[Any]:
     # torch 1.13 has no default device. Where none is set, the context would only slow down every operation.
     is_cpu = not hasattr(torch, "get_default_device") or torch.get_default_device().type == "cpu"
-    return nullcontext() if is_cpu else torch.device("cpu")
+    with nullcontext() if is_cpu else torch.device("cpu"):
+        yield
 
 
 def limit_compiled_shapes() -> None:
