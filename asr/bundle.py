@@ -397,10 +397,10 @@ def _load_lexicon(path: Path) -> Lexicon:
 def _load_network(
     folder: Path, entry: dict[str, Any], classes: Mapping[str, tuple[str, ...]], vocabulary: Vocabulary | None = None
 ) -> ModelSpec:
-    where, has_file = str(folder / FILE_NAME), "file" in entry
-    registered = build_network(entry["class"], entry["arguments"], classes, where, vocabulary, initialize=not has_file)
-    if has_file:
-        load_weights(registered.network, folder / entry["file"])
+    path = folder / entry["file"] if "file" in entry else None
+    registered = build_network(entry["class"], entry["arguments"], classes, str(folder / FILE_NAME), vocabulary, path)
+    if path is not None:
+        load_weights(registered.network, path)
     return registered
 
 
@@ -419,7 +419,8 @@ def _save_acoustic_model(bundle: Bundle, folder: Path, half_precision: bool, byt
 
 def _load_acoustic_model(folder: Path, entry: dict[str, Any]) -> ModelSpec:
     where, path = str(folder / FILE_NAME), folder / entry["file"] if "file" in entry else None
-    spec = build_network(entry["class"], entry["arguments"], ACOUSTIC_MODEL_CLASSES, where, initialize=path is None)
+    # A network that has no file has no weights.
+    spec = build_network(entry["class"], entry["arguments"], ACOUSTIC_MODEL_CLASSES, where, weights=path or folder)
     network = spec.network
     has_file = not isinstance(network, OwnFormat) or network.file_suffix is not None
     if has_file != (path is not None):

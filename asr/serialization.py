@@ -18,6 +18,7 @@ import pickle
 import secrets
 import shutil
 import stat
+import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,9 +28,11 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, BinaryIO, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -37,7 +40,7 @@ from asr.errors import AsrError
 from asr.kernels.byte_products import rounded_rows
 from asr.text.documents import parse_json
 from asr.text.symbols import Vocabulary
-from asr.torch_archive import load_tensors
+from asr.torch_archive import DTYPES, load_tensors
 
 # The only class names permitted in files -> module, class and, if its constructor takes one, configuration class.
 FEATURE_CLASSES = {"Fbank": ("asr.audio.fbank", "Fbank"), "Samples": ("asr.models.external.network", "Samples")}
@@ -100,13 +103,30 @@ class OwnFormat(ABC):
 
 _RANDOM = (nn.init.normal_, nn.init.uniform_, nn.init.kaiming_normal_, nn.init.kaiming_uniform_)
 
+# A small file from an attacker could otherwise fill the memory. Weights of n-gram features may take one bit in a file,
+# and each weight counts about twice: when it is allocated, and when it is initialized.
+_NUMBERS_PER_BYTE = 16
+_ROOM, _NUMBERS_PER_CALL = 1 << 24, 1000
 
-class _NoRandomWeights(TorchFunctionMode):
-    """Within the block, functions of `nn.init` leave tensors as they are instead of drawing random numbers."""
+
+class _LoadedNext(TorchFunctionMode):
+    """Within the block, a network is built whose weights are then loaded from a file.
+
+    Functions of `nn.init` leave tensors as they are instead of drawing random numbers. `ValueError` is raised if the
+    tensors are too large for the file.
+    """
+
+    def __init__(self, weights: Path) -> None:
+        super().__init__()
+        self._room = _ROOM + (_NUMBERS_PER_BYTE * weights.stat().st_size if weights.is_file() else 0)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
-        return named["tensor"] if func in _RANDOM else func(*args, **named)
+        found = named["tensor"] if func in _RANDOM else func(*args, **named)
+        self._room -= _NUMBERS_PER_CALL + (found.numel() if isinstance(found, Tensor) else 0)
+        if self._room < 0:
+            raise ValueError("the network would be too large for the file of its weights")
+        return found
 
 
 def build_network(
@@ -115,7 +135,7 @@ def build_network(
     classes: Mapping[str, tuple[str, ...]],
     where: str,
     vocabulary: Vocabulary | None = None,
-    initialize: bool = True,
+    weights: Path | None = None,
 ) -> ModelSpec:
     """Builds a network of the registry.
 
@@ -125,18 +145,19 @@ def build_network(
         classes: the permitted part of the registry.
         where: the file with these values, for error messages.
         vocabulary: the words of a language model.
-        initialize: whether to draw the weights at random, as the constructor does. Where they are loaded next, drawing
-            them would only take time, and change torch's random numbers.
+        weights: the file from which the weights are loaded next; None to draw them at random, as the constructor does,
+            which would take time, and change torch's random numbers.
 
     Raises:
-        AsrError: the class is not in the registry, or does not accept the arguments.
+        AsrError: the class is not in the registry, it does not accept the arguments, or the network would be too large
+            for the file of its weights.
     """
     if not isinstance(class_name, str) or class_name not in classes:
         raise AsrError(f"{where}: the class {class_name!r} is not one that files may name ({', '.join(classes)}).")
     module_name, *names = classes[class_name]
     network_class, *config_class = (getattr(importlib.import_module(module_name), name) for name in names)
     try:
-        with contextlib.nullcontext() if initialize else _NoRandomWeights():
+        with contextlib.nullcontext() if weights is None else _LoadedNext(weights):
             network = (
                 network_class(vocabulary, config_class[0](**arguments)) if config_class else network_class(**arguments)
             )
@@ -198,15 +219,16 @@ def load_weights(network: nn.Module, path: Path) -> None:
         AsrError: the file cannot be read, has weights that are not finite, or does not match the network.
     """
     try:
-        state = load_file(str(path))
-    except (OSError, SafetensorError) as error:
+        with safe_open(str(path), framework="pt") as file:
+            state = read_tensors(file)
+    except (OSError, SafetensorError, ValueError) as error:
         raise AsrError(f"{path}: the weights cannot be read ({error}); fetch the file again.") from error
-    require_finite(state, path)
     for name in [name for name in state if name.endswith(_STEP)]:
         step, rounded = state.pop(name), state.get(name.removesuffix(_STEP))
         if rounded is None or rounded.dim() != 2 or step.shape != rounded.shape[:1]:
             raise _misfit(path, f"{name!r} has no matrix with a row for each step")
         state[name.removesuffix(_STEP)] = rounded.float() * step[:, None]
+    require_finite(state, path)
     try:
         missing, unexpected = network.load_state_dict(state, strict=False)
     except RuntimeError as error:
@@ -218,6 +240,35 @@ def load_weights(network: nn.Module, path: Path) -> None:
     missing = [name for name in missing if name not in weights or weights[name].data_ptr() not in filled]
     if missing or unexpected:
         raise _misfit(path, f"missing: {missing[:3]}, unexpected: {unexpected[:3]}")
+
+
+def read_tensors(file: Any) -> dict[str, Tensor]:
+    """The tensors of a safetensors file that `safe_open` has opened for torch.
+
+    Raises:
+        ValueError: a tensor is of a type that this program does not write.
+    """
+    try:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except AttributeError as error:  # torch 1.13 lacks some of these types
+        raise ValueError(str(error)) from error
+    for name, tensor in tensors.items():
+        if tensor.dtype not in DTYPES.values():
+            raise ValueError(f"{name!r} is of type {tensor.dtype}")
+    return tensors
+
+
+def load_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of a file of `np.savez`. Of a damaged file, it may raise any exception.
+
+    Raises:
+        ValueError: the arrays are larger than the file, so that a small one could fill the memory.
+    """
+    with zipfile.ZipFile(path) as archive:
+        if sum(entry.file_size for entry in archive.infolist()) > path.stat().st_size:
+            raise ValueError("it expands to more than its size, which files of this program do not")
+    with np.load(path, allow_pickle=False) as file:
+        return dict(file)
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -233,7 +284,9 @@ def require_finite(state: dict[str, Tensor], path: Path) -> None:
         AsrError: a weight is infinite or NaN.
     """
     for name, tensor in state.items():
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        # Networks have float32, in which larger numbers would be infinite.
+        finite = tensor.float() if tensor.dtype == torch.float64 else tensor
+        if tensor.is_floating_point() and not bool(finite.isfinite().all()):
             raise AsrError(
                 f"{path}: the weights {name!r} are not all finite numbers: the training diverged (take an earlier "
                 "checkpoint), or the file is damaged (fetch it again)."

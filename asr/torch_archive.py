@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_DTYPES = {
+DTYPES = {
     f"torch {kind}Storage": dtype
     for kind, dtype in {
         "Float": torch.float32,
@@ -179,8 +179,8 @@ class _Archive:
     def find(self, module: str, name: str) -> Any:
         """The substitute for a global name of the pickle."""
         wanted = f"{module} {name}"
-        if wanted in _DTYPES:
-            return _DTYPES[wanted]
+        if wanted in DTYPES:
+            return DTYPES[wanted]
         if wanted in self._states_of:
             return type("FreshState", (ObjectState,), {})
         if wanted in _CONSTRUCTORS:

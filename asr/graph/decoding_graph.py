@@ -26,7 +26,7 @@ from asr.graph.epsilon_removal import remove_epsilons
 from asr.graph.fst import INPUT_EPSILON, GraphArrays
 from asr.graph.packing import compress, decompress, pack, unpack
 from asr.graph.topology import compose_topology, topology_named
-from asr.serialization import checksum_of_tensors, copied_to_processes, open_atomic
+from asr.serialization import checksum_of_tensors, copied_to_processes, open_atomic, read_tensors
 from asr.text.documents import parse_json
 from asr.text.symbols import TokenTable, Vocabulary
 
@@ -338,8 +338,7 @@ def _read(path: Path, verify: bool) -> tuple[dict[str, Any], dict[str, Tensor]]:
                 raise AsrError(
                     f"{path}: the header of the graph file has no valid {(lacking or ['kind'])[0]!r}; build it again."
                 )
-            names = file.keys()
-            tensors = {name: file.get_tensor(name) for name in names}
+            tensors = read_tensors(file)
     except (SafetensorError, ValueError, RecursionError, OSError) as error:
         raise AsrError(f"{path}: the graph file is damaged or cut short ({error}); copy or build it again.") from error
     # Files of earlier versions have no checksum.

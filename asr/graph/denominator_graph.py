@@ -18,7 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 
 from asr.errors import AsrError, in_one_line
-from asr.serialization import checksum_of_tensors, open_atomic
+from asr.serialization import checksum_of_tensors, load_arrays, open_atomic
 
 _CHECKSUM = "sha256"
 FloatArray = npt.NDArray[np.float32]
@@ -74,8 +74,8 @@ class DenominatorGraph(NamedTuple):
         expected = None  # NumPy archives have their own checksums; files of earlier versions have none
         try:
             if path.suffix == ".npz":
-                with np.load(path, allow_pickle=False) as archive:
-                    arrays: dict[str, Any] = {name: archive[name] for name in cls._fields}
+                archive = load_arrays(path)
+                arrays: dict[str, Any] = {name: archive[name] for name in cls._fields}
             else:
                 with safe_open(path, framework="np") as file:
                     arrays = {name: file.get_tensor(name) for name in cls._fields}

@@ -30,7 +30,7 @@ from asr.datasets.kaldi import utterance_reader
 from asr.errors import AsrError, in_one_line
 from asr.graph.fst import offsets
 from asr.locks import lock
-from asr.serialization import atomic_path, cure_of, write_whole_text
+from asr.serialization import atomic_path, cure_of, load_arrays, write_whole_text
 from asr.text.documents import parse_json
 from asr.text.lexicon import Lexicon
 
@@ -115,11 +115,11 @@ class Alignment:
         if not path.is_file():
             raise AsrError(f"{path}: there is no such alignment; make it first.")
         try:
-            with np.load(path, allow_pickle=False) as file:
-                phones = tuple(str(phone) for phone in file["phones"])
-                made_from = str(file["made_from"]) if "made_from" in file else ""  # earlier versions lack it
-                begin, phone, start, score = (file[name] for name in ("begin", "phone", "start", "score"))
-                return cls(phones, begin, phone, start, score, made_from)
+            file = load_arrays(path)
+            phones = tuple(str(phone) for phone in file["phones"])
+            made_from = str(file["made_from"]) if "made_from" in file else ""  # earlier versions lack it
+            begin, phone, start, score = (file[name] for name in ("begin", "phone", "start", "score"))
+            return cls(phones, begin, phone, start, score, made_from)
         except Exception as error:  # readers of a damaged archive may raise anything
             raise AsrError(
                 f"{path}: this is not an alignment ({in_one_line(error)}); delete it and make it again."

@@ -32,7 +32,7 @@ from asr.kernels.precision import rounded_products
 from asr.models.chain_corpus import LIST_FILE, PreparedCorpus
 from asr.models.chunks import Chunk
 from asr.models.lfmmi import LfMmi
-from asr.serialization import atomic_path, checksum_of_tensors
+from asr.serialization import atomic_path, checksum_of_tensors, load_arrays
 
 _LEAST_POSTERIOR = 0.01
 _FRAMES_PER_BATCH = 3000
@@ -153,8 +153,8 @@ class TeacherPosteriors:
                     np.savez(partial, **posteriors._asdict())
                 return posteriors
         try:
-            with np.load(path, allow_pickle=False) as file:
-                posteriors = SparsePosteriors(*(file[name] for name in SparsePosteriors._fields))
+            file = load_arrays(path)
+            posteriors = SparsePosteriors(*(file[name] for name in SparsePosteriors._fields))
             first, begin = posteriors.first_frame, posteriors.begin
             fits = np.array_equal(np.diff(first), num_outputs) and len(begin) == first[-1] + 1
             whole = fits and len(posteriors.column) == len(posteriors.probability) == begin[-1]

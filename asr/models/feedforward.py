@@ -6,7 +6,6 @@ Shapes: N utterances, T frames, F features, T' output frames, C tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -138,8 +137,7 @@ class ChainFeedForwardNetwork(ChainNetwork):
 
 
 def _layers(in_dim: int, dim: int, num: int) -> nn.ModuleList:
-    sizes = [in_dim, *([dim] * num)]
-    return nn.ModuleList(PackedLinear(size, next_size) for size, next_size in pairwise(sizes))
+    return nn.ModuleList(PackedLinear(dim if number else in_dim, dim) for number in range(num))
 
 
 def _outputs(in_dim: int, num_tokens: int) -> PackedLinear:

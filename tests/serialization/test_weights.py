@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from asr.errors import AsrError
+from asr.graph.denominator_graph import DenominatorGraph
 from asr.kernels.linear import PackedLinear, byte_products, has_byte_products
-from asr.serialization import LANGUAGE_MODEL_CLASSES, build_network, load_weights, save_weights
+from asr.serialization import LANGUAGE_MODEL_CLASSES, build_network, load_arrays, load_weights, save_weights
 from asr.text.symbols import Vocabulary
 
 
@@ -55,14 +58,14 @@ def test_no_random_numbers_are_drawn_where_weights_are_loaded(tmp_path: Path) ->
     arguments = {"embedding_size": 8, "hidden_size": 8, "output": "full"}
     vocabulary = Vocabulary(["A", "B"])
 
-    def build(**how: bool) -> nn.Module:
-        return build_network("RnnLm", arguments, LANGUAGE_MODEL_CLASSES, "a test", vocabulary, **how).network
+    def build(weights: Path | None = None) -> nn.Module:
+        return build_network("RnnLm", arguments, LANGUAGE_MODEL_CLASSES, "a test", vocabulary, weights).network
 
     torch.manual_seed(1)
     saved = build()
     save_weights(saved, tmp_path / "w", half_precision=False)
     before = torch.get_rng_state()
-    loaded = build(initialize=False)
+    loaded = build(tmp_path / "w")
     load_weights(loaded, tmp_path / "w")
     assert torch.equal(torch.get_rng_state(), before)
     for name, tensor in saved.state_dict().items():
@@ -95,3 +98,55 @@ def test_steps_that_do_not_fit_are_refused(tmp_path: Path, change: str) -> None:
     save_file(state, tmp_path / "w")
     with pytest.raises(AsrError, match=r"'0\.weight\.step' has no matrix"):
         load_weights(network(0), tmp_path / "w")
+
+
+def _written(path: Path, **tensors: tuple[str, list[int], bytes]) -> None:
+    """Writes a safetensors file of any types: name -> type, shape, content."""
+    header, body = {}, b""
+    for name, (kind, shape, content) in tensors.items():
+        offsets = [len(body), len(body) + len(content)]
+        header[name], body = {"dtype": kind, "shape": shape, "data_offsets": offsets}, body + content
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + body)
+
+
+@pytest.mark.parametrize("kind, size", [("C64", 8), ("U16", 2), ("F8_E4M3", 1), ("F8_E8M0", 1)])
+def test_other_types_are_refused(tmp_path: Path, kind: str, size: int) -> None:
+    _written(tmp_path / "w", weight=(kind, [1, 2], bytes(2 * size)), bias=("F32", [1], bytes(4)))
+    with pytest.raises(AsrError, match=r"w: the weights cannot be read \(.*(uint16|complex64|float8).*\); fetch"):
+        load_weights(nn.Linear(2, 1), tmp_path / "w")
+
+
+def test_weights_that_are_infinite_in_float32_are_refused(tmp_path: Path) -> None:
+    bias = ("F32", [1], bytes(4))
+    steps = {"weight": ("I8", [1, 2], b"\x7f\x7f"), "weight.step": ("F32", [1], np.float32(3e38).tobytes())}
+    double = {"weight": ("F64", [1, 2], np.full(2, 1e300).tobytes())}
+    for tensors in (steps, double):
+        _written(tmp_path / "w", bias=bias, **tensors)
+        with pytest.raises(AsrError, match="w: the weights 'weight' are not all finite numbers"):
+            load_weights(nn.Linear(2, 1), tmp_path / "w")
+
+
+@pytest.mark.parametrize("name, size", [("hidden_size", 1 << 22), ("num_layers", 1 << 40), ("maxent_size", 1 << 25)])
+def test_networks_too_large_for_their_file_are_not_built(tmp_path: Path, name: str, size: int) -> None:
+    path = tmp_path / "w"
+    path.write_bytes(bytes(1000))
+    arguments = {"embedding_size": 8, "hidden_size": 8, "maxent_order": 2, name: size}
+    with pytest.raises(AsrError, match=r"a test: RnnLm does not take .* \(the network would be too large for the file"):
+        build_network("RnnLm", arguments, LANGUAGE_MODEL_CLASSES, "a test", Vocabulary(["A"]), path)
+
+
+def test_long_histories_are_refused() -> None:
+    with pytest.raises(AsrError, match="maxent_order is 100000; it must be 64 or less"):
+        build_network("RnnLm", {"maxent_order": 100_000}, LANGUAGE_MODEL_CLASSES, "a test", Vocabulary(["A"]))
+
+
+def test_arrays_do_not_fill_the_memory(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez(path, ones=np.ones(1000), text=np.array("a"))
+    assert np.array_equal(load_arrays(path)["ones"], np.ones(1000)) and str(load_arrays(path)["text"]) == "a"
+    np.savez_compressed(path, ones=np.ones(1000))
+    with pytest.raises(ValueError, match="it expands to more than its size"):
+        load_arrays(path)
+    with pytest.raises(AsrError, match=r"a\.npz: the file is not a valid denominator graph \(.*expands"):
+        DenominatorGraph.load(path)

@@ -65,11 +65,10 @@ def load_network(folder: str | Path) -> RNNLanguageModel:
         raise AsrError(f"{path}: not the description of a language model ({error}); export it again.") from error
     for name, expected in files.items():
         require_intact(folder / name, expected, "language model")
-    vocabulary = Vocabulary.from_file(folder / "words.txt")
-    spec = build_network(class_name, arguments, LANGUAGE_MODEL_CLASSES, str(path), vocabulary, initialize=False)
-    network = spec.network
+    vocabulary, weights = Vocabulary.from_file(folder / "words.txt"), folder / "network.safetensors"
+    network = build_network(class_name, arguments, LANGUAGE_MODEL_CLASSES, str(path), vocabulary, weights).network
     assert isinstance(network, RNNLanguageModel)
-    load_weights(network, folder / "network.safetensors")
+    load_weights(network, weights)
     return network.eval()
 
 

@@ -26,6 +26,8 @@ from asr.lm.rnn.recurrent import GruLayer, RowsOfWhole, SimpleRnnLayer, byte_gru
 from asr.lm.rnn.recurrent_numba import ByteGru
 from asr.text.symbols import Vocabulary
 
+_LARGEST_ORDER = 64  # of n-gram features; a history has a column for each of its words
+
 
 @dataclass(frozen=True)
 class RNNLMConfig:
@@ -84,6 +86,8 @@ class RNNLMConfig:
         for name in sizes:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more")
+        if self.maxent_order > _LARGEST_ORDER:
+            raise ValueError(f"maxent_order is {self.maxent_order}; it must be {_LARGEST_ORDER} or less")
         kinds = get_type_hints(RNNLMConfig)
         for name in ("cell", "output", "normalizer_precision"):
             if getattr(self, name) not in get_args(kinds[name]):
@@ -122,12 +126,12 @@ class RNNLanguageModel(nn.Module, StatefulNetwork):
         width, num_words = config.hidden_size, len(vocabulary)
         self.embedding = nn.Embedding(num_words, config.embedding_size, sparse=True)
         nn.init.normal_(self.embedding.weight, std=config.embedding_size**-0.5)
-        sizes = [config.embedding_size] + [width] * config.num_layers
+        sizes = (width if number else config.embedding_size for number in range(config.num_layers))
         self.layers = nn.ModuleList(
             GruLayer(size, width, compute_dtype, compile_cell)
             if config.cell == "gru"
             else SimpleRnnLayer(size, width, config.cell, compute_dtype)
-            for size in sizes[:-1]
+            for size in sizes
         )
         self.projection: PackedLinear | None = None
         self.hidden_size = width
