@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
+from asr.audio.resample import checked_rate
 from asr.audio.segments import Segment, open_recordings, segment_batches
 from asr.bundle import Bundle
 from asr.decoding import mbr
@@ -142,8 +143,9 @@ class Recognizer(nn.Module):
             confidences take.
 
     Raises:
-        AsrError: the bundle has no parts for the mode; an option does not exist, is out of range or would have no
-            effect; the language model's answers are not those of its interface; or the decoder cannot run here.
+        AsrError: the bundle has no parts for the mode, or a sampling rate that is not between 1 kHz and 1 MHz; an
+            option does not exist, is out of range or would have no effect; the language model's answers are not those
+            of its interface; or the decoder cannot run here.
 
     Example:
         >>> recognizer = asr.load("librispeech")  # doctest: +SKIP
@@ -177,7 +179,7 @@ class Recognizer(nn.Module):
             self.hot_words = HotWords(hot_words, vocabulary, hot_word_score, bundle.small_ngram)
             bundle = replace(bundle, graph=bundle.graph.with_gain(self.hot_words.gain(vocabulary)))
         self.bundle = bundle
-        self.sampling_rate = bundle.sampling_rate
+        self.sampling_rate = checked_rate(bundle.sampling_rate, f"bundle {bundle.name}: the sampling rate")
         self.features = bundle.features.network
         self.acoustic_model = bundle.acoustic_model.network
         self.graph = GraphModule(bundle.graph)

@@ -25,6 +25,10 @@ LOG_FLOOR = math.log(_FLOOR)
 
 _PREEMPHASIS = 0.97
 
+# Filters times FFT length; it is 40,960 for 80 filters and windows of 25 ms at 16 kHz. A file from an attacker could
+# otherwise fill the memory.
+_LARGEST_FILTERS = 1 << 24
+
 # Number of windows that are transformed together on a CPU.
 _CHUNK = 256
 
@@ -49,7 +53,7 @@ class Fbank(nn.Module):
 
     Raises:
         AsrError: windows without samples, numbers that are not finite, a negative dither, a band outside 0 to half the
-            sampling rate, or no or too many filters.
+            sampling rate, no or too many filters, or filters and windows that would take too much memory.
     """
 
     window: Tensor
@@ -198,6 +202,11 @@ def mel_filters(num_mel_bins: int, fft_length: int, sampling_rate: int, low_freq
     if not 0.0 <= low_freq < high <= nyquist:
         raise AsrError(
             f"Fbank: the band {low_freq} to {high} Hz is not within 0 to {nyquist} Hz; change low_freq or high_freq."
+        )
+    if num_mel_bins * fft_length > _LARGEST_FILTERS:
+        raise AsrError(
+            f"Fbank: {num_mel_bins} mel bins of an FFT of {fft_length} take too much memory; give fewer, or shorter "
+            "windows."
         )
     frequency = torch.arange(fft_length // 2, dtype=torch.float64) * sampling_rate / fft_length
     edges = mel_edges(num_mel_bins, low_freq, high)

@@ -29,8 +29,12 @@ _LOWEST_RATE, _HIGHEST_RATE = 1000, 1_000_000
 OUTPUTS_AT_ONCE = 1 << 16
 
 
-def checked_rate(sampling_rate: float) -> int:
+def checked_rate(sampling_rate: float, what: str = "the sampling rate") -> int:
     """The sampling rate as an integer, in Hz.
+
+    Args:
+        sampling_rate: the rate.
+        what: its name in the error message.
 
     Raises:
         AsrError: it is not a whole number, or not between 1 kHz and 1 MHz.
@@ -41,9 +45,7 @@ def checked_rate(sampling_rate: float) -> int:
         rate = 0
     if rate == sampling_rate and _LOWEST_RATE <= rate <= _HIGHEST_RATE:
         return rate
-    raise AsrError(
-        f"the sampling rate is {sampling_rate!r}; give a whole number of Hz from {_LOWEST_RATE} to {_HIGHEST_RATE}."
-    )
+    raise AsrError(f"{what} is {sampling_rate!r}; give a whole number of Hz from {_LOWEST_RATE} to {_HIGHEST_RATE}.")
 
 
 def resample(

@@ -117,6 +117,8 @@ def test_dither_changes_features_a_little() -> None:
         ({"low_freq": 6000.0, "high_freq": 5600.0}, "change low_freq or high_freq"),
         ({"window": "kaiser"}, "'kaiser' is unknown"),
         ({"num_mel_bins": 300}, "too many"),
+        ({"num_mel_bins": 1 << 16}, "65536 mel bins of an FFT of 512 take too much memory"),
+        ({"sampling_rate": 10**10}, "80 mel bins of an FFT of 268435456 take too much memory"),
         ({"frame_shift_ms": 0.0}, "have no samples"),
         ({"frame_shift_ms": math.nan}, r"frame_length_ms is 25\.0, frame_shift_ms nan and dither 0\.0; give finite"),
         ({"frame_length_ms": math.inf}, "frame_length_ms is inf"),
