@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import logging
+import math
 import random
 import re
 import warnings
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from asr.audio.samples import to_mono
 from asr.errors import AsrError
-from asr.text.documents import parse_json
+from asr.text.documents import parse_json, room
 from asr.text.lexicon import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -126,10 +127,14 @@ _SHELL_CHARACTERS = re.compile(r"[^\w./ +@,:%=~-]")
 def _records(path: Path) -> Iterator[Any]:
     with path.open("rb") as file:
         is_packed = file.read(2) == b"\x1f\x8b"
+    left = room(path) if is_packed else math.inf
     with gzip.open(path) if is_packed else path.open("rb") as lines:
         while line := lines.readline(_MAX_LINE_BYTES):
+            left -= len(line)
             if len(line) == _MAX_LINE_BYTES:
                 raise ValueError(f"a line of more than {_MAX_LINE_BYTES} bytes")
+            if left < 0:
+                raise ValueError("it expands to more than any manifest of this size")
             if line.strip():
                 yield parse_json(line)
 

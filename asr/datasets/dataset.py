@@ -28,7 +28,7 @@ from asr.audio.resample import change_speed
 from asr.datasets.augment import NoiseMixer, SpecAugment, VocalTractPerturbation
 from asr.datasets.cuts import cut_source, cut_text, cut_waveform
 from asr.distributed import Share, batch_rows, draw_from
-from asr.errors import AsrError
+from asr.errors import AsrError, in_one_line
 from asr.serialization import atomic_path, write_whole_text
 from asr.text.lexicon import Tokenizer
 
@@ -100,9 +100,9 @@ class FeatureFolder:
             return torch.from_numpy(np.load(self._path(key)))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
+        except Exception as error:  # readers of a damaged array may raise anything
             raise AsrError(
-                f"{self._path(key)}: the stored features are damaged ({error}); delete that file."
+                f"{self._path(key)}: the stored features are damaged ({in_one_line(error)}); delete that file."
             ) from error
 
     def put(self, key: str, features: Tensor) -> None:

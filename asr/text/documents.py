@@ -42,10 +42,12 @@ def open_text(path: Path, what: str = "file") -> IO[bytes]:
         what: its name in error messages.
 
     Raises:
-        AsrError: the file is missing or damaged, or compressed although its name does not say so.
+        AsrError: the file is missing or damaged, or compressed although its name does not say so. Reading raises it,
+            too, where a packed file has expanded to 200 times its size and more than 64 MB.
     """
     try:
-        stream: Any = io.BufferedReader(_UNPACKED.get(path.suffix, io.FileIO)(path), _BUFFER_BYTES)
+        raw = _Unpacked(path, what) if path.suffix in _UNPACKED else io.FileIO(path)
+        stream: Any = io.BufferedReader(raw, _BUFFER_BYTES)
         head = stream.peek(max(map(len, _PACKED)))
         if head.startswith(codecs.BOM_UTF8):
             stream.read(len(codecs.BOM_UTF8))
@@ -72,24 +74,41 @@ def read_text(path: str | Path, what: str = "file") -> str:
     path = Path(path)
     with open_text(path, what) as stream:
         try:
-            content = stream.read(_room(path))
-            if stream.read(1):
-                raise AsrError(
-                    f"{path}: the {what} expands to more than {len(content) / 1e6:.0f} MB, which no text of this size "
-                    "does; fetch it again, or unpack it first."
-                )
-            return content.decode("utf-8")
+            return stream.read().decode("utf-8")
         except UnicodeDecodeError as error:
             raise AsrError(f"{path}: the {what} is not UTF-8 (byte {error.start}); convert it first.") from error
         except READING_ERRORS as error:
             raise unreadable(path, what, error) from error
 
 
-def _room(path: Path) -> int:
-    """How many bytes the content of a file may have; -1 for any number."""
-    if path.suffix not in _UNPACKED:
-        return -1
+def room(path: Path) -> int:
+    """How many bytes a packed file may expand to. A small file from an attacker could otherwise fill the memory."""
     return max(_LEAST_ROOM_BYTES, _MAX_EXPANSION * path.stat().st_size)
+
+
+class _Unpacked(io.RawIOBase):
+    """The content of a packed file, up to `room`."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        self._stream = _UNPACKED[path.suffix](path)
+        self._path, self._what, self._left = path, what, room(path)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        num: int = self._stream.readinto(buffer)
+        self._left -= num
+        if self._left < 0:
+            raise AsrError(
+                f"{self._path}: the {self._what} expands to more than {room(self._path) / 1e6:.0f} MB, which no file "
+                "of its size does; fetch it again, or unpack it first."
+            )
+        return num
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
 
 
 def unreadable(path: str | Path, what: str, error: BaseException) -> AsrError:

@@ -54,10 +54,11 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     folder = FeatureFolder(tmp_path, CONFIG)
     folder.put("u", torch.randn(7, 4))
     path = next(tmp_path.rglob("*.npy"))
-    path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(AsrError, match="are damaged") as error:
-        folder.get("u")
-    assert str(path) in str(error.value)
+    for content in (path.read_bytes()[:-10], b"", b"PK\x03\x04"):
+        path.write_bytes(content)
+        with pytest.raises(AsrError, match="are damaged") as error:
+            folder.get("u")
+        assert str(path) in str(error.value)
 
 
 def test_a_folder_that_cannot_be(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from lhotse import CutSet, MonoCut, MultiCut, Recording, SupervisionSegment
 
 from asr.cli.main import main
 from asr.datasets.corpora.lists import Table
+from asr.datasets.cuts import read_cuts
 from asr.errors import AsrError
 from tests.datasets.toy_corpora import write_audio
 
@@ -298,3 +299,21 @@ def test_a_part_that_a_list_does_not_have_is_named_with_the_one_that_it_has(tmp_
     (tmp_path / "test.csv").write_text("path,text\n0.wav,A\n")
     with pytest.raises(AsrError, match=r"test\.csv: there is no part 'train'; its only part is 'test'\."):
         Table().list_part(tmp_path / "test.csv", "train")
+
+
+@pytest.mark.slow
+def test_a_small_manifest_does_not_fill_the_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "cuts.jsonl.gz"
+    path.write_bytes(gzip.compress((b" " * 999_999 + b"\n") * 65, 1))
+    with pytest.raises(AsrError, match="it expands to more than any manifest of this size"):
+        read_cuts([path])
+    assert main(["prepare", "lhotse", "--corpus", str(path), "--output", str(tmp_path / "x")]) == 2
+    assert "the manifest expands to more than 64 MB" in capsys.readouterr().err
+
+
+def test_a_damaged_gzipped_manifest_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "cuts.jsonl.gz"
+    whole = gzip.compress(json.dumps({"id": list(range(1000))}).encode())
+    path.write_bytes(whole[:40] + bytes(200) + whole[240:])
+    assert main(["prepare", "lhotse", "--corpus", str(path), "--output", str(tmp_path / "x")]) == 2
+    assert "cuts.jsonl.gz: " in (message := capsys.readouterr().err) and "Traceback" not in message

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from asr.datasets.corpora.base import read_transcript
+from asr.decoding.kaldi_lattice import read_kaldi_archive
 from asr.errors import AsrError
+from asr.graph.openfst import MAGIC
 from asr.lm.corpus import read_word_stream
 from asr.lm.ngram.arpa import read_arpa
 from asr.metrics import read_transcripts
@@ -62,6 +64,13 @@ def test_a_small_file_does_not_fill_the_memory(tmp_path: Path, suffix: str) -> N
     path.write_bytes(PACKED[suffix](bytes(64_000_001)))
     with pytest.raises(AsrError, match="the lexicon expands to more than 64 MB"):
         read_text(path, "lexicon")
+    # Lines without an end, and readers of bytes.
+    readers = (read_arpa, lambda path: read_word_stream([path]), lambda path: list(read_kaldi_archive(path, {}, 0.01)))
+    for what, read in zip(("n-gram model", "text", "lattice archive"), readers, strict=True):
+        mark = MAGIC.to_bytes(4, "little") if what == "lattice archive" else b""
+        path.write_bytes(PACKED[suffix](mark + bytes(64_000_001)))
+        with pytest.raises(AsrError, match=f"the {what} expands to more than 64 MB"):
+            read(path)
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ normalized.
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import math
 import os
@@ -19,7 +18,7 @@ from typing import Any
 from asr.datasets.corpora.base import CorpusPart, SkippedItem, Utterance
 from asr.datasets.kaldi import read_table, read_wav_scp
 from asr.errors import AsrError
-from asr.text.documents import parse_json, read_text
+from asr.text.documents import READING_ERRORS, open_text, parse_json, read_text
 
 
 class _List(ABC):
@@ -254,12 +253,12 @@ class LhotseCuts(_List):
 
 def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
     try:
-        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
+        with open_text(path, "manifest") as file:
             for line in file:
                 if line.strip():
                     record = parse_json(line)
                     if not isinstance(record, dict):
                         raise ValueError("a line is not an object")
                     yield record
-    except (OSError, EOFError, ValueError) as error:
+    except (*READING_ERRORS, ValueError) as error:
         raise AsrError(f"{path}: this is not a JSON Lines manifest ({error}).") from error
