@@ -337,7 +337,7 @@ def profile(bench: Bench) -> dict[str, Any]:
 def k2(bench: Bench) -> dict[str, Any]:
     """k2's search beside this one on the same frames, where it is installed."""
     from asr.kernels.jit import has_package
-    from scripts.benchmarks.gpu_peers import beside_k2
+    from scripts.benchmarks.gpu_agreement import beside_k2
 
     if not has_package("k2"):
         return {"not_here": "k2 is not installed"}

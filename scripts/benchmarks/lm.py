@@ -24,13 +24,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from asr.bundle import read_rnn_lm
 from asr.kernels.jit import torch_on_one_thread
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.evaluate import language_model_word_scores, perplexity
-from asr.lm.rnn.data import TokenFile, TokenStreams
+from asr.lm.rnn.data import TokenFile, TokenStreams, pack_sentences
 from asr.lm.rnn.maxent import HashedMaxEnt
 from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.lm.rnn.optim import AdamWithSparseRows
@@ -38,7 +39,6 @@ from asr.lm.rnn.outputs.nce import NceOutput
 from asr.text.symbols import SPECIAL_WORDS, Vocabulary
 from scripts.benchmarks.inputs import argument_parser, default_corpora, read_sentences, required_corpora
 from scripts.benchmarks.lm_rates import Clock, peer_rates, ratios, scoring_rates
-from scripts.benchmarks.maxent_collisions import measure_collisions
 
 # For each row: the recipe's name, the network that --quick builds, and the peer's options for the same network.
 ROWS: dict[str, tuple[dict[str, Any], list[str]]] = {
@@ -121,9 +121,34 @@ def collisions(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         maxent = HashedMaxEnt(len(vocabulary), 4, 1 << bits)
         orders = measure_collisions(maxent, parts["train"].token_id)
         table[1 << bits] = [
-            (each.order, each.num_ngrams, round(each.num_shared / each.num_ngrams, 4)) for each in orders
+            (order, num_ngrams, round(num_shared / num_ngrams, 4)) for order, num_ngrams, num_shared in orders
         ]
     return {"text": "WikiText-2" if is_real else "synthetic", "order_ngrams_shared_by_table_size": table}
+
+
+def measure_collisions(maxent: HashedMaxEnt, token_id: NDArray[np.int32]) -> list[tuple[int, int, int]]:
+    """For orders from 2 on: distinct n-grams of a text (L,), and those whose weight another n-gram, of any order, has.
+
+    Sentence starts count as words. The features are those of words; output layers that hash nodes or classes ask for
+    more than one weight a word.
+    """
+    num_words = maxent.vocabulary_size
+    slots = []
+    parts = list(pack_sentences(token_id, maxent.order - 1, len(token_id)))
+    history = torch.cat([part.history for part in parts])
+    word_id = torch.cat([part.word_id for part in parts]).numpy()
+    places = maxent.places(history).numpy()
+    history_idx = np.zeros(len(word_id), dtype=np.int64)
+    for age in range(maxent.order - 1):
+        # Numbers the distinct histories of this length: shorter ones' numbers joined by the next older word.
+        _, history_idx = np.unique(history_idx * num_words + history[:, age].numpy(), return_inverse=True)
+        _, first = np.unique(history_idx * num_words + word_id, return_index=True)
+        slots.append(places[first, age] + word_id[first])
+    used, num_users = np.unique(np.concatenate(slots), return_counts=True)
+    return [
+        (order, len(slot), int((num_users[np.searchsorted(used, slot)] > 1).sum()))
+        for order, slot in enumerate(slots, start=2)
+    ]
 
 
 def truncation_table(args: argparse.Namespace) -> Iterator[dict[str, Any]]:

@@ -111,7 +111,7 @@ def test_k2_beside_on_a_cpu(bench: Bench) -> None:
 
 
 def test_other_best_paths_are_noticed() -> None:
-    from scripts.benchmarks.gpu_peers import agreement
+    from scripts.benchmarks.gpu_agreement import agreement
 
     best = Hypothesis((5, 6), ("A", "B"), 0.0, 0.0, 0.0, -100.0, (0, 1), (1, 2))
     paths = [best] * 20

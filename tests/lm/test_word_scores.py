@@ -27,7 +27,7 @@ from asr.lm.rnn.data import pack_sentences
 from asr.lm.rnn.maxent import HashedMaxEnt
 from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.text.symbols import BOS_ID, EOS_ID, EPSILON_ID, Vocabulary
-from scripts.benchmarks.maxent_collisions import OrderCollisions, measure_collisions
+from scripts.benchmarks.lm import measure_collisions
 from tests.reference.tiny_arpa import TINY
 
 
@@ -203,6 +203,6 @@ def test_collisions_are_counted() -> None:
     token_id = np.array([3, 4, EOS_ID, 3, 4, 5, EOS_ID], dtype=np.int32)
     # <s> 3, 3 4, 4 </s>, 4 5, 5 </s>; and with the word before: <s>, <s> 3 4, 3 4 </s>, 3 4 5, 4 5 </s>.
     roomy = measure_collisions(HashedMaxEnt(7, 3, 1 << 20), token_id)
-    assert roomy == [OrderCollisions(2, 5, 0), OrderCollisions(3, 5, 0)]
+    assert roomy == [(2, 5, 0), (3, 5, 0)]
     # With one place the word alone decides, and each comes after a history of either length.
-    assert measure_collisions(HashedMaxEnt(7, 3, 1), token_id) == [OrderCollisions(2, 5, 5), OrderCollisions(3, 5, 5)]
+    assert measure_collisions(HashedMaxEnt(7, 3, 1), token_id) == [(2, 5, 5), (3, 5, 5)]
