@@ -44,13 +44,12 @@ from asr.testing.simulated_gpu import simulated_gpu
 _NUM_BATCHES, _NUM_QUERIES = 6, 64
 
 
-def stream_hazards(bundle: Bundle, num_calls: int, num_streams: int = 4, has_kernels: bool = True) -> tuple[int, int]:
+def stream_hazards(bundle: Bundle, num_calls: int, has_kernels: bool = True) -> tuple[int, int]:
     """Runs calls of a recognizer with two workers whose language models are queried for new histories in each call.
 
     Args:
         bundle: a bundle with a recurrent language model.
         num_calls: number of calls, each of six batches.
-        num_streams: see `asr.testing.simulated_gpu.SimulatedDevice`.
         has_kernels: whether histories are looked up by Triton's kernels; otherwise by tensor operations.
 
     Returns:
@@ -58,7 +57,7 @@ def stream_hazards(bundle: Bundle, num_calls: int, num_streams: int = 4, has_ker
         while another stream might still write to it.
     """
     with contextlib.ExitStack() as stack:
-        device = stack.enter_context(simulated_gpu(num_streams))
+        device = stack.enter_context(simulated_gpu(num_streams=4))
         stack.enter_context(torch.no_grad())
         if not has_kernels:
             stack.enter_context(mock.patch("asr.kernels.jit.triton_available", lambda device: False))

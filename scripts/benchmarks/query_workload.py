@@ -19,11 +19,11 @@ from scripts.benchmarks.clock import waiting_clock
 from scripts.benchmarks.query_stream import QueryStream, replay
 
 
-def random_network(output: str, num_words: int = 65_000, hidden_size: int = 256) -> RNNLanguageModel:
+def random_network(output: str, hidden_size: int = 256) -> RNNLanguageModel:
     """GRU with trigram features, as in frame-batch (NCE), or with a class softmax as in four-caches."""
     torch.manual_seed(0)
     config = RNNLMConfig(hidden_size, hidden_size, output=output, maxent_order=3, maxent_size=1 << 20)  # type: ignore[arg-type]
-    network = RNNLanguageModel(Vocabulary([f"w{i}" for i in range(num_words)]), config)
+    network = RNNLanguageModel(Vocabulary([f"w{i}" for i in range(65_000)]), config)
     if network.maxent is not None:
         torch.nn.init.normal_(network.maxent.weight, std=0.05)
     return network.eval()
