@@ -12,6 +12,7 @@ from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from asr.audio.io import file_pieces
@@ -234,15 +235,12 @@ def _run(
     end: _EndOfInput,
 ) -> int:
     waiting, pieces_of, name_of = deque(names), dict[int, Iterator[Tensor]](), dict[int, str]()
-    failed, messages = set[str](), set[str]()
+    failed, ignored = set[str](), set[int]()
     chunk_seconds = streaming.options.chunk_seconds
 
     def report(name: str, error: AsrError) -> None:
         failed.add(name)
         message = f"{name}: {str(error).removeprefix(f'{name}: ')}"
-        if message in messages:  # of the piece before
-            return
-        messages.add(message)
         print(shown(f"asr: {message}"), file=sys.stderr)
         _write_record({"audio": name, "error": message}, output, args.jsonl)
 
@@ -271,8 +269,12 @@ def _run(
                 continue
             try:
                 streaming.push(stream, piece)
+                ignored.discard(stream)
             except AsrError as error:
-                report(name_of[stream], error)
+                if stream not in ignored:  # the first of wrong pieces in a row
+                    report(name_of[stream], error)
+                ignored.add(stream)
+                streaming.push(stream, torch.zeros(len(piece)))  # later words keep their times
         try:
             results = streaming.step()
         except AsrError as error:  # it has ended all open streams
