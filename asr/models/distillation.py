@@ -30,6 +30,7 @@ from asr.graph.context import TIED_STATES, TiedStates
 from asr.graph.fst import offsets
 from asr.kernels.precision import rounded_products
 from asr.models.chain_corpus import LIST_FILE, PreparedCorpus
+from asr.models.checkpoint import require_same_features
 from asr.models.chunks import Chunk
 from asr.models.lfmmi import LfMmi
 from asr.serialization import atomic_path, checksum_of_tensors, load_arrays
@@ -124,6 +125,8 @@ class TeacherPosteriors:
                 f"{self._folder}: teacher: its network takes {network.num_features} features, the corpus has "
                 f"{self._corpus.num_features}."
             )
+        trained: Any = getattr(bundle.features.network, "arguments", {})
+        require_same_features(trained, self._corpus.fbank_arguments, f"{self._folder}: teacher", "the corpus")
         return network
 
     def of(self, chunks: Sequence[Chunk], length: int) -> Tensor:

@@ -149,7 +149,8 @@ def bundle_of(folder: Path, states: TiedStates) -> SimpleNamespace:
     torch.nn.init.normal_(network.branch.out.weight, std=2.0)  # scores as sharp as after training
     graph = SimpleNamespace(meta={TIED_STATES: states.to_json()}, tokens=TokenTable(states.column_names()))
     _, denominator = load_chain(folder / "states")
-    parts = {name: SimpleNamespace(network=part) for name, part in (("acoustic_model", network), ("features", Fbank()))}
+    fbank = Fbank(**PreparedCorpus(folder / "prepared").fbank_arguments)
+    parts = {name: SimpleNamespace(network=part) for name, part in (("acoustic_model", network), ("features", fbank))}
     return SimpleNamespace(**parts, graph=graph, denominator=denominator)
 
 
@@ -272,6 +273,10 @@ def test_a_teachers_posteriors_are_kept_and_those_of_others_refused(own: Path, s
     bundle = bundle_of(own, states)
     bundle.acoustic_model.network.num_features = 21
     with pytest.raises(AsrError, match="teacher: its network takes 21 features, the corpus has 20"):
+        teacher_of(own, bundle, states)
+    bundle = bundle_of(own, states)
+    bundle.features.network.arguments = {"num_mel_bins": 20, "high_freq": 5600.0}
+    with pytest.raises(AsrError, match=r"teacher: .* with high_freq 5600\.0, but the corpus has 0\.0; give"):
         teacher_of(own, bundle, states)
 
 
