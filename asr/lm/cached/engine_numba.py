@@ -414,30 +414,16 @@ class NumbaEngine:
             edges = *trie.edges.for_loop(), trie.edge_score.numpy(), trie.edge_node.numpy()
             factors = trie.parent.new_empty(0).long() if self._recombination is None else self._recombination.factors
             shared = *endings.for_loop(), endings.values.numpy(), factors.numpy()
-            parent, word, hidden_row = (column.numpy() for column in (trie.parent, trie.word, trie.hidden_row))
             if self._projections is None:
                 read = read[:, store.first_output :]
             has_scales = self._projections is None and store.state.dtype == torch.int8
             own_scale = store.scale[:, -1] if has_scales else store.scale.new_empty(0)
             projected = store.last_used.new_empty(0).long() if self._projections is None else store.projected[:, 0]
             num_projected = projected if self._projections is None else self._projections.num_computed
-            self._current = (
-                grown,
-                CachedLMTables(
-                    edges,
-                    shared,
-                    parent,
-                    word,
-                    hidden_row,
-                    read.numpy(),
-                    own_scale.numpy(),
-                    projected.numpy(),
-                    num_projected.numpy(),
-                    self._counts,
-                    self._output,
-                    self._hidden_tables(),
-                ),
-            )
+            columns = trie.parent, trie.word, trie.hidden_row, read, own_scale, projected, num_projected
+            arrays = (column.numpy() for column in columns)
+            tables = edges, shared, *arrays, self._counts, self._output, self._hidden_tables()
+            self._current = grown, CachedLMTables._make(tables)
         return self._current[1]
 
     def _hidden_tables(self) -> HiddenTables:
