@@ -23,7 +23,7 @@ from asr.audio.resample import change_speed, resample
 from asr.distributed import draw_rows
 from asr.errors import AsrError, require_at_least, require_below_one, require_between
 
-_log = logging.getLogger(__name__)
+_LOGGER = logging.getLogger(__name__)
 
 
 class NoiseMixer:
@@ -100,7 +100,7 @@ class NoiseMixer:
                     return self._read(path)
                 except AsrError as error:
                     self._unreadable[path] = error
-                    _log.warning("noise: skipped: %s", error)
+                    _LOGGER.warning("noise: skipped: %s", error)
         raise self._unreadable[self.files[first]]
 
     def _read(self, path: Path) -> Tensor:

@@ -27,7 +27,7 @@ from asr.errors import AsrError
 from asr.text.documents import parse_json, room
 from asr.text.lexicon import Tokenizer
 
-_log = logging.getLogger(__name__)
+_LOGGER = logging.getLogger(__name__)
 
 
 @dataclass
@@ -45,7 +45,7 @@ class FilterReport:
             words = ", ".join(f"{word} ({num})" for word, num in self.unknown_words.most_common(20))
             effect = "have no tokens for" if are_kept else "are left out for"
             more = "" if len(self.unknown_words) <= 20 else f" and {len(self.unknown_words) - 20} more"
-            _log.warning(
+            _LOGGER.warning(
                 "%s: %d of %d utterances %s %d words that are not in the lexicon or token table: %s%s",
                 *(split, len(self.unknown_word_ids), num_cuts, effect, len(self.unknown_words), words, more),
             )
@@ -53,7 +53,7 @@ class FilterReport:
             return
         for ids, reason in ((self.duration_ids, "are too short or too long"), (self.empty_ids, "have no transcript")):
             if ids:
-                _log.warning("%s: %d of %d utterances are left out that %s", split, len(ids), num_cuts, reason)
+                _LOGGER.warning("%s: %d of %d utterances are left out that %s", split, len(ids), num_cuts, reason)
 
 
 def cut_text(cut: MonoCut) -> str:

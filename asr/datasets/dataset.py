@@ -32,6 +32,8 @@ from asr.errors import AsrError, in_one_line
 from asr.serialization import atomic_path, write_whole_text
 from asr.text.lexicon import Tokenizer
 
+_LOGGER = logging.getLogger(__name__)
+
 _CONFIG_NAME = "fbank.json"
 
 
@@ -115,9 +117,6 @@ class FeatureFolder:
         # 256 folders, since a corpus has hundreds of thousands of utterances; their ids may have slashes in them.
         digest = hashlib.sha1(key.encode()).hexdigest()
         return self.folder / digest[:2] / f"{key.replace('/', '_')}-{digest[2:10]}.npy"
-
-
-_log = logging.getLogger(__name__)
 
 
 class AcousticBatch(TypedDict):
@@ -276,7 +275,7 @@ class AcousticDataset(Dataset[AcousticBatch]):
                 features.append(self._features(cut, draw))
             except AsrError as error:
                 reason = str(error)
-                _log.warning("%s is left out: %s", cut.id, reason)
+                _LOGGER.warning("%s is left out: %s", cut.id, reason)
                 continue
             words = cut_text(cut).split()
             tokens.append(torch.tensor(self._encode(words, draw.pronunciations), dtype=torch.int64))

@@ -17,7 +17,7 @@ from asr.serialization import ACOUSTIC_MODEL_CLASSES, ModelSpec, build_network, 
 from asr.text.documents import parse_yaml, read_text
 from asr.text.symbols import TokenTable
 
-_log = logging.getLogger(__name__)
+_LOGGER = logging.getLogger(__name__)
 
 FBANK = "fbank"  # the field of checkpoints with the arguments of the filterbanks
 
@@ -99,7 +99,7 @@ def warn_of_other_features(trained: Mapping[str, Any], fbank: Mapping[str, Any],
         name: of the network.
     """
     for difference in _differences(trained, fbank, "this training"):
-        _log.warning("%s: initial_checkpoint: %s", name, difference)
+        _LOGGER.warning("%s: initial_checkpoint: %s", name, difference)
 
 
 def _differences(trained: Mapping[str, Any], fbank: Mapping[str, Any], recipe: str) -> Iterator[str]:
