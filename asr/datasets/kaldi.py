@@ -10,13 +10,16 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from asr.audio.io import read_audio
 from asr.errors import AsrError
 from asr.text.documents import number_or_none, read_text
+
+if TYPE_CHECKING:
+    from asr.datasets.corpora.base import Utterance as TranscribedUtterance
 
 
 @dataclass(frozen=True)
@@ -124,27 +127,11 @@ def _seconds(text: str) -> float | None:
     return None if value is None or (value < 0 and value != -1) else value
 
 
-class Segment(Protocol):
-    """What `utterance_reader` needs to know of an utterance, see `Utterance`."""
-
-    @property
-    def utterance_id(self) -> str: ...
-
-    @property
-    def audio(self) -> Path: ...
-
-    @property
-    def begin(self) -> float: ...
-
-    @property
-    def end(self) -> float | None: ...
-
-
-def utterance_reader() -> Callable[[Segment, int], Tensor]:
+def utterance_reader() -> Callable[[Utterance | TranscribedUtterance, int], Tensor]:
     """A function that reads an utterance (L,) at a sampling rate; it keeps the last file for the next utterance."""
     last: tuple[Path, int, Tensor] | None = None
 
-    def read(utterance: Segment, sampling_rate: int) -> Tensor:
+    def read(utterance: Utterance | TranscribedUtterance, sampling_rate: int) -> Tensor:
         nonlocal last
         if utterance.begin == 0.0 and utterance.end is None:
             return read_audio(utterance.audio, sampling_rate)
