@@ -394,21 +394,24 @@ class LitAcousticModel(pl.LightningModule):
         optimizer.zero_grad(set_to_none=True)
 
     def on_validation_epoch_start(self) -> None:
-        self._clear()
+        self._errors = NO_ERRORS
+        self._sums.zero_()
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         """Token error rate of greedy decoding, and the objective per token."""
-        self._evaluate(batch)
+        if not len(batch["tokens"]):
+            return
+        log_prob, num_frames = self(batch["features"], batch["num_frames"])
+        loss = self.objective(log_prob, num_frames, batch["tokens"], batch["num_tokens"]).sum()
+        self._sums += torch.stack([loss.detach().double().cpu(), batch["num_tokens"].sum().cpu()])
+        for i, hypothesis in enumerate(greedy_tokens(log_prob, num_frames)):
+            reference = batch["tokens"][i, : batch["num_tokens"][i]].tolist()
+            self._errors += count_errors([str(token) for token in reference], [str(token) for token in hypothesis])
 
     def on_validation_epoch_end(self) -> None:
         self._log_figures("val")
 
-    def on_test_epoch_start(self) -> None:
-        self._clear()
-
-    def test_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-        """The figures of `validation_step`."""
-        self._evaluate(batch)
+    on_test_epoch_start, test_step = on_validation_epoch_start, validation_step
 
     def on_test_epoch_end(self) -> None:
         self._log_figures("test")
@@ -448,23 +451,9 @@ class LitAcousticModel(pl.LightningModule):
         require_same_features(checkpoint.get(FBANK, {}), data.fbank.arguments, "ckpt_path", "the recipe")
         self._is_resumed = True
 
-    def _clear(self) -> None:
-        self._errors = NO_ERRORS
-        self._sums.zero_()
-
     def _log_figures(self, stage: str) -> None:
         """Logs the figures over all processes' batches."""
         counts = torch.tensor(astuple(self._errors))
         self.log(f"{stage}_token_error_rate", ErrorCounts(*total(counts).tolist()).rate, prog_bar=stage == "val")
         loss, num_tokens = total(self._sums).tolist()
         self.log(f"{stage}_loss", loss / max(1.0, num_tokens))
-
-    def _evaluate(self, batch: dict[str, Any]) -> None:
-        if not len(batch["tokens"]):
-            return
-        log_prob, num_frames = self(batch["features"], batch["num_frames"])
-        loss = self.objective(log_prob, num_frames, batch["tokens"], batch["num_tokens"]).sum()
-        self._sums += torch.stack([loss.detach().double().cpu(), batch["num_tokens"].sum().cpu()])
-        for i, hypothesis in enumerate(greedy_tokens(log_prob, num_frames)):
-            reference = batch["tokens"][i, : batch["num_tokens"][i]].tolist()
-            self._errors += count_errors([str(token) for token in reference], [str(token) for token in hypothesis])
