@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from asr.kernels.jit import gpu_module
-from asr.lm.rnn.maxent import HashedMaxEnt, add_score_range
+from asr.lm.rnn.maxent import HashedMaxEnt, add_score_range, places_and_weight
 from asr.text.symbols import BOS_ID, EPSILON_ID
 
 # Scores of a block: 16 MB on a CPU, half a gigabyte on a GPU.
@@ -64,8 +64,7 @@ def softmax_loss(
         penalty: added to each word's loss, or None.
         compute_dtype: bfloat16 allows products to be rounded.
     """
-    places = history.new_empty(len(history), 0) if maxent is None else maxent.places(history)
-    weight = hidden.new_empty(0) if maxent is None else maxent.weight
+    places, weight = places_and_weight(maxent, history, hidden)
     if penalty is None:
         penalty = LogZPenalty(hidden.new_zeros(()), 0.0)
     targets = SoftmaxTargets(word_id, places, penalty.weight, compute_dtype != torch.float32)
