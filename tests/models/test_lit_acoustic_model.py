@@ -144,6 +144,17 @@ def test_weights_are_averaged_once_a_step_of_several_batches(data_arguments: dic
     assert int(model.average.num_updates) == trainer.global_step > 1
 
 
+def test_figures_of_test_and_validation_are_equal_on_the_same_data(data_arguments: dict[str, Any]) -> None:
+    model, data = LitAcousticModel(Conformer(**NETWORK), TorchCtc()), AcousticDataModule(**data_arguments)
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    whole = pl.Trainer(accelerator="cpu", **quiet)
+    beginning = pl.Trainer(accelerator="cpu", limit_val_batches=1, limit_test_batches=1, **quiet)
+    validations = [trainer.validate(model, data)[0] for trainer in (whole, beginning)]
+    tests = [trainer.test(model, data)[0] for trainer in (whole, beginning)]  # sums begin anew each time
+    assert tests == [{name.replace("val_", "test_"): value for name, value in each.items()} for each in validations]
+    assert tests[0] != tests[1]
+
+
 def test_a_run_continues_behind_a_shorter_step_at_the_end_of_an_epoch(
     tmp_path: Path, data_arguments: dict[str, Any]
 ) -> None:
