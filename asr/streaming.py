@@ -127,10 +127,12 @@ class StreamingOptions:
             silence_before_words=max(1, round(self.silence_before_words / frame_seconds)),
             silence_after_words=max(1, round(self.silence_after_words / frame_seconds)),
             longest=max(1, round(self.longest_utterance / frame_seconds)),
+            longest_token=round(_LONGEST_TOKEN_SECONDS / frame_seconds),
         )
 
 
 _LARGEST = 10**9
+_LONGEST_TOKEN_SECONDS = 0.5
 _NO_SAMPLES = torch.zeros(0, dtype=torch.float32)
 
 # Cache of the language model that a warm-up queries, and the frames of a chunk in the warm-up.

@@ -325,7 +325,7 @@ class K2StreamingDecoder:
         path = SpelledPath()
         if found is not None:
             path = path.followed_by(self.graph, found[0], self._frame_of(one))
-        return self._rules.apply(len(path.word_ids) > 0, one.num_frames - path.spoken_end, one.num_frames)
+        return self._rules.ends(path, one.num_frames)
 
     def finalize(self, stream: int) -> DecodeResult:
         """Ends a stream -> its best complete path, or the best unfinished one if none is complete."""

@@ -34,6 +34,8 @@ class EndpointRules:
         silence_before_words: trailing blank frames that end an utterance without words.
         silence_after_words: trailing blank frames that end an utterance with words.
         longest: frames after which an utterance ends in any case.
+        longest_token: what the last token lasts beyond this many frames counts as blank, since a network that finds no
+            silence in the noise of a pause stays in one token.
 
     Raises:
         AsrError: `longest` is below 1.
@@ -42,10 +44,18 @@ class EndpointRules:
     silence_before_words: int = 125
     silence_after_words: int = 25
     longest: int = 750
+    longest_token: int = 12
 
     def __post_init__(self) -> None:
         if not self.longest >= 1:
             raise AsrError(f"endpoint rules: longest is {self.longest}; give 1 frame or more.")
+
+    def ends(self, path: SpelledPath, num_frames: int) -> bool:
+        """Whether the utterance ends here, after `num_frames` frames with this best path."""
+        spoken_end = path.spoken_end
+        if path.phones:
+            spoken_end = min(spoken_end, path.phones[-1][1] + self.longest_token)
+        return self.apply(len(path.word_ids) > 0, num_frames - spoken_end, num_frames)
 
     def apply(self, has_words: bool, num_trailing_blanks: int, num_frames: int) -> bool:
         """Whether the utterance ends here.
@@ -200,7 +210,7 @@ class StreamingDecoder:
         path = self._best(stream).path
         if path is None:
             return self._rules.apply(False, num_frames, num_frames)
-        return self._rules.apply(len(path.word_ids) > 0, num_frames - path.spoken_end, num_frames)
+        return self._rules.ends(path, num_frames)
 
     def finalize(self, stream: int) -> DecodeResult:
         """Ends a stream and returns its best complete path, or the best unfinished one if none is complete."""

@@ -148,6 +148,22 @@ def test_endpoint_after_blanks() -> None:
     assert rules.apply(True, 5, 20) and not rules.apply(False, 5, 20) and rules.apply(False, 0, 50)
 
 
+@pytest.mark.parametrize(
+    ("last_run", "num_frames", "is_end"),
+    [
+        ((2, 3, 8), 12, False),  # blanks from frame 8 on
+        ((2, 3, 8), 13, True),
+        ((2, 3, 17), 17, False),  # a token that lasts too long
+        ((2, 3, 18), 18, True),
+        ((2, 3, 15), 18, True),  # and then blanks
+    ],
+)
+def test_a_token_that_lasts_as_long_as_in_noise_is_a_pause(last_run, num_frames, is_end) -> None:
+    rules = EndpointRules(silence_after_words=5, longest=1000, longest_token=10)
+    path = SpelledPath(word_ids=(4,), phones=((1, 0, 3), last_run), spoken_end=last_run[2], num_frames=num_frames)
+    assert rules.ends(path, num_frames) == is_end
+
+
 def test_where_no_path_is_left_all_frames_are_silence() -> None:
     decoder = StreamingDecoder(random_graph(3), endpoint_rules=EndpointRules(5, 2, 50), inputs="scores")
     (stream,) = decoder.start()
