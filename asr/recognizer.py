@@ -37,7 +37,7 @@ from asr.decoding.build import (
 from asr.decoding.carried import CarriedStates
 from asr.decoding.interface import Decoder, DecodeResult, Hypothesis, LanguageModels
 from asr.decoding.nbest import n_best
-from asr.decoding.rescoring import SecondPass
+from asr.decoding.rescoring import second_pass
 from asr.decoding.settings import DecodingOptions, Pass, ResourceOptions, refuse_unused, setting_options
 from asr.decoding.warmup import made_up_log_prob, needs_warm_up, query_many
 from asr.decoding.words import WordAligner, can_align, with_final_words
@@ -601,9 +601,9 @@ class Recognizer(nn.Module):
             decoded = decoder.decode(log_prob, num_frames, models.model, lm_state)
             if models.second is not None:
                 keeps_lattice = self.needs_lattices or nbest > 1
-                models_of_pass = self.settings.language_models
-                again = SecondPass(self.bundle.graph, self.final_options, models_of_pass, keeps_lattice)
-                decoded = again.rescored(decoded, models.model, models.second.model)
+                graph, options = self.bundle.graph, self.settings.language_models
+                both = (models.model, models.second.model)
+                decoded = second_pass(decoded, *both, graph, self.final_options, options, keeps_lattice)
             lists = [self._hypotheses(result, nbest) for result in decoded]
             decoded = each_in_threads(self._with_final_words, decoded)
             if carried is not None:

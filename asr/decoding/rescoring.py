@@ -5,7 +5,7 @@ for all word histories that lead to it. Rescoring splits it by history: a token 
 the words of a frame are scored in one call for all utterances. Without pruning, the result is exactly that of scoring
 every path of the lattice separately.
 
-`SecondPass` applies another language model to the results of a decoder, over their lattices or n-best lists.
+`second_pass` applies another language model to the results of a decoder, over their lattices or n-best lists.
 
 Shapes: N utterances, L arcs of a path.
 """
@@ -165,86 +165,64 @@ def rescoring_options(options: DecodingOptions) -> DecodingOptions:
     )
 
 
-class SecondPass:
+def second_pass(
+    results: Sequence[DecodeResult],
+    first: LanguageModel | None,
+    second: LanguageModel | None,
+    graph: DecodingGraph,
+    options: DecodingOptions,
+    models: LanguageModelOptions,
+    keeps_lattice: bool,
+) -> list[DecodeResult]:
     """Rescores the results of a decoder that keeps lattices.
 
     The result of an utterance without a lattice, of which no complete path survived, is not changed.
 
     Args:
+        results: the results of the first pass.
+        first: the first pass's language model; None if it used only the graph's own.
+        second: the second pass's language model; None for the graph's own, whose scores are 0 here.
         graph: the graph of the first pass.
         options: scales, and the beams of lattice rescoring.
         models: kind and weight of the second pass.
         keeps_lattice: whether the results' lattices are needed afterwards.
+
+    Returns:
+        The results with their new best hypotheses.
     """
-
-    def __init__(
-        self,
-        graph: DecodingGraph,
-        options: DecodingOptions,
-        models: LanguageModelOptions,
-        keeps_lattice: bool,
-    ) -> None:
-        self._graph = graph.to("cpu")
-        self._options = options
-        self._models = models
-        self._keeps_lattice = keeps_lattice
-
-    def rescored(
-        self, results: Sequence[DecodeResult], first: LanguageModel | None, second: LanguageModel | None
-    ) -> list[DecodeResult]:
-        """Rescores results.
-
-        Args:
-            results: the results of the first pass.
-            first: the first pass's language model; None if it used only the graph's own.
-            second: the second pass's language model; None for the graph's own, whose scores are 0 here.
-
-        Returns:
-            The results with their new best hypotheses.
-        """
-        vocabulary = self._graph.vocabulary
-        second = None if second is None else mapped_to(second, vocabulary)
-        if self._models.second_pass == "nbest":
-            return self._over_lists(results, second)
-        first = None if first is None else mapped_to(first, vocabulary)
-        return self._over_lattices(results, self._mixed(first, second))
-
-    def _over_lists(self, results: Sequence[DecodeResult], second: LanguageModel | None) -> list[DecodeResult]:
+    graph = graph.to("cpu")
+    first, second = (None if lm is None else mapped_to(lm, graph.vocabulary) for lm in (first, second))
+    lattices = [result.lattice for result in results]
+    if models.second_pass == "nbest":
+        num = models.second_pass_sentences
         lists = [
-            ()
-            if result.lattice is None
-            else n_best(
-                *(result.lattice, self._graph, self._options, self._models.second_pass_sentences),
-                result.original_frame,
-            )
-            for result in results
+            () if lattice is None else n_best(lattice, graph, options, num, result.original_frame)
+            for result, lattice in zip(results, lattices, strict=True)
         ]
-        rescored = rescore_n_best(lists, second, self._options, self._models.second_pass_weight)
+        rescored = rescore_n_best(lists, second, options, models.second_pass_weight)
         return [
             replace(result, hypotheses=hypotheses) if hypotheses else result
             for result, hypotheses in zip(results, rescored, strict=True)
         ]
-
-    def _over_lattices(self, results: Sequence[DecodeResult], lm: LanguageModel | None) -> list[DecodeResult]:
-        done = list(results)
-        known = [(position, one.lattice) for position, one in enumerate(results) if one.lattice is not None]
-        if not known or lm is None:
-            return done
-        joint = join([lattice for _, lattice in known])
-        paths = rescore_lattice(joint, self._options, lm, self._keeps_lattice)
-        for (position, _), path in zip(known, paths, strict=True):
-            if path is not None:
-                hypothesis = path.hypothesis(self._graph, self._options, results[position].original_frame)
-                done[position] = replace(results[position], hypotheses=(hypothesis,), lattice=path.lattice)
+    done, lm = list(results), _mixed(first, second, models.second_pass_weight)
+    known = [position for position, lattice in enumerate(lattices) if lattice is not None]
+    if not known or lm is None:
         return done
+    joint = join([lattice for lattice in lattices if lattice is not None])
+    for position, path in zip(known, rescore_lattice(joint, options, lm, keeps_lattice), strict=True):
+        if path is not None:
+            hypothesis = path.hypothesis(graph, options, results[position].original_frame)
+            done[position] = replace(results[position], hypotheses=(hypothesis,), lattice=path.lattice)
+    return done
 
-    def _mixed(self, first: LanguageModel | None, second: LanguageModel | None) -> LanguageModel | None:
-        weight = self._models.second_pass_weight
-        if weight == 1.0 and second is not None:
-            return second
-        parts = [lm for lm in (first, second) if lm is not None]
-        weights = [share for lm, share in ((first, 1.0 - weight), (second, weight)) if lm is not None]
-        if not parts:
-            return None
-        step = Step(ADD, 0, len(parts) - 1, weights[0], weights[1] if len(parts) == 2 else 0.0)
-        return CombinedLM(parts, [step])
+
+def _mixed(first: LanguageModel | None, second: LanguageModel | None, weight: float) -> LanguageModel | None:
+    """The weighted sum of both models' scores; None if it is 0."""
+    if weight == 1.0 and second is not None:
+        return second
+    parts = [lm for lm in (first, second) if lm is not None]
+    weights = [share for lm, share in ((first, 1.0 - weight), (second, weight)) if lm is not None]
+    if not parts:
+        return None
+    step = Step(ADD, 0, len(parts) - 1, weights[0], weights[1] if len(parts) == 2 else 0.0)
+    return CombinedLM(parts, [step])

@@ -18,7 +18,7 @@ from asr.audio.segments import batches_of_similar_length
 from asr.bundle import Bundle
 from asr.decoding.build import build_decoder
 from asr.decoding.interface import DecodeResult
-from asr.decoding.rescoring import SecondPass
+from asr.decoding.rescoring import second_pass
 from asr.decoding.settings import NEEDS, Pass, Settings, setting_options
 from asr.lm.cached.states import QueryStatistics
 from asr.metrics import bootstrap_interval
@@ -155,7 +155,7 @@ def run(
     recognizer.settings = replace(settings, cache=replace(settings.cache, **(caches or {})))
     has_second = system.second_pass != "none"
     decoder = build_decoder("token-passing", system.lm_fusion, bundle.graph, recognizer.options, has_second)
-    again = SecondPass(bundle.graph, recognizer.final_options, settings.language_models, keeps_lattice=False)
+    how = (bundle.graph, recognizer.final_options, settings.language_models)
     models = recognizer.build_language_models(_CACHE_BYTES)
     found: dict[int, DecodeResult] = {}
     frames = workload.frames
@@ -164,7 +164,7 @@ def run(
         padded = torch.nn.utils.rnn.pad_sequence([frames[i] for i in batch], batch_first=True)
         results = decoder.decode(padded, torch.tensor([len(frames[i]) for i in batch]), models.model)
         if models.second is not None:
-            results = again.rescored(results, models.model, models.second.model)
+            results = second_pass(results, models.model, models.second.model, *how, keeps_lattice=False)
         found.update(zip(batch, results, strict=True))
         models.forget_contexts()
     seconds = time.process_time() - begin

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asr.decoding.rescoring import SecondPass
+from asr.decoding.rescoring import second_pass
 from asr.decoding.settings import DecodingOptions, LanguageModelOptions
 from asr.decoding.token_passing import TokenPassingDecoder
 from tests.decoding.random_graphs import random_graph, random_log_prob
@@ -40,8 +40,8 @@ def test_the_best_sentence_by_both_models(
     log_prob, num_frames = random_log_prob(seed, 2, 5), torch.tensor([5, 3])
     decoded = decoder.decode(log_prob, num_frames, first if has_first else None)
     models = LanguageModelOptions(second_pass=kind, second_pass_weight=weight, second_pass_sentences=10**6)
-    again = SecondPass(graph, OPTIONS, models, keeps_lattice=False)
-    found = again.rescored(decoded, first if has_first else None, second if has_second else None)
+    both = (first if has_first else None, second if has_second else None)
+    found = second_pass(decoded, *both, graph, OPTIONS, models, keeps_lattice=False)
     silent = replace(OPTIONS, lm_scale=0.0)
     for one, before in zip(found, decoded, strict=True):
         assert before.lattice is not None and one.best is not None
@@ -67,13 +67,12 @@ def test_a_list_is_as_long_as_asked_and_an_unfinished_path_stays() -> None:
     log_prob, num_frames = random_log_prob(3, 1, 5), torch.tensor([5])
     decoded = TokenPassingDecoder(graph, OPTIONS, keep_lattice=True).decode(log_prob, num_frames, None)
     models = LanguageModelOptions(second_pass="nbest", second_pass_sentences=2)
-    again = SecondPass(graph, OPTIONS, models, keeps_lattice=False)
-    assert len(again.rescored(decoded, None, lm)[0].hypotheses) == 2
+    assert len(second_pass(decoded, None, lm, graph, OPTIONS, models, keeps_lattice=False)[0].hypotheses) == 2
     without = [replace(result, lattice=None) for result in decoded]
-    assert again.rescored(without, None, lm) == without
-    over_lattice = SecondPass(graph, OPTIONS, replace(models, second_pass="lattice"), keeps_lattice=True)
-    assert over_lattice.rescored(without, None, lm) == without
-    kept = over_lattice.rescored(decoded, None, lm)[0].lattice
+    assert second_pass(without, None, lm, graph, OPTIONS, models, keeps_lattice=False) == without
+    over_lattice = replace(models, second_pass="lattice")
+    assert second_pass(without, None, lm, graph, OPTIONS, over_lattice, keeps_lattice=True) == without
+    kept = second_pass(decoded, None, lm, graph, OPTIONS, over_lattice, keeps_lattice=True)[0].lattice
     assert kept is not None and bool((kept.lm_score != 0).any())
 
 
@@ -88,5 +87,6 @@ def test_the_whole_weight_on_the_second_model_spares_the_first() -> None:
     log_prob, num_frames = random_log_prob(3, 1, 5), torch.tensor([5])
     decoded = TokenPassingDecoder(graph, OPTIONS, keep_lattice=True).decode(log_prob, num_frames, None)
     models = LanguageModelOptions(second_pass="lattice", second_pass_weight=1.0)
-    again = SecondPass(graph, OPTIONS, models, keeps_lattice=False)
-    assert again.rescored(decoded, Unasked(graph.vocabulary), lm) == again.rescored(decoded, None, lm)
+    firsts = (Unasked(graph.vocabulary), None)
+    found = [second_pass(decoded, one, lm, graph, OPTIONS, models, keeps_lattice=False) for one in firsts]
+    assert found[0] == found[1]
