@@ -285,11 +285,8 @@ class TritonFrameBackend:
         """As `FrameBackend.expand`."""
         # Triton launches on the current device.
         with torch.cuda.device_of(frame.log_prob):
-            return self._expand(tokens, frame, prune)
-
-    def _expand(self, tokens: ActiveTokens, frame: Frame, prune: bool) -> Expansion:
-        self._num_paths.fill_(len(tokens))
-        return self.expand_counted(tokens, self._num_paths, frame, prune)[0]
+            self._num_paths.fill_(len(tokens))
+            return self.expand_counted(tokens, self._num_paths, frame, prune)[0]
 
     def expand_counted(
         self, tokens: ActiveTokens, counts: Tensor, frame: Frame, prune: bool = True
@@ -326,10 +323,7 @@ class TritonFrameBackend:
     def recombine_and_prune(self, candidates: Candidates) -> Survivors:
         """As `FrameBackend.recombine_and_prune`."""
         with torch.cuda.device_of(candidates.score):
-            return self._recombine_and_prune(candidates)
-
-    def _recombine_and_prune(self, candidates: Candidates) -> Survivors:
-        found, stays = self._recombined(candidates)
+            found, stays = self._recombined(candidates)
         is_enough = torch.ones((), dtype=torch.bool, device=stays.device)
         if not self._limits.has_lm:
             num_inside = self.num_inside(len(candidates.is_complete))
