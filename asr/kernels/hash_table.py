@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asr.kernels.jit import gpu_module, jit, kernel
+from asr.kernels.jit import gpu_module, has_loops, jit_required, kernel
 
 BUCKET_SIZE = 8
 BYTES_PER_SLOT = 16
@@ -30,12 +30,6 @@ MAX_LOAD = 0.5
 _MULTIPLIER = -7046029254386353131
 _LARGEST = (1 << 63) - 1
 _BUCKET_SHIFT = 3
-
-
-def compiled_loops() -> tuple[Callable[..., int], Callable[..., int]] | None:
-    """`find_keys` and `insert_keys` compiled, or None where numba is missing."""
-    first, second = jit(find_keys), jit(insert_keys)
-    return None if first is None or second is None else (first, second)
 
 
 @kernel(fastmath=False)
@@ -109,7 +103,9 @@ class HashTable:
     """
 
     def __init__(self, num_buckets: int, device: torch.device, compiled: bool = True) -> None:
-        self._loops = compiled_loops() if compiled and device.type == "cpu" else None
+        self._loops: tuple[Callable[..., int], Callable[..., int]] | None = None
+        if compiled and has_loops(device):
+            self._loops = jit_required(find_keys), jit_required(insert_keys)
         self._kernels = gpu_module("asr.kernels.hash_table_triton", device) if compiled else None
         self.device = device
         self.count = 0
