@@ -207,70 +207,38 @@ class Ending:
     final_lm_score: Tensor
     final_total: Tensor
 
-    def hypothesis(
-        self, graph: DecodingGraph, options: DecodingOptions, arc: Tensor, frame_of: Tensor | None
-    ) -> Hypothesis | None:
-        """The hypothesis of the best path, given its arcs (L,); None if no token is active."""
-        if self.backpointer is None:
-            return None
-        return hypothesis_of_path(graph, options, arc, self.total, self.graph_score, self.lm_score, frame_of)
 
-
-def ending_of(
+def endings_of(
     graph: Searchable,
     options: DecodingOptions,
     lm: LanguageModel | None,
     tokens: ActiveTokens,
-    score_offset: float,
+    score_offset: Tensor,
     unfinished: bool = False,
-) -> Ending:
-    """Ends a stream here with the best complete path, or with the best unfinished one if none is complete.
+) -> list[Ending]:
+    """Ends each stream here with its best complete path, or with the best unfinished one if none is complete.
+
+    The language model is called once, and the host waits for a GPU only twice.
 
     Args:
         graph: the graph that was searched.
         options: scales.
         lm: scores the end of the sentence, or None.
-        tokens: the active tokens of the stream.
-        score_offset: makes the tokens' relative scores absolute.
-        unfinished: whether the stream continues, so that the best path need not be complete.
-    """
-    final, graph_score = _final(graph, tokens)
-    lm_score = torch.zeros_like(graph_score)
-    if lm is not None and len(final) and not unfinished:
-        lm_score = lm.final(final.context_idx).to(graph_score.dtype)
-    total = _total(graph, options, final, lm_score)
-    ends = (final, graph_score, lm_score, total)
-    if not len(tokens):
-        return Ending(None, -torch.inf, 0.0, 0.0, False, *ends)
-    best = int(total.argmax()) if len(final) and not unfinished else -1
-    if best >= 0 and float(total[best]) > -torch.inf:  # the language model may rule out every sentence
-        best_total = score_offset + float(total[best])
-        own_lm_score = float(final.lm_score[best]) + float(lm_score[best])
-        return Ending(int(final.backpointer[best]), best_total, float(graph_score[best]), own_lm_score, True, *ends)
-    best = int(tokens.score.argmax())
-    best_total, own_lm_score = score_offset + float(tokens.score[best]), float(tokens.lm_score[best])
-    return Ending(int(tokens.backpointer[best]), best_total, 0.0, own_lm_score, False, *ends)
-
-
-def endings_of(
-    graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, tokens: ActiveTokens, score_offset: Tensor
-) -> list[Ending]:
-    """Ends all streams with one call of the language model, waiting for a GPU only twice.
-
-    Args:
-        graph, options, lm: as for `ending_of`.
         tokens: the active tokens of all streams.
         score_offset: (N,) float64, makes the tokens' relative scores absolute.
+        unfinished: whether the streams continue, so that the best path need not be complete.
     """
     num_streams = len(score_offset)
     if not num_streams:
         return []
     tokens = tokens.select(torch.sort(tokens.stream, stable=True).indices)
-    final, graph_score = _final(graph, tokens)
+    # The tokens at which a stream may end.
+    final = tokens.select((graph.final_graph_score.index_select(0, tokens.state) > -torch.inf).nonzero().squeeze(1))
+    graph_score = graph.final_graph_score.index_select(0, final.state)
     lm_score = torch.zeros_like(graph_score)
-    if lm is not None and len(final):
+    if lm is not None and len(final) and not unfinished:
         lm_score = lm.final(final.context_idx).to(graph_score.dtype)
-    total = _total(graph, options, final, lm_score)
+    total = final.score + graph.final_score.index_select(0, final.state) + options.lm_scale * lm_score
     best, best_token = (
         _first_best(total, final.stream, num_streams),
         _first_best(tokens.score, tokens.stream, num_streams),
@@ -285,11 +253,11 @@ def endings_of(
     parts = zip(final.split(sizes), *(part.split(sizes) for part in (graph_score, lm_score, total)), strict=True)
     endings = []
     for row, ends in zip(rows, parts, strict=True):
-        num, is_alive, own_total, backpointer, own_graph_score, own_lm_score, *unfinished, offset = row
-        if num and own_total > -torch.inf:  # the language model may rule out every sentence
+        num, is_alive, own_total, backpointer, own_graph_score, own_lm_score, *partial, offset = row
+        if num and own_total > -torch.inf and not unfinished:  # the language model may rule out every sentence
             one = Ending(int(backpointer), offset + own_total, own_graph_score, own_lm_score, True, *ends)
         elif is_alive:
-            one = Ending(int(unfinished[1]), offset + unfinished[0], 0.0, unfinished[2], False, *ends)
+            one = Ending(int(partial[1]), offset + partial[0], 0.0, partial[2], False, *ends)
         else:
             one = Ending(None, -torch.inf, 0.0, 0.0, False, *ends)
         endings.append(one)
@@ -316,16 +284,6 @@ def best_arcs(endings: Sequence[Ending], backtrace: Backtrace) -> list[Tensor]:
     backpointer = [-1 if ending.backpointer is None else ending.backpointer for ending in endings]
     previous, _ = backtrace.records()
     return backtrace.paths(torch.tensor(backpointer, dtype=torch.int64, device=previous.device))
-
-
-def _final(graph: Searchable, tokens: ActiveTokens) -> tuple[ActiveTokens, Tensor]:
-    """The tokens at which a stream may end, and the graph's final scores."""
-    final = tokens.select((graph.final_graph_score.index_select(0, tokens.state) > -torch.inf).nonzero().squeeze(1))
-    return final, graph.final_graph_score.index_select(0, final.state)
-
-
-def _total(graph: Searchable, options: DecodingOptions, final: ActiveTokens, lm_score: Tensor) -> Tensor:
-    return final.score + graph.final_score.index_select(0, final.state) + options.lm_scale * lm_score
 
 
 @dataclass(frozen=True)

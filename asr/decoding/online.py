@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from asr.decoding.backend import SearchGraph
-from asr.decoding.backtrace import Backtrace, Ending, SpelledPath, ending_of
+from asr.decoding.backtrace import Backtrace, Ending, SpelledPath, endings_of
 from asr.decoding.frame import TokenSearch
 from asr.decoding.interface import DecodeResult, Hypothesis, LogProbCheck, check_chunks, skip_blanks
 from asr.decoding.selection import select_backend
@@ -250,7 +250,10 @@ class StreamingDecoder:
     def _traced(self, stream: int, unfinished: bool) -> _Traced:
         """The best path; only a complete one, if there is any, unless `unfinished`."""
         progress = self._open(stream)
-        ending = ending_of(self._search_graph, self.options, self._lm, *self._search.active(stream), unfinished)
+        tokens, offset = self._search.active(stream)
+        tokens.stream = torch.zeros_like(tokens.stream)
+        score_offset = torch.tensor([offset], dtype=torch.float64, device=self.graph.device)
+        (ending,) = endings_of(self._search_graph, self.options, self._lm, tokens, score_offset, unfinished)
         if ending.backpointer is None:
             return _Traced(ending, None)
         arc = self._backtrace.path(ending.backpointer)

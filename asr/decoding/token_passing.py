@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from asr.decoding.backend import SearchGraph
-from asr.decoding.backtrace import Backtrace, Ending, best_arcs, endings_of
+from asr.decoding.backtrace import Backtrace, Ending, best_arcs, endings_of, hypothesis_of_path
 from asr.decoding.chunk_backend import ChunkBackend
 from asr.decoding.chunks import ChunkedSearch
 from asr.decoding.frame import TokenSearch
@@ -69,9 +69,12 @@ class SearchOutcome:
 
     def result(self, utt_idx: int) -> DecodeResult:
         """The result of one utterance, without its lattice."""
-        ending = self.endings[utt_idx]
-        arc, frame_of = self._arcs[utt_idx], self.frame_of(utt_idx)
-        return self.result_of(utt_idx, ending.hypothesis(self.graph, self.options, arc, frame_of), ending.reached_final)
+        ending, hypothesis = self.endings[utt_idx], None
+        if ending.backpointer is not None:
+            scores = (ending.total, ending.graph_score, ending.lm_score)
+            arc, frame_of = self._arcs[utt_idx], self.frame_of(utt_idx)
+            hypothesis = hypothesis_of_path(self.graph, self.options, arc, *scores, frame_of)
+        return self.result_of(utt_idx, hypothesis, ending.reached_final)
 
     def result_of(
         self, utt_idx: int, hypothesis: Hypothesis | None, reached_final: bool, lattice: Lattice | None = None
