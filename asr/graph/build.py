@@ -7,11 +7,12 @@ Shapes: S states, A arcs.
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -177,6 +178,7 @@ def _disambiguation(pronunciations: Mapping[int, Sequence[Sequence[int]]]) -> di
 
 
 EXACT_STEP = 2.0**-14
+_Timer = Callable[[str], AbstractContextManager[None]]
 
 
 @dataclass
@@ -235,9 +237,9 @@ def build_phone_graph(
             no word with the language model.
     """
     report = BuildReport()
-    clock = _Clock(report, progress)
+    timed = functools.partial(_timed, report, progress)
     vocabulary = language_model.vocabulary
-    with clock.step("lexicon"):
+    with timed("lexicon"):
         pronunciations, phones = _pronunciations(lexicon, language_model, report, silence)
         if isinstance(topology, TiedStates):
             topology.require_tokens(tokens)
@@ -258,10 +260,10 @@ def build_phone_graph(
             score_step,
             {word_id: scores[word] for word_id in word_ids if (word := vocabulary.words[word_id]) in scores},
         )
-    with clock.step("grammar"):
+    with timed("grammar"):
         grammar = build_grammar_transducer(language_model.arrays, word_ids, len(vocabulary), score_step)
         report.sizes["grammar"] = (len(grammar.final_score), len(grammar.dst_state))
-    combined = _composed(lexicon_part, grammar, score_step, clock)
+    combined = _composed(lexicon_part, grammar, score_step, timed)
     report.sizes["phone graph"] = (len(combined.final_score), len(combined.dst_state))
     meta: dict[str, Any] = {
         "topology": BIPHONE_TOPOLOGY if isinstance(topology, TiedStates) else topology,
@@ -274,7 +276,10 @@ def build_phone_graph(
     }
     if isinstance(topology, TiedStates):
         meta[TIED_STATES] = topology.to_json()
-    return PhoneGraph(_phone_arrays(combined, len(phones)), tuple(phones), tokens, vocabulary, meta), report
+    label = combined.input_label - 1
+    label[label >= len(phones)] = INPUT_EPSILON  # symbols for backoff and disambiguation
+    arrays = GraphArrays.from_transducer(combined, label)
+    return PhoneGraph(arrays, tuple(phones), tokens, vocabulary, meta), report
 
 
 def build_graph(
@@ -311,39 +316,26 @@ def _pronunciations(
     return pronunciations, sorted(phones | ({silence.phone} if silence is not None else set()))
 
 
-def _composed(lexicon_part: Transducer, grammar: Transducer, score_step: float, clock: _Clock) -> Transducer:
+def _composed(lexicon_part: Transducer, grammar: Transducer, score_step: float, timed: _Timer) -> Transducer:
     kaldifst = import_kaldifst()
-    with clock.step("composition"):
+    with timed("composition"):
         fst = kaldifst.compose(to_openfst(lexicon_part), to_openfst(grammar))
         if fst.num_states == 0:
             raise AsrError("the decoding graph is empty: no sentence of the language model can be pronounced.")
-    with clock.step("determinization"):
+    with timed("determinization"):
         if kaldifst.determinize_star(fst):
             raise AsrError("the decoding graph cannot be determinized; check the lexicon for very long pronunciations.")
-    with clock.step("minimization"):
+    with timed("minimization"):
         # The scores are multiples of the step already, so rounding to it changes nothing.
         kaldifst.minimize_encoded(fst, delta=score_step)
         kaldifst.connect(fst)
     return from_openfst(fst)
 
 
-def _phone_arrays(transducer: Transducer, num_phones: int) -> GraphArrays:
-    """Numbers labels from 0, and replaces backoff and disambiguation symbols by epsilons."""
-    label = transducer.input_label - 1
-    label[label >= num_phones] = INPUT_EPSILON
-    return GraphArrays.from_transducer(transducer, label)
-
-
-class _Clock:
-    """Reports the steps and measures their times."""
-
-    def __init__(self, report: BuildReport, progress: Callable[[str], None]) -> None:
-        self._report = report
-        self._progress = progress
-
-    @contextmanager
-    def step(self, name: str) -> Iterator[None]:
-        self._progress(name)
-        begin = time.perf_counter()
-        yield
-        self._report.seconds[name] = round(time.perf_counter() - begin, 2)
+@contextmanager
+def _timed(report: BuildReport, progress: Callable[[str], None], name: str) -> Iterator[None]:
+    """Reports a step and measures its time."""
+    progress(name)
+    begin = time.perf_counter()
+    yield
+    report.seconds[name] = round(time.perf_counter() - begin, 2)

@@ -52,11 +52,7 @@ def import_graph(path: str | Path, words: str | Path, tokens: str | Path) -> Dec
     table, entry = _outputs(tokens)
     arrays = _read(Path(path))
     ids = arrays.word_id
-    if len(ids) and int(ids.max()) >= len(word_of):
-        raise AsrError(
-            f"{words}: there is no word {int(ids.max())}, which {path} outputs; give the words.txt of this graph."
-        )
-    known = word_of[ids]
+    known = np.append(word_of, -1)[np.minimum(ids, len(word_of))]
     if (known < 0).any():
         raise AsrError(
             f"{words}: there is no word {int(ids[known < 0][0])}, which {path} outputs; "
