@@ -16,7 +16,6 @@ of a convolution, N images of T times F numbers with C channels in, T' times F' 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from asr.kernels.jit import Intrinsic, has_package, in_threads, jit
+from asr.kernels.jit import Intrinsic, has_package, in_threads, jit_required
 from asr.kernels.simd import AMX_TILE, COLUMNS, ROWS, aligned, as_float32, tiled
 
 _LARGEST = 127
@@ -131,9 +130,7 @@ class Int8Weights:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
-        loop = jit(fill_byte_products)
-        assert loop is not None
-        self._loop: Callable[..., None] = loop
+        self._loop = jit_required(fill_byte_products)
         self._num_outputs, self._num_inputs = weight.shape
         self.tables = ByteWeights(*(each.numpy() for each in quantized_weights(weight, bias)))
 
@@ -293,9 +290,7 @@ class Int8Convolution:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor, stride: tuple[int, int], rectifies: bool) -> None:
-        loop = jit(fill_byte_convolution)
-        assert loop is not None
-        self._loop: Callable[..., None] = loop
+        self._loop = jit_required(fill_byte_convolution)
         self._num_outputs, self._num_inputs, self._num_frames, _ = weight.shape
         self._stride, self._rectifies = stride, rectifies
         # In the order of what an output reads: channels in the inner loop, and frames in the outer one.

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from asr.kernels.byte_products import Int8Convolution, Int8Weights, has_byte_products
-from asr.kernels.jit import has_package, jit
+from asr.kernels.jit import has_package, jit_required
 from asr.kernels.simd import COLUMNS, ROWS, add_block, tiled
 
 ACOUSTIC_PRECISIONS = {"auto": "8-bit integers where the processor multiplies them fast", "float32": "float32"}
@@ -42,9 +42,7 @@ class Float16Weights:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
-        loop = jit(fill_products)
-        assert loop is not None
-        self._loop: Callable[..., None] = loop
+        self._loop = jit_required(fill_products)
         self._num_outputs = len(weight)
         padded_bias = F.pad(bias, (0, -len(weight) % COLUMNS)).numpy()
         self.tables: tuple[Any, Any] = tiled(weight.half(), COLUMNS).view(torch.int16).numpy(), padded_bias
@@ -151,9 +149,6 @@ class KeptWhileUnchanged(Generic[_ValueT]):
             # A single assignment, since two threads may get here at the same time.
             self._held = held = (version, compute())
         return held[1]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> KeptWhileUnchanged[_ValueT]:
-        return KeptWhileUnchanged()
 
     def __reduce__(self) -> tuple[type[KeptWhileUnchanged[_ValueT]], tuple[()]]:
         return KeptWhileUnchanged, ()
