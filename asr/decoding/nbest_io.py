@@ -56,7 +56,8 @@ def read_n_best(path: str | Path) -> dict[str, list[Candidate]]:
             only some of the sentences of an utterance have scores.
     """
     path = Path(path)
-    lines = [(f"{path}:{number}", line) for number, line in enumerate(_lines(path), start=1) if line.strip()]
+    content = read_text(path, "n-best list").split("\n")
+    lines = [(f"{path}:{number}", line) for number, line in enumerate(content, start=1) if line.strip()]
     if not lines:
         return {}
     first = lines[0][1]
@@ -222,10 +223,6 @@ def _unpacked(form: str, content: bytes, position: int, where: str) -> tuple[Any
     if position + struct.calcsize(form) > len(content):
         raise AsrError(f"{where}: the archive ends within an entry; it is cut short.")
     return struct.unpack_from(form, content, position)
-
-
-def _lines(path: Path) -> list[str]:
-    return read_text(path, "n-best list").split("\n")
 
 
 def visible_files(folder: Path) -> list[Path]:

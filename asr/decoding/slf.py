@@ -315,11 +315,7 @@ def read_slf_lattice(path: str | Path) -> WordLattice:
 
 
 def _require_whole(header: Mapping[str, str], nodes: Mapping[str, Mapping[str, str]], path: str | Path) -> None:
-    """Rejects an SLF file that has sub-lattices, because the words in them would be lost.
-
-    Raises:
-        AsrError: a node stands for a sub-lattice (`L=`), or the file defines one (`SUBLAT=`).
-    """
+    """Rejects an SLF file that has sub-lattices, because the words in them would be lost."""
     named = [f"I={name} L={fields['L']}" for name, fields in nodes.items() if "L" in fields]
     named += [f"SUBLAT={header['SUBLAT']}"] if "SUBLAT" in header else []
     if named:
@@ -327,11 +323,8 @@ def _require_whole(header: Mapping[str, str], nodes: Mapping[str, Mapping[str, s
 
 
 def _log_of_base(header: Mapping[str, str], path: str | Path) -> float:
-    """Factor from the scores of an SLF file to natural logs: the log of the header's base, which is e if not given.
-
-    Raises:
-        AsrError: the base is not a number above 0 other than 1. HTK writes 0 for scores that are not logarithms.
-    """
+    """Factor from the scores of an SLF file to natural logs: the log of the header's base, which is e if not given."""
+    # HTK writes 0 for scores that are not logarithms.
     base = finite_number(header.get("base", str(math.e)), str(path))
     if base <= 0 or base == 1:
         raise AsrError(f"{path}: the base of logarithms in the header is {base:g}; it must be above 0, and not 1.")
