@@ -167,6 +167,13 @@ def test_numbers_must_be_greater_than_0(value: Any) -> None:
         CallableModel(Windows(), SYMBOLS, 16000, value, name="mine")
 
 
+def test_a_missing_package_is_named_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("torchaudio", "torchaudio.pipelines"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(AsrError, match=r"needs the package torchaudio\.pipelines, .*; `pip install torchaudio`"):
+        load_acoustic_model("torchaudio:WAV2VEC2_ASR_BASE_960H")
+
+
 def test_recordings_of_any_length() -> None:
     model = CallableModel(Windows(), SYMBOLS, sampling_rate=16000, frame_shift=0.02)
     decoder = CTCDecoder(model.tokens, frame_shift=model.frame_shift, warm_up=False)

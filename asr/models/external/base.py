@@ -378,7 +378,10 @@ def package(name: str, what: str) -> Any:
     try:
         return importlib.import_module(name)
     except (ImportError, OSError) as error:
-        raise AsrError(f"{what} needs the package {name}, which cannot be imported here ({error}).") from error
+        raise AsrError(
+            f"{what} needs the package {name}, which cannot be imported here ({error}); "
+            f"`pip install {name.partition('.')[0]}`."
+        ) from error
 
 
 def _finite(value: Any) -> float:
