@@ -261,9 +261,15 @@ def recognizer_from(args: argparse.Namespace, mode: str | None = None) -> Recogn
     Raises:
         AsrError: the bundle or the device does not exist, or an option is out of range.
     """
+    with errors_with_flags(args), torch_on_one_thread():  # its threads busy-wait; the graph is loaded in its own thread
+        return _recognizer_from(args, mode)
+
+
+@contextlib.contextmanager
+def errors_with_flags(args: argparse.Namespace) -> Iterator[None]:
+    """A block whose errors about options that were given call them by their flags."""
     try:
-        with torch_on_one_thread():  # its threads busy-wait, and the graph is loaded in a thread of its own
-            return _recognizer_from(args, mode)
+        yield
     except AsrError as error:
         raise AsrError(_with_flags(str(error), args)) from error
 

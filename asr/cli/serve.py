@@ -8,7 +8,7 @@ import signal
 import sys
 
 from asr.cli.compile import compiling_notice
-from asr.cli.options import add_recognizer_arguments, recognizer_from, with_flags
+from asr.cli.options import add_recognizer_arguments, errors_with_flags, recognizer_from, with_flags
 from asr.cli.stream import add_window_arguments, window_options
 from asr.errors import AsrError
 from asr.options import flag_of
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         raise with_flags(error, _LIMITS) from error
     windows = window_options(args)
     recognizer = recognizer_from(args)
-    with compiling_notice():
+    with compiling_notice(), errors_with_flags(args):
         recognizer.prepare()
         server = Server(recognizer, StreamingRecognizer(recognizer, windows), options)
     asyncio.run(_serve(server, args.host, args.port))

@@ -18,7 +18,7 @@ from torch import Tensor
 from asr.audio.io import file_pieces
 from asr.audio.pcm import RAW_FORMATS, PcmFormat, byte_pieces
 from asr.cli.compile import compiling_notice
-from asr.cli.options import given_options, listed, refuse_without, renamed, with_flags
+from asr.cli.options import errors_with_flags, given_options, listed, refuse_without, renamed, with_flags
 from asr.cli.output import ResultsFile, print_line, print_record, shown
 from asr.decoding.settings import WHOLE_RECORDINGS, ResourceOptions
 from asr.errors import AsrError
@@ -212,7 +212,7 @@ def run_streams(
     raw = None
     if args.raw_rate is not None:
         raw = PcmFormat(args.raw_rate, RAW_FORMATS[args.raw_format], args.raw_channels)
-    with compiling_notice():
+    with compiling_notice(), errors_with_flags(args):
         streaming = StreamingRecognizer(recognizer, options)
     end = _EndOfInput()
     with end.by_ctrl_c() if names == [STANDARD_INPUT] else nullcontext():

@@ -156,6 +156,8 @@ def test_silence_and_nothing(transcribe):
         (["-", "--raw-channels", "2"], "--raw-channels has no effect without --raw-rate"),
         (["a.wav", "--raw-rate", "16000"], "--raw-rate is for standard input"),
         (["-", "--raw-rate", "16000", "--chunk-seconds", "0"], "streaming: --chunk-seconds is 0"),
+        (["-", "--second-pass", "lattice"], "streams have no second pass (lattice); set --second-pass to none"),
+        (["-", "--partials", "stable", "--mbr-scale", "1"], "--mbr-scale has no effect here: the words of the live"),
     ],
 )
 def test_a_wrong_request_is_one_sentence(transcribe, arguments, message):
