@@ -22,10 +22,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
 
+from asr.bundle import Bundle
 from asr.cli.main import COMMANDS, command_named
 from asr.errors import AsrError
 from asr.kernels.jit import triton_is_new_enough
+from asr.models.acoustic_model import AcousticModel
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
@@ -461,6 +464,17 @@ def test_the_walk_through_names_the_files_that_run(tmp_path: Path) -> None:
     assert traced - named == set(), "these files run and are not in the walk-through"
     # Some files run only on some processors and versions of torch.
     assert len(named - traced) <= 3, f"these files are in the walk-through and do not run: {named - traced}"
+
+
+@pytest.mark.slow
+def test_the_walk_through_has_the_shapes_of_one_second() -> None:
+    model = AcousticModel.from_bundle(Bundle.load(ROOT / "checkpoints" / "librispeech"))
+    second, num_samples = torch.zeros(1, 16000), torch.tensor([16000])
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    features, log_prob = model.features(second, num_samples)[0], model(second)[0]
+    assert f"{tuple(features.shape)}" in text
+    assert f"{tuple(log_prob.shape)}" in text
+    assert f"16,000 samples become {log_prob.shape[1]} rows" in text
 
 
 @pytest.mark.slow
