@@ -13,6 +13,7 @@ from asr.errors import AsrError
 from asr.reports.evaluation import Evaluation
 from asr.reports.page import PageOptions, make_page
 from asr.serialization import open_atomic, output_path, require_writable
+from asr.text.documents import is_whole_number
 
 HELP = """Makes one HTML page about evaluations of a test set, from the files of 'asr evaluate --details NAME.json'.
 
@@ -102,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _options(args: argparse.Namespace) -> PageOptions:
-    if args.audio != "all" and not args.audio.isdigit():
+    if args.audio != "all" and not is_whole_number(args.audio):
         raise AsrError(f"--audio {args.audio}: give a number of utterances, or all.")
     if not 0 <= args.max_megabytes < float("inf"):
         raise AsrError(f"--max-megabytes {args.max_megabytes}: give a number of MB, 0 or more.")

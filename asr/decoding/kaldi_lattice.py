@@ -14,6 +14,7 @@ Kaldi's tools find the same paths with `--acoustic-scale` set to `am_scale`.
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TextIO
@@ -24,7 +25,7 @@ from asr.decoding.settings import DecodingOptions
 from asr.decoding.word_lattice import NOT_WORDS, WordArc, WordLattice, state_times
 from asr.errors import AsrError
 from asr.graph.openfst import MAGIC, OpenFstReader
-from asr.text.documents import READING_ERRORS, finite_number, open_text, read_text, unreadable
+from asr.text.documents import READING_ERRORS, finite_number, is_whole_number, open_text, read_text, unreadable
 from asr.text.symbols import EPSILON_ID
 
 _BINARY_MARK = MAGIC.to_bytes(4, "little")
@@ -71,7 +72,7 @@ def read_word_ids(path: str | Path) -> dict[int, str]:
     words: dict[int, str] = {}
     for number, line in enumerate(read_text(path, "word list").splitlines(), start=1):
         fields = line.split()
-        if fields and (len(fields) != 2 or not fields[1].isdigit()):
+        if fields and (len(fields) != 2 or not is_whole_number(fields[1])):
             raise AsrError(f"{path}:{number}: expected 'word id', as in Kaldi's words.txt.")
         if fields:
             words[int(fields[1])] = "" if fields[0] in NOT_WORDS else fields[0]
@@ -151,16 +152,15 @@ def _text_arc(where: str, fields: Sequence[str]) -> _Arc:
     graph_cost, am_cost, ids = (*costs, "", "", "")[:3]
     if is_arc and not is_compact:
         ids = fields[2].removeprefix("0")
-    numbers = [*fields[: 1 + is_arc], ids.replace("_", "") or "0"]
-    if len(fields) > 5 or len(costs) > 3 or not all(map(str.isdecimal, numbers)):
-        raise AsrError(f"{where}: {' '.join(fields)!r} is neither an arc nor a final state of a lattice.")
+    transitions = [*filter(None, ids.split("_"))]
+    if len(fields) > 5 or len(costs) > 3 or not all(map(is_whole_number, [*fields[: 1 + is_arc], *transitions])):
+        raise AsrError(f"{where}: {' '.join(fields)[:60]!r} is neither an arc nor a final state of a lattice.")
     scores = [-finite_number(cost or "0", where) for cost in (am_cost, graph_cost)]
     word = (fields[2] if is_compact else fields[3]) if is_arc else "0"
-    if not word.isdecimal():
-        raise AsrError(f"{where}: there is no word {word} in the word list.")
+    if not is_whole_number(word):
+        raise AsrError(f"{where}: there is no word {word[:60]} in the word list.")
     dst = int(fields[1]) if is_arc else None
-    transitions = tuple(map(int, filter(None, ids.split("_"))))
-    return _Arc(where, int(fields[0]), dst, int(word), scores[0], scores[1], transitions)
+    return _Arc(where, int(fields[0]), dst, int(word), scores[0], scores[1], tuple(map(int, transitions)))
 
 
 def _binary(path: Path, content: bytes) -> Iterator[tuple[str, int, list[_Arc]]]:
@@ -215,7 +215,8 @@ def _weight(reader: OpenFstReader, is_compact: bool) -> tuple[float, float, tupl
     if not is_compact:
         return -am_cost, -graph_cost, ()
     (size,) = reader.values("<i")
-    return -am_cost, -graph_cost, reader.values(f"<{size}i")
+    begin = reader.advance(4 * size)  # refuses sizes below 0
+    return -am_cost, -graph_cost, struct.unpack_from(f"<{size}i", reader.content, begin)
 
 
 def _frame_lattice(name: str, start: int, arcs: Sequence[_Arc], num_words: int) -> Lattice:

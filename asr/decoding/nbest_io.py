@@ -17,6 +17,7 @@ from asr.text.documents import (
     LARGEST_NUMBER,
     READING_ERRORS,
     finite_number,
+    is_whole_number,
     open_text,
     parse_json,
     read_text,
@@ -145,7 +146,7 @@ def _kaldi_lists(
     for key, text in _archive(spoken, _integers):
         name, _, number = key.rpartition("-")
         where = f"{spoken}: {key}"
-        if not name or not number.isdecimal():
+        if not name or not is_whole_number(number):
             raise AsrError(f"{where}: the name of a sentence must end with its number, as in 'utt-1'.")
         if are_ids:
             if words is None:
@@ -159,8 +160,8 @@ def _kaldi_lists(
 
 
 def _word(number: str, words: Mapping[int, str], where: str) -> str:
-    if not number.isdecimal() or int(number) not in words:
-        raise AsrError(f"{where}: there is no word {number} in the word list.")
+    if not is_whole_number(number) or int(number) not in words:
+        raise AsrError(f"{where}: there is no word {number[:60]} in the word list.")
     return words[int(number)]
 
 

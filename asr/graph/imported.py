@@ -23,7 +23,7 @@ from asr.graph.fst import INPUT_EPSILON, GraphArrays, Words, offsets
 from asr.graph.openfst import is_openfst, read_openfst
 from asr.graph.transition_model import is_transition_model, read_transition_pdfs
 from asr.text.ctc_tokens import CTCTokens
-from asr.text.documents import read_text
+from asr.text.documents import is_whole_number, read_text
 from asr.text.symbols import BLANK, DISAMBIGUATION, EPSILON_ID, SPECIAL_WORDS, UNK_ID, TokenTable, Vocabulary
 from asr.torch_archive import load_tensors, ragged_parts
 
@@ -124,7 +124,7 @@ def _symbols(path: str | Path, what: str) -> dict[str, int]:
         fields = line.split()
         if not fields:
             continue
-        if len(fields) != 2 or not fields[1].isdigit() or len(fields[1]) > 9:
+        if len(fields) != 2 or not is_whole_number(fields[1]) or len(fields[1]) > 9:
             raise AsrError(f"{path}:{number}: expected '{what} id', as in Kaldi's {what}s.txt.")
         if fields[0] in symbols:
             raise AsrError(f"{path}:{number}: the {what} {fields[0]!r} occurs twice.")

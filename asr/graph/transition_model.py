@@ -20,10 +20,12 @@ _BINARY = b"\0B"
 _BEGIN = b"<TransitionModel>"
 _SHOWN = b"Transition-state "
 _STATE = re.compile(
-    r"Transition-state \d+: phone = \S+ hmm-state = \d+ (?:pdf = (\d+)|forward-pdf = (\d+) self-loop-pdf = (\d+))"
+    r"Transition-state \d+: phone = \S+ hmm-state = \d+ "
+    r"(?:pdf = (\d{1,9})|forward-pdf = (\d{1,9}) self-loop-pdf = (\d{1,9}))"
 )
-_TRANSITION = re.compile(r"\s*Transition-id = (\d+) p = \S+.*\[(self-loop|\d+ -> \d+)\]")
+_TRANSITION = re.compile(r"\s*Transition-id = (\d{1,9}) p = \S+.*\[(self-loop|\d+ -> \d+)\]")
 _MOST_PHONES = 10**6
+_MOST_TRANSITIONS = 10**7  # states share their transitions, so that a small file may describe many
 
 _Topology = tuple[list[int], list[list[list[int]]]]  # phone -> entry (-1 for none); entry, state -> destinations
 
@@ -65,8 +67,11 @@ def read_transition_pdfs(path: str | Path) -> npt.NDArray[np.int32]:
                 f"{path}: this is not a Kaldi transition model, or it is damaged; give final.mdl, or the output of "
                 "'show-transitions phones.txt final.mdl'."
             ) from error
-    if not pdfs or min(pdfs) < 0:
-        raise AsrError(f"{path}: the transition model has no transitions, or an output below 0; the file is damaged.")
+    if not pdfs or not 0 <= min(pdfs) <= max(pdfs) < 1 << 31:
+        raise AsrError(
+            f"{path}: the transition model has no transitions, or an output below 0 or above {(1 << 31) - 1}; the "
+            "file is damaged."
+        )
     return np.array([-1, *pdfs], dtype=np.int32)
 
 
@@ -196,6 +201,8 @@ def _pdfs(fields: _TextFields | _BinaryFields) -> list[int]:
         if min(phone, state, entry_of[phone]) < 0:
             raise ValueError
         pdfs += [again if following == state else forward for following in entries[entry_of[phone]][state]]
+        if len(pdfs) > _MOST_TRANSITIONS:
+            raise ValueError
     _expect(fields.token(), kind.replace("<", "</"))
     return pdfs
 

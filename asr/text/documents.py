@@ -149,6 +149,11 @@ def parse_yaml(text: str) -> Any:
         raise ValueError(f"a value cannot be read: {error}") from error
 
 
+def is_whole_number(text: str) -> bool:
+    """Whether a text is a whole number, 0 or more, of at most 18 digits."""
+    return len(text) <= 18 and text.isascii() and text.isdigit()
+
+
 def number_or_none(text: str) -> float | None:
     """The finite number that a text is; None if it is none."""
     try:

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 from pathlib import Path
 
 import pytest
 
 from asr.errors import AsrError
+from asr.graph.openfst import MAGIC
 from scripts.benchmarks import robust_targets
 
 NOT_A_STRING = {"id": {}, "start": 0, "duration": 1.0, "channel": 0, "supervisions": [], "type": "MonoCut"}
 NOT_A_STRING |= {"recording": robust_targets._cut_of("file", "a.flac")["recording"]}
 HEAD = b"HTTP/1.1 200 OK\r\n"
 DEEP = b"[" * 100_000
+DIGITS = b"9" * 5000
+BINARY = struct.pack("<ii6si16siiQqqq", MAGIC, 6, b"vector", 16, b"compactlattice44", 1, 0, 0, 0, 1, 0) + bytes(20)
+BINARY = b"a " + BINARY  # one final state: weight, number of transition ids, number of arcs
+MODEL = b"<TransitionModel> <Topology> <TopologyEntry> <ForPhones> 1 </ForPhones> <State> 0 " + (
+    b"<Transition> 0 1 " * 60_000 + b"</State> </TopologyEntry> </Topology> <Triples> %d %s </Triples>"
+)
 # The reader and what it could not stand. Found by `scripts/bench robust` unless something else is said.
 FAILURES = {
     "nested YAML": ("recipe", b"{" * 2000),
@@ -38,6 +46,22 @@ FAILURES = {
     "newline in a server's answer": ("server bundle.json", b"HTT\n\nP/1.1 200 OK\r\n\r\n"),
     "control characters in a server's answer": ("server a.bin", b"HT\x1b[2JTP 200\r\n\r\n"),
     "announced length that is not a number": ("server bundle.json", HEAD + b"Content-Length: \xb2\r\n\r\n{}"),
+    # These were made by hand: Python converts neither this digit nor more than 4,300 digits.
+    "word id that is a superscript": ("words.txt", "A \u00b2\n".encode()),
+    "word id of many digits": ("words.txt", b"A " + DIGITS),
+    "state of many digits": ("other kaldi", b"a\n0 " + DIGITS + b" 1 1,2,3\n1 0,0,\n\n"),
+    "word of many digits": ("other kaldi", b"a\n0 1 " + DIGITS + b" 1,2,3\n1 0,0,\n\n"),
+    "transition id of many digits": ("other kaldi", b"a\n0 1 1 1,2,3_" + DIGITS + b"\n1 0,0,\n\n"),
+    "number of transition ids below 0": ("other kaldi", BINARY[:-12] + b"\xff" * 4 + bytes(8)),
+    "count of many digits": ("arpa", b"\\data\\\nngram 1=" + DIGITS + b"\n"),
+    "order of many digits": ("arpa", b"\\data\\\nngram " + DIGITS + b"=1\n"),
+    "shown transition of many digits": (
+        "transitions",
+        b"Transition-state 1: phone = A hmm-state = 0 pdf = 1\n Transition-id = %s p = 1 [self-loop]\n" % DIGITS,
+    ),
+    "output beyond 32 bits": ("transitions", MODEL % (1, b"1 0 4294967296")),
+    # Each triple has all transitions of its state.
+    "transitions that grow with the square of the file": ("transitions", MODEL % (200, b"1 0 0 " * 200)),
     # This one was fetched again without end.
     "more bytes than announced by the bundle": ("server a.bin", HEAD + b"\r\nweights and more"),
 }

@@ -29,7 +29,7 @@ KENLM_MAGIC = b"mmap lm http://kheafield.com/code"
 
 LN_10 = math.log(10.0)
 BLOCK_LINES = 200_000
-_COUNT_LINE = re.compile(rb"ngram\s+(\d+)\s*=\s*(\d+)$")
+_COUNT_LINE = re.compile(rb"ngram\s+(\d{1,18})\s*=\s*(\d{1,18})$")
 
 
 @dataclass(frozen=True)
