@@ -161,6 +161,8 @@ def build_network(
             network = (
                 network_class(vocabulary, config_class[0](**arguments)) if config_class else network_class(**arguments)
             )
+    except AsrError as error:
+        raise AsrError(f"{where}: {error}") from error
     except (TypeError, ValueError, ArithmeticError, RuntimeError, MemoryError) as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise AsrError(f"{where}: {class_name} does not take the arguments given there ({reason}).") from error

@@ -205,8 +205,7 @@ def mel_filters(num_mel_bins: int, fft_length: int, sampling_rate: int, low_freq
         )
     if num_mel_bins * fft_length > _LARGEST_FILTERS:
         raise AsrError(
-            f"Fbank: {num_mel_bins} mel bins of an FFT of {fft_length} take too much memory; give fewer, or shorter "
-            "windows."
+            "Fbank: num_mel_bins, frame_length_ms or sampling_rate is too large: the filters would fill the memory."
         )
     frequency = torch.arange(fft_length // 2, dtype=torch.float64) * sampling_rate / fft_length
     edges = mel_edges(num_mel_bins, low_freq, high)

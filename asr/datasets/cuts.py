@@ -107,6 +107,10 @@ def read_cuts(paths: Sequence[str | Path]) -> list[MonoCut]:
                     raise ValueError(f"a {type(cut).__name__} is not a cut")
                 if not isinstance(cut.id, str):
                     raise ValueError("the id of a cut is not a string")
+                if not (math.isfinite(cut.start) and 0.0 <= cut.duration < math.inf):
+                    raise ValueError(f"start and duration of the cut {cut.id!r} are not a span of time")
+                if cut.has_recording and not (isinstance(cut.sampling_rate, int) and cut.sampling_rate > 0):
+                    raise ValueError(f"the recording of the cut {cut.id!r} has no sampling rate")
                 cuts.append(cut)
         except Exception as error:  # gzip, json and lhotse each raise their own
             reason = str(error).partition("\n")[0] or type(error).__name__

@@ -97,7 +97,7 @@ def require_valid_tensors(tensors: Mapping[str, Tensor], num_tokens: int, num_wo
     _require_range(name, "dst_state", tensors["dst_state"], 0, num_states)
     _require_range(name, "token_id", tensors["token_id"], INPUT_EPSILON, num_tokens)
     _require_range(name, "word_id", tensors["word_id"], 1, num_words)
-    if not bool(torch.isfinite(tensors["score"]).all()) or bool(torch.isnan(tensors["final_score"]).any()):
+    if not bool(tensors["score"].isfinite().all()) or not bool((tensors["final_score"] < torch.inf).all()):
         raise AsrError(f"{name}: the graph has scores that are not finite; build it again.")
     if not bool(torch.isfinite(tensors["final_score"]).any()):
         raise AsrError(f"{name}: no state is final, so no path can end; build the graph again.")

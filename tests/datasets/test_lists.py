@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -317,3 +319,38 @@ def test_a_damaged_gzipped_manifest_is_told(tmp_path: Path, capsys: pytest.Captu
     path.write_bytes(whole[:40] + bytes(200) + whole[240:])
     assert main(["prepare", "lhotse", "--corpus", str(path), "--output", str(tmp_path / "x")]) == 2
     assert "cuts.jsonl.gz: " in (message := capsys.readouterr().err) and "Traceback" not in message
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"duration": math.nan}, "are not a span of time"),
+        ({"duration": math.inf}, "are not a span of time"),
+        ({"start": math.nan}, "are not a span of time"),
+        ({"duration": -1}, "are not a span of time"),
+        ({"start": "x"}, "must be real number"),
+        ({"start": 10**400}, "too large"),
+        ({"sampling_rate": math.inf}, "has no sampling rate"),
+        ({"sampling_rate": -1}, "has no sampling rate"),
+    ],
+)
+def test_cuts_without_sound_numbers_are_refused(
+    audio: Path, tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    recording = Recording.from_file(audio / "a.wav").to_dict()
+    record = {"id": "c", "start": 0, "duration": 0.5, "channel": 0, "supervisions": [], "type": "MonoCut"}
+    record |= {name: value for name, value in change.items() if name != "sampling_rate"}
+    recording |= {name: value for name, value in change.items() if name == "sampling_rate"}
+    (tmp_path / "cuts.jsonl").write_text(json.dumps({**record, "recording": recording}))
+    with pytest.raises(AsrError, match=rf"cuts\.jsonl: this is not a readable manifest of lhotse cuts \(.*{message}"):
+        read_cuts([tmp_path / "cuts.jsonl"])
+
+
+@pytest.mark.parametrize("name", ["offset", "duration"])
+def test_times_of_nemo_beyond_all_numbers_are_told(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "list.json"
+    path.write_text(json.dumps({"audio_filepath": "a.wav", "text": "a", "duration": 1, name: 10**400}))
+    assert main(["prepare", "nemo", "--corpus", str(path), "--output", str(tmp_path / "x")]) == 2
+    assert "list.json:1: expected an object with audio_filepath" in capsys.readouterr().err

@@ -167,6 +167,7 @@ def _with_last(values: torch.Tensor, last: int) -> torch.Tensor:
         ("token_id", lambda t: t - 2, "'token_id' has values from -2"),
         ("word_id", lambda t: t * 0, "'word_id' has values from 0"),
         ("score", lambda t: t * float("nan"), "not finite"),
+        ("final_score", lambda t: -t, "not finite"),
         ("score", lambda t: t[1:], "'score' has"),
         ("score", lambda t: t.double(), "torch.float64"),
         ("final_score", lambda t: torch.full_like(t, -math.inf), "no state is final"),

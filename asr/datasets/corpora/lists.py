@@ -192,7 +192,7 @@ class NemoManifest(_List):
                 duration = float(record["duration"]) if record.get("duration") is not None else None
                 is_sound = math.isfinite(begin + (duration or 0.0)) and begin >= 0.0
                 is_sound = is_sound and (duration is None or duration > 0.0)
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, OverflowError):
                 is_sound = False
             if not is_sound:
                 raise AsrError(
@@ -237,7 +237,7 @@ class LhotseCuts(_List):
                     raise ValueError("no span of time")
                 text = " ".join(str(one.get("text") or "") for one in supervisions)
                 speaker = str((supervisions[0].get("speaker") if supervisions else None) or name)
-            except (ValueError, KeyError, TypeError, AttributeError):
+            except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
                 yield SkippedItem(name, "this is not a cut of one recording in a file")
                 continue
             if not takes_all or changes - {"Resample"}:
