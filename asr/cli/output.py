@@ -61,7 +61,7 @@ class ResultsFile:
         try:
             self._stream = path.open("a+", encoding="utf-8") if path.is_file() or not path.exists() else path.open("w")
         except OSError as error:
-            raise AsrError(f"{path}: the output cannot be written ({error.strerror}).") from error
+            raise AsrError(f"{path}: the output cannot be written ({error.strerror}); {cure_of(error)}.") from error
         try:
             if path.is_file():
                 _lock(self._stream, path)

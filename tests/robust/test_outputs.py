@@ -217,6 +217,8 @@ def test_an_unfinished_line_goes(tmp_path: Path) -> None:
     with pytest.raises(AsrError, match="this line is not output"):
         ResultsFile(path, "audio")
     assert path.read_text() == "my thesis"
+    with pytest.raises(AsrError, match=r"the output cannot be written \(Is a directory\); name another one\."):
+        ResultsFile(tmp_path, "audio")
 
 
 def test_loops_that_an_earlier_version_compiled_are_compiled_again(tmp_path: Path, monkeypatch) -> None:
