@@ -22,7 +22,6 @@ from asr.serialization import require_writable, write_whole_text
 from asr.text.documents import parse_yaml, read_text
 
 _RECIPES = Path(__file__).resolve().parents[2] / "recipes"
-_COUNTS = ("cache", "seconds", "real_time_factor")  # what a summary says about the run, not about its words
 _FORM = "it needs 'sets' (NAME: manifest of 'asr prepare') and 'systems' (NAME: options of 'asr evaluate')"
 
 
@@ -153,8 +152,7 @@ def _evaluate(
     # A run that recognized nothing made no queries: keep the counts of the earlier one.
     if before is not None and before[1] == words.stat().st_size:
         earlier, scored = before[0], Evaluation.load(details)
-        counts = {name: earlier.summary[name] for name in _COUNTS if name in earlier.summary}
-        summary = {**scored.summary, **counts}
+        summary = {**scored.summary, "cache": earlier.summary.get("cache", {})}
         replace(scored, summary=summary, cache=earlier.cache, lattices=earlier.lattices).save(details)
     return status
 

@@ -129,7 +129,7 @@ def evaluation_of(
                 str(record.get("error", "")),
             )
         )
-    total = {**_times(utterances), **summary}
+    total = {**summary, **_times(utterances)}  # of resumed runs, the times of all parts
     scoring = SCLITE if is_sclite else SHORTEST
     return Evaluation(name, tuple(utterances), total, details.system, scoring, tuple(details.cache), details.graphs)
 

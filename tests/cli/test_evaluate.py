@@ -174,9 +174,16 @@ def test_an_interrupted_evaluation_goes_on_and_a_bad_recording_counts_as_deleted
     assert record["substitutions"] + record["deletions"] == words[0] + words[2]
     assert "error" in json.loads(output.read_text().splitlines()[-1])
     (tmp_path / "u2.wav").unlink()  # fails again
-    code, text, errors = evaluate(*arguments, "--resume")
+    code, text, errors = evaluate(*arguments, "--resume", "--details", tmp_path / "details.json")
     assert (code, json.loads(text)["real_time_factor"]) == (1, None)
     assert "nothing was recognized" in errors
+    # A report of all parts has the times of all.
+    summary = json.loads((tmp_path / "details.json").read_text())["summary"]
+    records = [json.loads(line) for line in (first, second)]
+    seconds = sum(sum(record["seconds"].values()) for record in records)
+    factor = seconds / sum(record["duration"] for record in records)
+    assert summary["real_time_factor"] == pytest.approx(factor, abs=1e-4)
+    assert sum(summary["seconds"].values()) == pytest.approx(seconds, abs=2e-3)
     code, _, errors = evaluate("--cuts", cuts, "--bundle", tiny_bundle_folder, "--resume")
     assert (code, "--resume needs --output, the file to continue" in errors) == (2, True)
 
