@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 import signal
 import sys
@@ -178,7 +179,7 @@ class _Termination(pl.Callback):  # type: ignore[misc]
     def _stop(self, trainer: pl.Trainer) -> None:
         keeps = trainer.checkpoint_callback
         path = Path(getattr(keeps, "dirpath", None) or trainer.default_root_dir) / _CHECKPOINT_NAME
-        trainer.save_checkpoint(path)
+        trainer.save_checkpoint(path, weights_only=False)
         if trainer.is_global_zero:
             print(f"asr: terminated; continue with --ckpt_path {path}", file=sys.stderr, flush=True)
         environment = getattr(trainer.strategy, "cluster_environment", None)
@@ -193,6 +194,16 @@ class _LastCheckpoint(pl.Callback):  # type: ignore[misc]
     The last epoch is validated even if `check_val_every_n_epoch` leaves it out, and each `ModelCheckpoint` that keeps
     the latest weights (without `monitor`, or with `save_last`) saves those of the end.
     """
+
+    def on_fit_start(self, trainer: pl.Trainer, _: pl.LightningModule) -> None:
+        """Rejects folders of checkpoints that cannot be written before the training, not at its first checkpoint."""
+        for keeps in trainer.checkpoint_callbacks:
+            name = str(getattr(keeps, "dirpath", None) or "")
+            if not name or "://" in name:
+                continue
+            there = next(path for path in (Path(name), *Path(name).parents) if path.exists())
+            if not (there.is_dir() and os.access(there, os.W_OK)):
+                raise AsrError(f"{name}: checkpoints cannot be written there; give ModelCheckpoint another dirpath.")
 
     def on_train_epoch_start(self, trainer: pl.Trainer, _: pl.LightningModule) -> None:
         """Has the last epoch validated."""
@@ -259,7 +270,7 @@ class _CLI(LightningCLI):  # type: ignore[misc]
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         try:
             trainer = super().instantiate_trainer(**kwargs)
-        except (ValueError, TypeError, ImportError) as error:
+        except (ValueError, TypeError, ImportError, RuntimeError) as error:
             raise MisconfigurationException(str(error)) from error
         _warn_of_slow_bfloat16(trainer)
         _require_numbers(trainer)
@@ -346,7 +357,7 @@ def run(arguments: Sequence[str]) -> int:
     console.addFilter(_is_no_advertisement)
     _check_checkpoint(arguments)
     try:
-        with old_class_paths():
+        with old_class_paths(), _quiet_log_writers():
             trainer = _CLI(arguments).trainer
     except (ArgumentError, UnicodeDecodeError) as error:
         raise AsrError(
@@ -369,6 +380,12 @@ def run(arguments: Sequence[str]) -> int:
     except ConnectionResetError as error:
         # The process was killed while it was sending a batch.
         raise AsrError(f"{_WORKER_ENDED}.") from error
+    except OSError as error:
+        if error.filename is not None or isinstance(error, BrokenPipeError):
+            raise
+        raise AsrError(
+            f"the logs of the training, or standard output, cannot be written ({error.strerror or error}), {_GO_ON}."
+        ) from error
     except RuntimeError as error:
         if (explained := _explained(error)) is None:
             raise
@@ -385,6 +402,22 @@ def run(arguments: Sequence[str]) -> int:
     if trainer.interrupted:
         raise KeyboardInterrupt  # Lightning 2.2 returns as if the training were over
     return 0
+
+
+@contextlib.contextmanager
+def _quiet_log_writers() -> Iterator[None]:
+    """Within the block, a thread that cannot write prints nothing: TensorBoard's error is raised in the main thread."""
+    usual = threading.excepthook
+
+    def show(failure: threading.ExceptHookArgs) -> None:
+        if not isinstance(failure.exc_value, OSError):
+            usual(failure)
+
+    threading.excepthook = show
+    try:
+        yield
+    finally:
+        threading.excepthook = usual
 
 
 def _is_no_advertisement(record: logging.LogRecord) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
 import re
 import subprocess
 import sys
@@ -217,6 +219,52 @@ def test_a_network_that_cannot_be_trained_in_bfloat16_is_one_sentence(tmp_path, 
     arguments = recipe(tmp_path / "inputs", "acoustic", tmp_path / "run", [])
     assert main([*arguments, "--trainer.precision", "bf16-mixed"]) == 2
     assert "bfloat16 on a CPU; give --trainer.precision 32" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_a_folder_for_checkpoints_that_cannot_be_written_is_refused_before_training(tmp_path, capsys, monkeypatch):
+    from asr.lm.rnn.training import LitRNNLM
+    from scripts.benchmarks.processes import write_inputs
+    from tests.cli.test_termination import recipe
+
+    (tmp_path / "inputs").mkdir()
+    write_inputs(tmp_path / "inputs")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(LitRNNLM, "training_step", lambda *_: pytest.fail("it has trained"))
+    keeps = {"dirpath": str(tmp_path / "file" / "checkpoints"), "every_n_epochs": 2}
+    keeps = {"class_path": "pytorch_lightning.callbacks.ModelCheckpoint", "init_args": keeps}
+    assert main(recipe(tmp_path / "inputs", "language", tmp_path / "run", [keeps])) == 2
+    message = f"asr: error: {tmp_path}/file/checkpoints: checkpoints cannot be written there; give ModelCheckpoint "
+    assert capsys.readouterr().err.splitlines()[-1].startswith(message)
+
+
+@pytest.mark.slow
+def test_callbacks_that_exclude_each_other_are_one_sentence(tmp_path, capsys):
+    keeps = "{class_path: pytorch_lightning.callbacks.ModelCheckpoint}"
+    arguments = tiny_language_model(tmp_path)
+    with (tmp_path / "recipe.yaml").open("a") as recipe:
+        recipe.write(f"trainer: {{callbacks: [{keeps}, {keeps}]}}\n")
+    assert main(arguments) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("asr: error: trainer: Found more than one stateful callback of type `ModelCheckpoint`")
+
+
+@pytest.mark.slow
+def test_logs_that_cannot_be_written_are_one_sentence(tmp_path, capsys, monkeypatch):
+    """TensorBoard writes them in a thread, which would print a traceback."""
+    gfile = pytest.importorskip("tensorboard.compat.tensorflow_stub.io.gfile")
+
+    def full_disk(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    arguments = [*tiny_language_model(tmp_path), f"--data.init_args.train_texts=[{tmp_path / 'text.txt'}]"]
+    (tmp_path / "text.txt").write_text("ONE TWO\n" * 50)
+    arguments += [f"--trainer.default_root_dir={tmp_path}", "--trainer.logger=true", "--trainer.max_epochs=1"]
+    monkeypatch.setattr(gfile.LocalFileSystem, "write", full_disk)
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    message = "asr: error: the logs of the training, or standard output, cannot be written (No space left on device), "
+    assert error.splitlines()[-1].startswith(message) and "Traceback" not in error
 
 
 @pytest.mark.slow
