@@ -28,7 +28,7 @@ from asr.graph.denominator_graph import DenominatorGraph
 from asr.models.chain_corpus import FRAME_SECONDS, SILENCE, Alignment, PreparedCorpus
 from asr.models.interface import UtteranceCmvn
 from asr.models.state_tying import ContextStatistics, grow_trees
-from asr.serialization import atomic_path, write_whole_text
+from asr.serialization import atomic_folder
 from asr.text.lexicon import Lexicon, word_ends
 
 _CEPSTRA = 13
@@ -217,10 +217,10 @@ def prepare_chain(
         utterances: to train on.
         max_columns: the maximum number of outputs of the network.
         num_long_histories: number of histories of three phones in the phone model.
-        output: folder for the files.
+        output: folder for the files, which replace those of an earlier run together.
 
     Raises:
-        AsrError: there are no utterances, or fewer columns than the phones need.
+        AsrError: there are no utterances, fewer columns than the phones need, or the folder cannot be written.
     """
     if not utterances:
         raise AsrError(
@@ -231,10 +231,9 @@ def prepare_chain(
     states = grow_trees(alignment.phones, statistics, max_columns)
     histories = phone_histories([alignment.of(index)[0].tolist() for index in utterances], num_long_histories)
     graph = denominator_graph(histories, states)
-    output.mkdir(parents=True, exist_ok=True)
-    write_whole_text(output / STATES_FILE, json.dumps(states.to_json()))
-    with atomic_path(output / DENOMINATOR_FILE) as partial:
-        np.savez(partial, **graph._asdict())
+    with atomic_folder(output) as partial:  # the states of one run and the denominator of another would not fit
+        (partial / STATES_FILE).write_text(json.dumps(states.to_json()), encoding="utf-8")
+        np.savez(partial / DENOMINATOR_FILE, **graph._asdict())
     return states, graph
 
 

@@ -654,6 +654,23 @@ def test_without_an_utterance_to_train_on_there_is_no_denominator(folder: Path, 
     assert not (tmp_path / "states").exists()
 
 
+def test_states_and_denominator_are_replaced_together(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus, aligned = PreparedCorpus(folder / "prepared"), Alignment.load(folder / "prepared" / "alignment.npz")
+    states = prepare_chain(corpus, aligned, [*range(len(corpus))], 9, 5, tmp_path / "states")[0]
+
+    def full_disk(path: Path, **_: object) -> None:
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "savez", full_disk)
+    with pytest.raises(AsrError, match=r"/states: the folder cannot be written \(No space left on device\)"):
+        prepare_chain(corpus, aligned, [*range(len(corpus))], 7, 5, tmp_path / "states")
+    assert load_chain(tmp_path / "states")[0].to_json() == states.to_json()
+    assert [path.name for path in tmp_path.iterdir()] == ["states"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "lexicon", "sentence"),
