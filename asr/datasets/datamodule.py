@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -245,9 +246,15 @@ class AcousticDataModule(ResumesEpoch, pl.LightningDataModule):
             batch_size=None,
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,
+            worker_init_fn=_ignore_termination,
             # A generator of its own, so that a loader draws nothing from that of the network.
             generator=torch.Generator(),
         )
+
+
+def _ignore_termination(_: int) -> None:
+    """Schedulers send SIGTERM to all processes; the trainer ends those that prepare batches when it has finished."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 class _BatchSampler(DistributedSampler[PlannedBatch]):

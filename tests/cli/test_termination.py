@@ -32,7 +32,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class SignalAt(pl.Callback):  # type: ignore[misc]
-    """Sends SIGTERM to the first process at the end of a batch, as a scheduler does at any time.
+    """Sends SIGTERM to the first process, and those that prepare its batches, at the end of a batch, as a scheduler does
+    at any time.
 
     Args:
         batch: number of the batch, from 1; 0 for the last one of the first epoch.
@@ -45,7 +46,8 @@ class SignalAt(pl.Callback):  # type: ignore[misc]
         progress = trainer.fit_loop.epoch_loop.batch_progress
         is_last = progress.is_last_batch and trainer.current_epoch == 0
         if trainer.is_global_zero and (progress.total.ready == self.batch if self.batch else is_last):
-            os.kill(os.getpid(), signal.SIGTERM)
+            for pid in (os.getpid(), *(child.pid for child in multiprocessing.active_children())):
+                os.kill(pid, signal.SIGTERM)
 
 
 class KillAt(pl.Callback):  # type: ignore[misc]
@@ -118,6 +120,7 @@ def weights(path: Path) -> dict[str, Tensor]:
     ("kind", "batch", "options"),
     [
         ("language", 3, []),
+        ("acoustic", 4, WORKERS),
         ("acoustic", 4, ["--trainer.devices", "2", "--trainer.strategy", "ddp"]),
     ],
 )
