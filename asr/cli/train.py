@@ -377,7 +377,7 @@ def run(arguments: Sequence[str]) -> int:
     except MisconfigurationException as error:
         # Raised when the trainer is built, or only when the training begins.
         raise _explained(error) or AsrError(f"trainer: {_first_line(error)}.") from error
-    except ConnectionResetError as error:
+    except (ConnectionResetError, ConnectionRefusedError, EOFError) as error:
         # The process was killed while it was sending a batch.
         raise AsrError(f"{_WORKER_ENDED}.") from error
     except OSError as error:

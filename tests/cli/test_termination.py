@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import multiprocessing
 import os
 import signal
@@ -32,8 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class SignalAt(pl.Callback):  # type: ignore[misc]
-    """Sends SIGTERM to the first process, and those that prepare its batches, at the end of a batch, as a scheduler does
-    at any time.
+    """Sends SIGTERM to the first process and those that prepare its batches, after a batch; schedulers do at any time.
 
     Args:
         batch: number of the batch, from 1; 0 for the last one of the first epoch.
@@ -229,15 +229,19 @@ def test_ctrl_c_ends_a_training_like_any_other_command(
     assert capsys.readouterr().err.splitlines()[-1] == "asr: interrupted"
 
 
-class ResetsConnection(pl.Callback):  # type: ignore[misc]
+class BreaksConnection(pl.Callback):  # type: ignore[misc]
     """Fails as the main process does if a worker is killed while it is sending a batch."""
 
+    def __init__(self, name: str) -> None:
+        self.name = name
+
     def on_train_batch_start(self, *_: Any) -> None:
-        raise ConnectionResetError(104, "Connection reset by peer")
+        raise getattr(builtins, self.name)
 
 
-def test_a_worker_killed_while_sending_is_one_sentence(folder: Path, tmp_path: Path) -> None:
-    callback = {"class_path": "tests.cli.test_termination.ResetsConnection"}
+@pytest.mark.parametrize("name", ["ConnectionResetError", "ConnectionRefusedError", "EOFError"])
+def test_a_worker_killed_while_sending_is_one_sentence(folder: Path, tmp_path: Path, name: str) -> None:
+    callback = {"class_path": "tests.cli.test_termination.BreaksConnection", "init_args": {"name": name}}
     with pytest.raises(AsrError, match="a process that prepares batches was killed or failed, perhaps for lack"):
         train.run(recipe(folder, "language", tmp_path / "run", [callback]))
 
