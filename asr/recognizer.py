@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,7 @@ from asr.lm.interface import LanguageModel, require_language_model
 from asr.lm.rnn.model import RNNLanguageModel
 from asr.models.adaptation import RecognizedSpeech, Speaker, SpeakerTransform, adapt, score_of_speaker
 from asr.models.interface import ACOUSTIC_SECONDS, NormalizingNetwork, SpeakerStatistics, in_parts, moves_only
+from asr.models.pauses import with_silence_in_pauses
 from asr.options import options_of, require_type
 from asr.pipeline import EnginePool, Engines, StreamPool, pipelined
 from asr.results import RecognitionResult, StageTimes, as_result, joined
@@ -570,7 +571,22 @@ class Recognizer(nn.Module):
                 network = partial(score_of_speaker, network, speaker=speaker)
             frame_shift: Any = self.features.frame_shift
             with self.acoustic_arithmetic():
-                return in_parts(network, features, num_frames, ACOUSTIC_SECONDS * self.sampling_rate / frame_shift)
+                log_prob, num_outputs = in_parts(
+                    network, features, num_frames, ACOUSTIC_SECONDS * self.sampling_rate / frame_shift
+                )
+            margin = self.pause_margin
+            if margin is not None:
+                factor: Any = self.acoustic_model.subsampling_factor
+                log_prob = with_silence_in_pauses(log_prob, features, num_frames, factor, margin)
+            return log_prob, num_outputs
+
+    @property
+    def pause_margin(self) -> int | None:
+        """Half of `pause_seconds` in frames of features; None if the acoustic model alone finds pauses."""
+        pause, frame_shift = self.options.pause_seconds, cast("int", self.features.frame_shift)
+        if pause is None or not isinstance(self.acoustic_model, NormalizingNetwork):
+            return None
+        return round(pause / 2 * self.sampling_rate / frame_shift)
 
     def acoustic_arithmetic(self) -> contextlib.AbstractContextManager[None]:
         """Context in which acoustic models compute with `resources.acoustic_precision` in this thread."""
@@ -746,6 +762,8 @@ class Recognizer(nn.Module):
                 "acoustic_precision has no effect here: an external acoustic model has a precision of its own; leave "
                 "it out."
             )
+        if "pause_seconds" in self.settings.given and not isinstance(self.acoustic_model, NormalizingNetwork):
+            raise AsrError("pause_seconds has no effect here: the acoustic model finds pauses itself; leave it out.")
         settings = setting_options()
         given = [settings[name] for name in sorted(self.settings.given)]
         resources = options_of(ResourceOptions)

@@ -145,11 +145,11 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 _OF_WINDOWS = ("left_seconds", "right_seconds", "memory_seconds", "min_feature_std")
 
 
-def _encoder(network: Any, options: StreamingOptions, frame_seconds: float, drafts: bool) -> Any:
+def _encoder(recognizer: Recognizer, options: StreamingOptions, frame_seconds: float, drafts: bool) -> Any:
     """The encoder that runs chunks through the network: with windows, or with states if the network is external.
 
     Args:
-        network: the acoustic model.
+        recognizer: has the acoustic model.
         options: sizes of windows.
         frame_seconds: seconds between two outputs.
         drafts: whether the chunks' outputs are for partial results and endpoints alone.
@@ -157,9 +157,11 @@ def _encoder(network: Any, options: StreamingOptions, frame_seconds: float, draf
     Raises:
         AsrError: the network is external, and reads whole utterances or has no windows for an option that was set.
     """
+    network: Any = recognizer.acoustic_model
     if not isinstance(network, ExternalNetwork):
         frames_a_second = network.subsampling_factor / frame_seconds
-        return ChunkedEncoder(network, options.window_sizes(frame_seconds), ACOUSTIC_SECONDS * frames_a_second, drafts)
+        sizes = replace(options.window_sizes(frame_seconds), pause_margin=recognizer.pause_margin)
+        return ChunkedEncoder(network, sizes, ACOUSTIC_SECONDS * frames_a_second, drafts)
     for name in _OF_WINDOWS:
         if getattr(options, name) != getattr(StreamingOptions, name):
             raise AsrError(
@@ -293,7 +295,6 @@ class StreamingRecognizer:
         self._lock = threading.RLock()
         self._recognizer = recognizer
         self._rate = recognizer.sampling_rate
-        network: Any = recognizer.acoustic_model
         self.frame_seconds = recognizer.bundle.frame_seconds
         self._is_k2 = self.options.decoder == "k2"
         is_decided_early = self.options.partial_policy == "stable" or self.options.force_commit_seconds is not None
@@ -310,7 +311,7 @@ class StreamingRecognizer:
             self._graph = self._graph.to(device_with_loops(recognizer.device))
         self.times = StageTimes()
         self._decoder = self._new_search()
-        self._windows = _encoder(network, self.options, self.frame_seconds, self._is_draft)
+        self._windows = _encoder(recognizer, self.options, self.frame_seconds, self._is_draft)
         self._warm_up()
         self._streams: dict[int, _Stream] = {}
         self._num_opened = 0

@@ -73,6 +73,8 @@ class DecodingOptions:
         lookahead_frames: with `lm_fusion="chunks"`, number of frames that the search is ahead of the language model.
         max_token_seconds: words whose tokens last longer than this on average count as noise and are left out of a
             recognizer's results; see `asr.decoding.words`. None leaves nothing out.
+        pause_seconds: stretches of at least this length in which nothing is louder than the noise of the recording are
+            silence, whatever the acoustic model finds there; see `asr.models.pauses`. None, or inf, leaves all to it.
         mbr_scale: scale of the total scores by whose posteriors the words with the least expected errors are chosen
             from the lattice (minimum-Bayes-risk decoding, `asr.decoding.mbr`); 1 is that of the search. None, or inf,
             takes the words of the best path.
@@ -126,6 +128,11 @@ class DecodingOptions:
         "leave out words whose tokens last longer than this on average, which is noise",
         kind=float,
     )
+    pause_seconds: float | None = option(
+        0.5,
+        "take stretches of at least this length without anything louder than noise for silence (inf: none)",
+        optional=True,
+    )
     mbr_scale: float | None = option(
         None,
         "choose the words with the least expected errors from the lattice, by posteriors of its scores at this scale "
@@ -141,15 +148,16 @@ class DecodingOptions:
             object.__setattr__(self, "skip_beam", word_beam)
         check_options(self, "decoding options")
         beams = ("search_beam", "output_beam", "skip_beam", "context_beam")
-        for name in (*beams, "am_scale", "max_token_seconds", "mbr_scale"):
+        for name in (*beams, "am_scale", "max_token_seconds", "pause_seconds", "mbr_scale"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise AsrError(f"decoding options: {name} is {value}; it must be above 0.")
             if name in beams and value is not None and value > _WIDEST_BEAM:
                 object.__setattr__(self, name, math.inf)
         # On a command line nothing else turns off what the bundle sets; total scores times such a scale may overflow.
-        if self.mbr_scale is not None and self.mbr_scale > _WIDEST_BEAM:
-            object.__setattr__(self, "mbr_scale", None)
+        for name in ("pause_seconds", "mbr_scale"):
+            if (getattr(self, name) or 0.0) > _WIDEST_BEAM:
+                object.__setattr__(self, name, None)
         for name in ("am_scale", "graph_scale", "lm_scale", "word_insertion_penalty"):
             if not abs(getattr(self, name)) <= _MAX_SCALE:  # with larger scales, sums of scores overflow float32
                 raise AsrError(

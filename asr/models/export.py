@@ -32,6 +32,7 @@ from asr.errors import AsrError
 from asr.models.external import onnx, torchscript
 from asr.models.external.network import ExternalNetwork
 from asr.models.interface import LOG_PROB_IN_NOISE, STD_FLOOR, BoundedNetwork, UtteranceCmvn
+from asr.models.pauses import DIGITAL_SILENCE
 from asr.models.tdnnf import FrameNorm
 from asr.serialization import atomic_path
 from asr.text.ctc_tokens import CTCTokens
@@ -131,9 +132,10 @@ class StreamingNetwork(nn.Module):
         is_seen = number < x_lens
         seen = x[0].double()
 
-        # Features are normalized by all frames so far and those of this call.
-        sums = feature_sums + _sums(seen, is_seen)
-        count = (feature_count + x_lens.double()).clamp(min=1.0)
+        # Features are normalized by all frames so far and those of this call, without digital silence.
+        is_audible = is_seen & (x[0].mean(dim=1) > DIGITAL_SILENCE)
+        sums = feature_sums + _sums(seen, is_audible)
+        count = (feature_count + is_audible.double().sum()).clamp(min=1.0)
         mean = sums[0] / count
         std = (sums[1] / count - mean.square()).clamp(min=0.0).sqrt()
         begun = (has_begun > 0.5) | (std.mean().unsqueeze(0) >= self.chunks.min_feature_std)
@@ -156,7 +158,7 @@ class StreamingNetwork(nn.Module):
         has_word = (log_prob[0].argmax(dim=1) > 0) & (torch.arange(log_prob.shape[1]) < num_outputs)
         has_speech = has_word.to(torch.float32).max().unsqueeze(0) > 0.5
         counts = has_speech | (in_pause < 0.5)
-        is_added = is_seen & (number < torch.where(is_whole, torch.full_like(x_lens, self.shift), x_lens))
+        is_added = is_audible & (number < torch.where(is_whole, torch.full_like(x_lens, self.shift), x_lens))
         num_added = is_added.double().sum().unsqueeze(0)
         most = float(self.chunks.memory * self.factor)
         overflows = feature_count + num_added > most

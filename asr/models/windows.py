@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from asr.errors import AsrError
 from asr.models.adaptation import Speaker
 from asr.models.interface import (
-    LOG_PROB_IN_NOISE,
     STD_FLOOR,
     AcousticNetwork,
     BoundedNetwork,
     SpeakerStatistics,
     in_parts,
 )
+from asr.models.pauses import audible, in_pauses, outputs_of, silenced
 
 
 class RunningNorm:
@@ -40,6 +40,8 @@ class RunningNorm:
         min_feature_std: standard deviation, averaged over features, from which on the stream is taken for speech.
         device: where the features are.
         known: statistics of the speaker's other recordings, up to 10 s of which count as the oldest frames.
+
+    Digital silence does not count: a muted microphone is no quiet room.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class RunningNorm:
         self._min_feature_std = min_feature_std
         self._count = 0.0
         self._sums = torch.zeros(2, feature_dim, dtype=torch.float64, device=device)
+        self._energies = torch.zeros(0, device=device)
         self._has_begun = False
         self._in_pause = False
         if known is not None:
@@ -66,6 +69,7 @@ class RunningNorm:
 
         None as long as there has been only noise.
         """
+        features = audible(features)
         count = self._count + len(features)
         mean, square = (self._sums + _sums(features)) / max(count, 1.0)
         std = (square - mean.square()).clamp(min=0.0).sqrt()
@@ -80,12 +84,27 @@ class RunningNorm:
             return
         # Only the first chunk of noise counts, before the first word as well.
         self._in_pause = not has_speech
+        features = audible(features)
         count = self._count + len(features)
         if count > self._max_frames:
             self._sums *= (self._max_frames - len(features)) / self._count
             count = self._max_frames
         self._count = count
         self._sums += _sums(features)
+        self._energies = torch.cat([self._energies, features.mean(dim=1)])[-self._max_frames :]
+
+    def in_pauses(self, features: Tensor, num_heard: int, margin: int) -> Tensor:
+        """Which frames (T, F) lie in long pauses of the stream, (T,) bool.
+
+        Args:
+            features: not normalized.
+            num_heard: number of the last of them, which have not been added. The levels of noise and speech are those
+                of these frames and of all that have been.
+            margin: see `asr.models.pauses.in_pauses`.
+        """
+        energy = features.mean(dim=1)
+        heard = torch.cat([self._energies, energy[len(energy) - num_heard :]])
+        return in_pauses(energy[None], torch.ones_like(energy[None], dtype=torch.bool), heard[None], margin)[0]
 
 
 def _sums(features: Tensor) -> Tensor:
@@ -104,6 +123,8 @@ class WindowSizes:
         right: context after the chunk. An output is delayed by `right` frames and up to a chunk.
         memory: the maximum number of frames that count in the normalization of the features.
         min_feature_std: see `RunningNorm`; outputs are blank until the features vary this much.
+        pause_margin: in long pauses, which begin and end this many frames of features from anything loud, outputs are
+            blank, too; None leaves pauses to the network.
 
     Raises:
         AsrError: a size is out of range.
@@ -114,6 +135,7 @@ class WindowSizes:
     right: int
     memory: int
     min_feature_std: float = 0.0
+    pause_margin: int | None = None
 
     def __post_init__(self) -> None:
         if self.chunk < 1 or self.left < 0 or self.right < 0 or self.memory < self.chunk:
@@ -151,6 +173,7 @@ class WindowStream:
         self.is_done = False
         self.is_whole = True
         self._is_noise = False
+        self._in_pauses = torch.zeros(0, dtype=torch.bool, device=device)
         self._speaker = speaker
         known = None if speaker is None else speaker.statistics
         self._norm = RunningNorm(feature_dim, sizes.memory * factor, sizes.min_feature_std, device, known)
@@ -186,11 +209,13 @@ class WindowStream:
     def window(self) -> Tensor:
         """The next window (T, F), normalized; call `accept` with its outputs."""
         self.is_whole = len(self._features) >= self._wanted()
-        seen = self._features[: self._wanted()]
-        return self._normalized(seen, self._norm.statistics(seen[self.num_history :]))
+        seen, begin = self._features[: self._wanted()], self.num_history
+        self._find_pauses(seen, len(seen) - begin)
+        self._in_pauses = self._in_pauses[begin:]
+        return self._normalized(seen, self._norm.statistics(seen[begin:]))
 
     def accept(self, chunk: Tensor) -> Tensor:
-        """Takes the outputs of the window's chunk (T', C), and returns those of the stream: blank if it is noise."""
+        """Takes the outputs of the window's chunk (T', C), and returns those of the stream: blank in pauses."""
         chunk = self._unless_noise(chunk)
         has_speech = bool((chunk.argmax(1) > 0).any())
         taken = self._features[self.num_history :][: len(chunk) * self._factor]
@@ -206,10 +231,12 @@ class WindowStream:
     def utterance(self) -> Tensor:
         """The utterance so far and a window's right context (T, F), normalized by the whole stream so far."""
         behind = self._features[self.num_history :][: self._sizes.right * self._factor]
-        return self._normalized(torch.cat([*self._utterance, behind]), self._norm.statistics(behind[:0]))
+        features = torch.cat([*self._utterance, behind])
+        self._find_pauses(features, len(behind))
+        return self._normalized(features, self._norm.statistics(behind[:0]))
 
     def of_utterance(self, outputs: Tensor) -> Tensor:
-        """The outputs for `utterance` without those of its right context; blank if all was noise."""
+        """The outputs for `utterance` without those of its right context; blank in noise and pauses."""
         return self._unless_noise(outputs[: self.num_outputs - self._begin])
 
     def _normalized(self, features: Tensor, statistics: tuple[Tensor, Tensor] | None) -> Tensor:
@@ -219,12 +246,18 @@ class WindowStream:
         normal = (features - statistics[0]) / statistics[1]
         return normal if self._speaker is None else self._speaker.transformed(normal)
 
+    def _find_pauses(self, features: Tensor, num_heard: int) -> None:
+        margin = self._sizes.pause_margin
+        if margin is None:
+            self._in_pauses = torch.zeros(len(features), dtype=torch.bool, device=features.device)
+        else:
+            self._in_pauses = self._norm.in_pauses(features, num_heard, margin)
+
     def _unless_noise(self, outputs: Tensor) -> Tensor:
-        if not self._is_noise:
+        if not len(outputs):
             return outputs
-        outputs = torch.full_like(outputs, LOG_PROB_IN_NOISE)
-        outputs[:, 0] = 0.0
-        return outputs
+        where = outputs_of(self._in_pauses, len(outputs), self._factor)
+        return silenced(outputs, where | self._is_noise)
 
 
 class ChunkedEncoder:

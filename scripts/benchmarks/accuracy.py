@@ -1,4 +1,4 @@
-"""Word error rates of a bundle on clean speech, at 8 kHz, in noise and as streams; words from noise; confidences.
+"""Word error rates of a bundle on clean speech, at 8 kHz, in noise, as streams, with long pauses; confidences.
 
     scripts/bench accuracy --quick              # under a minute on two cores; the last line is one JSON object
     scripts/bench accuracy --every 1            # all of dev-clean-2, every mode
@@ -34,6 +34,8 @@ from scripts.benchmarks.speech import Recording, an4_recordings, recordings
 _BATCH = 16
 _NOISE_SECONDS = 60
 _PIECE = 4000
+# Utterances of a stream with long pauses, the length of these, and the level of their noise.
+_IN_STREAM, _PAUSE_SECONDS, _PAUSE_NOISE = 8, 4, 3e-4
 
 
 def main(argv: Sequence[str]) -> int:
@@ -82,6 +84,16 @@ def measure(bundle: Bundle, speech: Sequence[Recording], is_quick: bool) -> dict
 
     streams = (spoken_words(recognize_stream(default, waveforms[one.path].split(_PIECE), rate)) for one in speech)
     report["wer_stream"], _ = errors("stream", speech, streams)
+
+    def paused(group: Sequence[Recording]) -> Words:
+        parts = [torch.zeros(0)]
+        for one in group:
+            parts += [waveforms[one.path], _PAUSE_NOISE * torch.randn(_PAUSE_SECONDS * rate, generator=generator)]
+        return spoken_words(recognize_stream(default, torch.cat(parts).split(_PIECE), rate))
+
+    groups = [speech[first : first + _IN_STREAM] for first in range(0, len(speech), _IN_STREAM)]
+    whole = [group[0]._replace(words=[word for one in group for word in one.words]) for group in groups]
+    report["wer_pauses"], _ = errors("stream with long pauses", whole, map(paused, groups))
     report["wer_8k"], _ = errors("8 kHz", speech, batches(default, speech, narrow, 8000))
     report["wer_noise10db"], _ = errors("noise at 10 dB", speech, batches(default, speech, noisy, rate))
     noise = 0.02 * torch.randn(_NOISE_SECONDS * rate, generator=generator)

@@ -42,5 +42,13 @@ def test_all_figures_come_in_one_line(
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert report["num_utterances"] == 4 and report["num_words"] == 10 and report["speech"] == "dev-clean-2"
     assert report["wer_ngram"] < 50 and report["wer_default"] < 50
-    fields = {"wer_stream", "wer_8k", "wer_noise10db", "words_from_noise_per_minute", "nce", "rtf_default"}
+    fields = {
+        "wer_stream",
+        "wer_pauses",
+        "wer_8k",
+        "wer_noise10db",
+        "words_from_noise_per_minute",
+        "nce",
+        "rtf_default",
+    }
     assert fields <= set(report)

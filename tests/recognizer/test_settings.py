@@ -40,6 +40,7 @@ ACTS = {
     "chunk_frames": (20, ("rnn", CHUNKS), ("rnn", LATTICE)),
     "lookahead_frames": (5, ("large_ngram", CHUNKS), ("ngram", CHUNKS)),
     "max_token_seconds": (9.0, ("ngram", LATTICE), None),
+    "pause_seconds": (1.5, ("ngram", LATTICE), None),
     "mbr_scale": (1.5, ("ngram", LATTICE), None),
     "rnn_weight": (0.3, ("interpolated", LATTICE), ("rnn", LATTICE)),
     "carry_history": (True, ("rnn", LATTICE), ("large_ngram", LATTICE)),
