@@ -302,6 +302,8 @@ class _FeatureFiles:
     def __exit__(self, *_: object) -> None:
         with self._stack:
             self._flush()
+        if not self.rows:  # nothing that another run, with a better lexicon for instance, should be told to delete
+            self._journal_path.unlink(missing_ok=True)
 
     def add(self, result: tuple[PreparedUtterance, list[Tensor]] | str) -> None:
         """Appends an utterance, or the reason why it is left out."""

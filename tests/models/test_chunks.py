@@ -65,6 +65,7 @@ def test_segments_of_a_recording_are_read_alone(corpus: PreparedCorpus, tmp_path
     assert left_out == [f"3: it begins at 9 s, but {audio} has only 5 s."]
     with pytest.raises(AsrError, match="no utterance can be used: 1: no pronunciation of A"):
         write_corpus(tmp_path / "none", [("toy", segments[0])], Lexicon({"B": [("b",)]}), Fbank(), ("1",))
+    assert write_corpus(tmp_path / "none", [("toy", segments[0])], lexicon, Fbank(), ("1",)) == []
 
 
 @pytest.fixture
