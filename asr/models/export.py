@@ -7,7 +7,8 @@ gives them. Tokens and the settings of the filterbank are in the file, so that `
 
 A streaming file reads one stream, chunk by chunk. It includes what `asr.streaming` does around the network: its states
 are the features before a chunk that its outputs depend on, the sums that normalize the features, and whether speech has
-begun. Log-probabilities equal those of a stream through the bundle itself.
+begun. Log-probabilities equal those of a stream through the bundle itself, except in long pauses (`asr.models.pauses`),
+which files leave to the network.
 
 Shapes: N utterances, T frames (of a chunk and its right context), F features, H frames of history, T' frames of output,
 C tokens.
