@@ -236,7 +236,8 @@ def test_processes_share_the_utterances(workload: CTCWorkload) -> None:
     found = [
         ctc.time_by_clock(decode, workload, ctc.Passes(2, 9.0), num) * workload.num_frames / 1000.0 for num in (1, 3)
     ]
-    assert found[0] >= 3 * seconds > found[1] >= seconds
+    # A sleep may be a little short by the clock that measures it.
+    assert found[0] > 2.9 * seconds > found[1] > 0.9 * seconds
     with pytest.raises(threading.BrokenBarrierError):
         ctc.time_by_clock(fails, workload, ctc.ONE_PASS, 2)
     assert ctc.in_fork(os.getppid) == os.getpid()
