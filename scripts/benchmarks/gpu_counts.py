@@ -51,7 +51,7 @@ _SENTENCES = ["SICK TO SKIP", "KIT TO PAT"]
 _CALIBRATION = Calibration(0.0, {"word_posterior": [-1.0, 1.0]}, {"word_posterior": [-1.0, 1.0]})
 # The host looks every 32 frames, by which these differ; one frame is 320 samples. Few tokens are interpreted sooner.
 _NARROW_BEAM = 4.0
-_SHORT, _LONG = 24 * 320, 56 * 320
+_SHORT, _LONG = 40 * 320, 72 * 320
 _NUM_TOGETHER = 3
 
 

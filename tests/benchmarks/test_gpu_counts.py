@@ -25,7 +25,7 @@ MOST = {
         "waits_per_call": 8,
         "waits_per_utterance": 0,
         "launches_per_frame": 4,
-        "launches_per_call": 300,
+        "launches_per_call": 350,
         "launches_per_utterance": 2,
     },
     "ngram_lattice": {
@@ -33,7 +33,7 @@ MOST = {
         "waits_per_call": 16,
         "waits_per_utterance": 0,
         "launches_per_frame": 4,
-        "launches_per_call": 550,
+        "launches_per_call": 600,
         "launches_per_utterance": 5,
     },
     "default": {"waits_per_frame": 1, "launches_per_frame": 20},
