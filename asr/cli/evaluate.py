@@ -348,6 +348,7 @@ def _recognize_cuts(
     sources = ((name, cut_source(cut)) for name, cut in cuts.items())
     details.clips.update((name, Clip(*source)) for name, source in sources if source is not None)
     todo = [name for name in cuts if name not in hypotheses]
+    details.is_resumed = bool(hypotheses)
     if hypotheses:
         print(f"{len(hypotheses)} of {len(cuts)} recordings are already in {args.output}.", file=sys.stderr)
     recognizer = recognizer_from(args)

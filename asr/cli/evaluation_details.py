@@ -31,6 +31,7 @@ class Details:
         cache: counts of the language model's caches, each with `audio_seconds`, the audio recognized until then.
         lattices: of a few utterances, those with the most errors among short ones.
         graphs: the words of these lattices.
+        is_resumed: whether an earlier run has recognized some of the utterances.
     """
 
     records: dict[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -39,6 +40,7 @@ class Details:
     cache: list[dict[str, float]] = field(default_factory=list)
     lattices: dict[str, tuple[int, PieceLattice]] = field(default_factory=dict)
     graphs: dict[str, WordGraph] = field(default_factory=dict)
+    is_resumed: bool = False
     _audio_seconds: float = 0.0
 
     def add(self, name: str, result: RecognitionResult, num_errors: int) -> None:
@@ -129,7 +131,9 @@ def evaluation_of(
                 str(record.get("error", "")),
             )
         )
-    total = {**summary, **_times(utterances)}  # of resumed runs, the times of all parts
+    times = _times(utterances)
+    # A summary has the exact times, but of a resumed run only those of its last part.
+    total = {**summary, **times} if details.is_resumed else {**times, **summary}
     scoring = SCLITE if is_sclite else SHORTEST
     return Evaluation(name, tuple(utterances), total, details.system, scoring, tuple(details.cache), details.graphs)
 
