@@ -156,11 +156,15 @@ class UtteranceCmvn(nn.Module):
         softest = energy.masked_fill(~inside, torch.inf).topk(_RANK, dim=1, largest=False).values[:, -1:]
         threshold = torch.maximum(loudest - _SPEECH_RANGE, softest + _NOISE_SHARE * (loudest - softest))
         is_loud = inside & (energy > threshold)
-        loud = is_loud.to(features.dtype).unsqueeze(1)
-        near = F.max_pool1d(loud, 2 * margin + 1, stride=1, padding=margin).squeeze(1) > 0
+        near = are_near(is_loud, margin)
         is_short = inside.sum(dim=1, keepdim=True) <= 2 * margin
         counted = inside & (near | is_short)
         return counted | (inside & ~counted.any(dim=1, keepdim=True))
+
+
+def are_near(frames: Tensor, margin: int) -> Tensor:
+    """Which frames are at most `margin` from one of these, (N, T) bool -> (N, T) bool."""
+    return F.max_pool1d(frames.float().unsqueeze(1), 2 * margin + 1, stride=1, padding=margin).squeeze(1) > 0
 
 
 class AcousticNetwork(Protocol):

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from asr.audio.fbank import LOG_FLOOR
-from asr.models.interface import LOG_PROB_IN_NOISE, valid_frames
+from asr.models.interface import LOG_PROB_IN_NOISE, are_near, valid_frames
 
 # A frame is quiet if its mean log energy is above the softest twentieth by less than this, and by less than a share of
 # the range up to the loudest frames, which is small in noise.
@@ -40,9 +40,8 @@ def in_pauses(energy: Tensor, is_inside: Tensor, heard: Tensor, margin: int) -> 
     padded = F.pad(heard.nan_to_num(nan=LOG_FLOOR), (0, _RANK), value=LOG_FLOOR)  # as in a batch with longer ones
     loudest = padded.topk(_RANK, dim=1).values[:, -1:]
     is_loud = is_inside & (energy > softest + ((loudest - softest) * _QUIET_SHARE).clamp(max=_QUIET))
-    near = F.max_pool1d(is_loud.float().unsqueeze(1), 2 * margin + 1, stride=1, padding=margin).squeeze(1)
     is_long = is_inside.sum(dim=1, keepdim=True) >= 2 * margin
-    return (near == 0) & is_long
+    return ~are_near(is_loud, margin) & is_long
 
 
 def audible(features: Tensor) -> Tensor:

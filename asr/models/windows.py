@@ -210,8 +210,7 @@ class WindowStream:
         """The next window (T, F), normalized; call `accept` with its outputs."""
         self.is_whole = len(self._features) >= self._wanted()
         seen, begin = self._features[: self._wanted()], self.num_history
-        self._find_pauses(seen, len(seen) - begin)
-        self._in_pauses = self._in_pauses[begin:]
+        self._in_pauses = self._pauses_in(seen, len(seen) - begin)[begin:]
         return self._normalized(seen, self._norm.statistics(seen[begin:]))
 
     def accept(self, chunk: Tensor) -> Tensor:
@@ -232,7 +231,7 @@ class WindowStream:
         """The utterance so far and a window's right context (T, F), normalized by the whole stream so far."""
         behind = self._features[self.num_history :][: self._sizes.right * self._factor]
         features = torch.cat([*self._utterance, behind])
-        self._find_pauses(features, len(behind))
+        self._in_pauses = self._pauses_in(features, len(behind))
         return self._normalized(features, self._norm.statistics(behind[:0]))
 
     def of_utterance(self, outputs: Tensor) -> Tensor:
@@ -246,12 +245,11 @@ class WindowStream:
         normal = (features - statistics[0]) / statistics[1]
         return normal if self._speaker is None else self._speaker.transformed(normal)
 
-    def _find_pauses(self, features: Tensor, num_heard: int) -> None:
+    def _pauses_in(self, features: Tensor, num_heard: int) -> Tensor:
         margin = self._sizes.pause_margin
         if margin is None:
-            self._in_pauses = torch.zeros(len(features), dtype=torch.bool, device=features.device)
-        else:
-            self._in_pauses = self._norm.in_pauses(features, num_heard, margin)
+            return torch.zeros(len(features), dtype=torch.bool, device=features.device)
+        return self._norm.in_pauses(features, num_heard, margin)
 
     def _unless_noise(self, outputs: Tensor) -> Tensor:
         if not len(outputs):
