@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asr.audio.fbank import Fbank
-from asr.cli.options import progress_bar
+from asr.cli.options import add_num_jobs, progress_bar, require_num_jobs
 from asr.datasets.corpora import CORPORA
 from asr.datasets.corpora.base import Utterance, checksum_of
 from asr.errors import AsrError
@@ -98,13 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CORPUS=SCORE",
         help="leave out utterances whose alignment has a lower mean score per frame",
     )
-    parser.add_argument(
-        "--num-jobs",
-        type=int,
-        default=min(4, os.cpu_count() or 1),
-        metavar="N",
-        help="number of threads that decode audio and compute features (default: %(default)s)",
-    )
+    add_num_jobs(parser, "decode audio and compute features")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -128,8 +121,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.passes < 0:
         raise AsrError(f"--passes {args.passes}: give 0 or more.")
-    if args.num_jobs < 1:
-        raise AsrError(f"--num-jobs {args.num_jobs}: give 1 or more.")
+    require_num_jobs(args.num_jobs)
     prepared, states_folder = args.output / "prepared", args.output / "states"
     min_score = dict(_scores(args.min_score))
     fbank = Fbank(high_freq=args.high_freq)

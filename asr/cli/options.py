@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -393,6 +394,27 @@ def fetching(name: str) -> Iterator[hub.Progress]:
             progress.update(task, completed=done)
 
         yield report
+
+
+def add_num_jobs(parser: argparse.ArgumentParser, work: str) -> None:
+    """Adds `--num-jobs`, the number of threads that do some work; `require_num_jobs` checks it."""
+    parser.add_argument(
+        "--num-jobs",
+        type=int,
+        default=min(4, os.cpu_count() or 1),
+        metavar="N",
+        help=f"number of threads that {work} (default: %(default)s)",
+    )
+
+
+def require_num_jobs(num_jobs: int) -> None:
+    """Checks `--num-jobs`.
+
+    Raises:
+        AsrError: it is below 1.
+    """
+    if num_jobs < 1:
+        raise AsrError(f"--num-jobs {num_jobs}: give 1 or more.")
 
 
 @contextlib.contextmanager

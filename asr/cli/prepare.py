@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
-from asr.cli.options import progress_bar
+from asr.cli.options import add_num_jobs, progress_bar, require_num_jobs
 from asr.datasets.corpora import CORPORA
 from asr.datasets.prepare import PartReport, copy_lexicon, prepare_part
-from asr.errors import AsrError
 from asr.serialization import output_path
 
 HELP = """\
@@ -49,13 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--parts", nargs="+", default=[], metavar="PART", help="parts to prepare (default: all that exist)"
     )
     parser.add_argument("--download", action="store_true", help="download missing parts into --corpus first")
-    parser.add_argument(
-        "--num-jobs",
-        type=int,
-        default=min(4, os.cpu_count() or 1),
-        metavar="N",
-        help="number of threads that decode audio (default: %(default)s)",
-    )
+    add_num_jobs(parser, "decode audio")
     parser.add_argument(
         "--redo", action="store_true", help="prepare finished parts again, also those of another --corpus"
     )
@@ -71,8 +63,7 @@ def run(args: argparse.Namespace) -> int:
     if args.download:
         corpus.download(args.corpus, args.parts)
     parts = args.parts or corpus.parts_in(args.corpus)
-    if args.num_jobs < 1:
-        raise AsrError(f"--num-jobs {args.num_jobs}: give 1 or more.")
+    require_num_jobs(args.num_jobs)
     any_skipped = False
     for part in parts:
         with progress_bar(f"{corpus.name} {part}") as on_progress:
