@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
+import multiprocessing
 import signal
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
@@ -255,6 +257,15 @@ class AcousticDataModule(ResumesEpoch, pl.LightningDataModule):
 def _ignore_termination(_: int) -> None:
     """Schedulers send SIGTERM to all processes; the trainer ends those that prepare batches when it has finished."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+@atexit.register
+def _end_workers() -> None:
+    """Python would ask those that are left by SIGTERM and wait for ever."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch would raise an error
+    for child in multiprocessing.active_children():
+        if child.daemon:
+            child.kill()
 
 
 class _BatchSampler(DistributedSampler[PlannedBatch]):

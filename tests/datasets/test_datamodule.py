@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +116,20 @@ def test_every_way_to_keep_data_gives_the_same(corpus: dict[str, Any], tmp_path:
         for cut_id, features in epoch.items():
             frames = min(len(features), len(epochs[0][cut_id]))  # padding depends on the company
             assert torch.equal(features[:frames], epochs[0][cut_id][:frames])
+
+
+@pytest.mark.slow
+def test_a_program_ends_although_its_loaders_are_in_use(corpus: dict[str, Any]) -> None:
+    program = (
+        "from asr.datasets.datamodule import AcousticDataModule\n"
+        f"module = AcousticDataModule(**{corpus!r}, num_workers=1)\n"
+        "module.setup('fit')\n"
+        "batches = iter(module.train_dataloader())\n"
+        "print(type(next(batches)))\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert (ran.returncode, ran.stdout.strip()) == (0, "<class 'dict'>"), ran.stderr
+    assert "Error" not in ran.stderr
 
 
 @pytest.mark.parametrize("in_folder", [False, True])
