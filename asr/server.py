@@ -268,7 +268,7 @@ class Server:
         Raises:
             AsrError: nobody can listen there.
         """
-        application = web.Application()
+        application = web.Application(middlewares=[_errors_as_json])
         application.router.add_get("/", self._converse)
         application.router.add_get("/v1/models", self._models)
         application.router.add_post("/v1/audio/transcriptions", self._transcribe)
@@ -330,21 +330,11 @@ class Server:
 
     async def _transcribe(self, request: web.Request) -> web.Response:
         with self._place(), tempfile.TemporaryDirectory(prefix="asr-") as folder:
-            try:
-                fields, name, path = await self._received(request, Path(folder))
-                form = fields.get("response_format", "json")
-                if form not in RESPONSE_FORMATS:
-                    raise AsrError(
-                        f"response_format: there is no {form!r:.80}; there are {', '.join(RESPONSE_FORMATS)}."
-                    )
-                result = await asyncio.get_running_loop().run_in_executor(
-                    self._recordings, self._recognized, path, name
-                )
-            except AsrError as error:
-                return web.json_response(
-                    {"error": {"message": str(error), "type": "invalid_request_error"}},
-                    status=web.HTTPBadRequest.status_code,
-                )
+            fields, name, path = await self._received(request, Path(folder))
+            form = fields.get("response_format", "json")
+            if form not in RESPONSE_FORMATS:
+                raise AsrError(f"response_format: there is no {form!r:.80}; there are {', '.join(RESPONSE_FORMATS)}.")
+            result = await asyncio.get_running_loop().run_in_executor(self._recordings, self._recognized, path, name)
         return _response(Transcript.of(result, name), result, form)
 
     def _recognized(self, path: Path, name: str) -> RecognitionResult:
@@ -410,6 +400,21 @@ class Server:
                 if file.tell() > self._options.max_upload_mb * (1 << 20):
                     most = self._options.max_upload_mb
                     raise AsrError(f"{name}: the file has more than {most:g} MB; send it in parts.")
+
+
+@web.middleware
+async def _errors_as_json(request: web.Request, handler: Callable[..., Awaitable[web.StreamResponse]]) -> Any:
+    """OpenAI's clients read the message of an error from JSON, whatever its status."""
+    try:
+        return await handler(request)
+    except AsrError as error:
+        status, message = web.HTTPBadRequest.status_code, str(error)
+    except web.HTTPError as error:
+        if not request.path.startswith("/v1/"):
+            raise
+        status, message = error.status, (error.text or error.reason).strip()
+    kind = "invalid_request_error" if status < web.HTTPInternalServerError.status_code else "server_error"
+    return web.json_response({"error": {"message": message, "type": kind}}, status=status)
 
 
 def _response(transcript: Transcript, result: RecognitionResult, form: str) -> web.Response:

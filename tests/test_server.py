@@ -224,15 +224,29 @@ def test_a_step_that_fails_ends_the_connections_and_new_ones_are_served(recogniz
 
 
 def test_more_connections_than_allowed_are_refused_until_one_ends(recognizer, streaming):
-    async def talk(client: ClientSession) -> tuple[int, int]:
+    async def talk(client: ClientSession) -> tuple[tuple, tuple]:
         first = await client.ws_connect("/")
-        refused = (await client.get("/", headers={**_UPGRADE})).status
-        recordings = (await client.post("/v1/audio/transcriptions")).status
+        stream = await client.get("/", headers={**_UPGRADE})
+        recording = await client.post("/v1/audio/transcriptions")
+        refused = (stream.status, await stream.text()), (recording.status, await recording.json())
         await first.close()
         await conversation(client, bytes(100))
-        return refused, recordings
+        return refused
 
-    assert serve(recognizer, streaming, talk, max_connections=1) == (503, 503)
+    busy = "The server is busy; try again later."
+    stream, recording = serve(recognizer, streaming, talk, max_connections=1)
+    assert stream == (503, f"{busy}\n")
+    assert recording == (503, {"error": {"message": busy, "type": "server_error"}})
+
+
+def test_errors_of_paths_and_methods_are_json(recognizer, streaming):
+    async def talk(client: ClientSession) -> list[tuple]:
+        answers = [await client.get("/v1/audio/transcriptions"), await client.post("/v1/embeddings")]
+        return [(answer.status, await answer.json()) for answer in answers]
+
+    for status, (found, answer) in zip((405, 404), serve(recognizer, streaming, talk), strict=True):
+        assert found == status and f"{status}: " in answer["error"]["message"]
+        assert answer["error"]["type"] == "invalid_request_error"
 
 
 _UPGRADE = {
