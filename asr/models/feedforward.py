@@ -5,8 +5,10 @@ Shapes: N utterances, T frames, F features, T' output frames, C tokens.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -14,7 +16,7 @@ from asr.audio.fbank import Splice
 from asr.distributed import BatchDropout
 from asr.kernels.linear import PackedLinear
 from asr.models.interface import NormalizingNetwork
-from asr.models.tdnnf import ChainNetwork, FrameNorm, SharedDropout
+from asr.models.tdnnf import BYPASS_SCALE, ChainNetwork, FrameNorm, SharedDropout, semi_orthogonal_step
 
 
 class FeedForwardNetwork(NormalizingNetwork):
@@ -84,11 +86,15 @@ class ChainFeedForwardNetwork(ChainNetwork):
         num_tokens: C; column 0 is silence.
         hidden_dims: for each layer the number of units at each position.
         spans: for each layer the number of positions that a unit reads.
+        bottleneck_dim: if above 0, every layer but the first is factorized and has a bypass, as in `FactorizedLayer`:
+            it reads its span through so many channels.
+        small_dim: channels between the last layer and the outputs; 0 for none.
         has_auxiliary: see `Tdnnf`.
         smoothing: see `FilterSmoothing`.
 
     Raises:
-        ValueError: there are not as many spans as layers, or the frames that an output reads have no middle one.
+        ValueError: there are not as many spans as layers, the frames that an output reads have no middle one, or a
+            bypass has nothing to add to.
     """
 
     factor = 3
@@ -99,23 +105,35 @@ class ChainFeedForwardNetwork(ChainNetwork):
         num_tokens: int,
         hidden_dims: Sequence[int] = (2000,) * 5,
         spans: Sequence[int] = (21, 1, 1, 1, 1),
+        bottleneck_dim: int = 0,
+        small_dim: int = 0,
         has_auxiliary: bool = False,
         smoothing: float = 0.0,
     ) -> None:
         super().__init__(num_features, num_tokens, self.factor, smoothing)
         if len(spans) != len(hidden_dims) or not spans or min(*spans, *hidden_dims) < 1:
             raise ValueError(f"spans are {spans} and hidden_dims {hidden_dims}; give a number above 0 for each layer")
+        if bottleneck_dim and (len(set(hidden_dims)) > 1 or not all(span % 2 for span in spans[1:])):
+            raise ValueError(
+                f"spans are {spans} and hidden_dims {hidden_dims}; with a bottleneck_dim, give equal hidden_dims and, "
+                "from the second on, odd spans"
+            )
         self.spans = tuple(spans)
         num_frames = spans[0] + self.factor * sum(span - 1 for span in spans[1:])
         if num_frames % 2 == 0 or num_frames < self.factor:
             raise ValueError(f"with the spans {spans}, an output reads {num_frames} frames; make it 3, 5, 7 or so on")
         self._context = (num_frames - self.factor) // 2
         inputs = [span * dim for span, dim in zip(spans, [num_features, *hidden_dims[:-1]], strict=True)]
+        self.factors = nn.ModuleList()
+        if bottleneck_dim:
+            # The rows of one tap after the other, as in `FactorizedLayer`.
+            self.factors.extend(PackedLinear(hidden_dims[0], span * bottleneck_dim) for span in spans[1:])
+            inputs[1:] = [bottleneck_dim] * len(self.factors)
         self.hidden = nn.ModuleList(map(PackedLinear, inputs, hidden_dims))
         self.norms = nn.ModuleList(map(FrameNorm, hidden_dims))
         self.dropout = SharedDropout()
-        self.branch = _outputs(hidden_dims[-1], num_tokens)
-        self.auxiliary = _outputs(hidden_dims[-1], num_tokens) if has_auxiliary else None
+        self.branch = _outputs(hidden_dims[-1], small_dim, num_tokens)
+        self.auxiliary = _outputs(hidden_dims[-1], small_dim, num_tokens) if has_auxiliary else None
 
     @property
     def left_context(self) -> int:
@@ -126,23 +144,43 @@ class ChainFeedForwardNetwork(ChainNetwork):
     def right_context(self) -> int:
         return self._context
 
+    def semi_orthogonal_step(self) -> None:
+        for factor, span in zip(self.factors, self.spans[1:], strict=False):  # there may be no factors
+            assert isinstance(factor, PackedLinear)
+            semi_orthogonal_step(factor.weight, span)
+
     def encode(self, features: Tensor) -> Tensor:
         """See `ChainNetwork`; (N, left + 3 T' + right, F) -> (N, T', D)."""
-        x, step = self.smooth(features), self.factor
-        for span, layer, norm in zip(self.spans, self.hidden, self.norms, strict=True):
-            assert isinstance(layer, PackedLinear) and isinstance(norm, FrameNorm)
-            windows = x.unfold(1, span, step)  # (N, positions, units or filters below, span)
-            x, step = self.dropout(layer.normalized(windows.flatten(2), norm)), 1
+        windows = self.smooth(features).unfold(1, self.spans[0], self.factor)
+        x = self._hidden(0, windows.flatten(2))
+        for number, span in enumerate(self.spans[1:], start=1):
+            if not self.factors:
+                x = self._hidden(number, x.unfold(1, span, 1).flatten(2))
+                continue
+            taps = self.factors[number - 1](x).chunk(span, dim=2)
+            middle = x[:, span // 2 : x.shape[1] - span // 2]
+            inputs = sum(tap[:, begin : begin + middle.shape[1]] for begin, tap in enumerate(taps))
+            x = torch.add(self._hidden(number, inputs), middle, alpha=BYPASS_SCALE)
         return x
+
+    def _hidden(self, number: int, inputs: Tensor) -> Tensor:
+        """A layer's outputs (N, positions, D) from what it reads at each position (N, positions, its inputs)."""
+        layer, norm = self.hidden[number], self.norms[number]
+        assert isinstance(layer, PackedLinear) and isinstance(norm, FrameNorm)
+        outputs: Tensor = self.dropout(layer.normalized(inputs, norm))
+        return outputs
 
 
 def _layers(in_dim: int, dim: int, num: int) -> nn.ModuleList:
     return nn.ModuleList(PackedLinear(dim if number else in_dim, dim) for number in range(num))
 
 
-def _outputs(in_dim: int, num_tokens: int) -> PackedLinear:
-    """A layer that begins with equal scores for all tokens."""
-    layer = PackedLinear(in_dim, num_tokens)
-    nn.init.zeros_(layer.weight)
-    nn.init.zeros_(layer.bias)
-    return layer
+def _outputs(in_dim: int, small_dim: int, num_tokens: int) -> nn.Module:
+    """A layer that begins with equal scores for all tokens, behind a small one if `small_dim` is above 0."""
+    out = PackedLinear(small_dim or in_dim, num_tokens)
+    nn.init.zeros_(out.weight)
+    nn.init.zeros_(out.bias)
+    if not small_dim:
+        return out
+    layers = {"contract": PackedLinear(in_dim, small_dim), "contract_norm": FrameNorm(small_dim), "out": out}
+    return nn.Sequential(OrderedDict(layers))

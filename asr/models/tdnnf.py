@@ -24,7 +24,8 @@ from asr.kernels.linear import ChannelsLastConv2d, KeptWhileUnchanged, PackedLin
 from asr.models.interface import BoundedNetwork
 from asr.serialization import ACOUSTIC_MODEL_CLASSES, ModelSpec, build_network
 
-_BYPASS_SCALE = 0.66
+BYPASS_SCALE = 0.66
+"""What a layer's input is multiplied by before it is added to the output."""
 
 
 class ChainNetwork(BoundedNetwork):
@@ -230,28 +231,36 @@ class FactorizedLayer(nn.Module):
         hidden = self.expand.rectified(joined_taps(self.factor(x), self.stride))
         if self.stride:
             x = x[:, self.stride : -self.stride]
-        return torch.add(self.dropout(self.norm(hidden)), x, alpha=_BYPASS_SCALE)
+        return torch.add(self.dropout(self.norm(hidden)), x, alpha=BYPASS_SCALE)
 
-    @torch.no_grad()
     def semi_orthogonal_step(self) -> None:
-        """Moves the first factor towards the nearest multiple of a semi-orthogonal matrix (Povey et al. 2018, 2.3)."""
-        weight = self.factor.weight
-        taps = 2 if self.stride else 1
-        matrix = torch.cat(weight.chunk(taps, dim=0), dim=1)  # (B, taps * D)
-        product = matrix @ matrix.T
-        trace = product.trace()
-        trace_of_square = product.square().sum()
-        scale_square = trace_of_square / trace
-        # Beyond a ratio of 1.02 a full step could diverge.
-        speed = 0.125
-        ratio = trace_of_square * len(product) / trace.square()
-        if ratio > 1.02:
+        """Applies the constraint of the first factor."""
+        semi_orthogonal_step(self.factor.weight, 2 if self.stride else 1)
+
+
+@torch.no_grad()
+def semi_orthogonal_step(weight: Tensor, num_taps: int) -> None:
+    """Moves a factor towards the nearest multiple of a semi-orthogonal matrix (Povey et al. 2018, 2.3).
+
+    Args:
+        weight: (taps * B, D), the rows of one tap after the other; they are the columns of one matrix, (B, taps * D).
+        num_taps: number of frames that the factor reads.
+    """
+    matrix = torch.cat(weight.chunk(num_taps, dim=0), dim=1)
+    product = matrix @ matrix.T
+    trace = product.trace()
+    trace_of_square = product.square().sum()
+    scale_square = trace_of_square / trace
+    # Beyond a ratio of 1.02 a full step could diverge.
+    speed = 0.125
+    ratio = trace_of_square * len(product) / trace.square()
+    if ratio > 1.02:
+        speed *= 0.5
+        if ratio > 1.1:
             speed *= 0.5
-            if ratio > 1.1:
-                speed *= 0.5
-        product.diagonal().sub_(scale_square)
-        matrix = matrix - (4.0 * speed / scale_square) * (product @ matrix)
-        weight.copy_(torch.cat(matrix.chunk(taps, dim=1), dim=0))
+    product.diagonal().sub_(scale_square)
+    matrix = matrix - (4.0 * speed / scale_square) * (product @ matrix)
+    weight.copy_(torch.cat(matrix.chunk(num_taps, dim=1), dim=0))
 
 
 class FactorizedLayers(nn.ModuleList):
@@ -285,7 +294,7 @@ class FactorizedLayers(nn.ModuleList):
         for layer in self:
             factors = [(linear.weight.detach(), linear.bias.detach()) for linear in (layer.factor, layer.expand)]
             weights.append(LayerWeights(*factors[0], *factors[1], *norm_as_product(layer.norm), layer.stride))
-        return Int8Layers(weights, _BYPASS_SCALE)
+        return Int8Layers(weights, BYPASS_SCALE)
 
 
 class ConvFrontEnd(nn.Module):
@@ -325,7 +334,7 @@ class BypassConvolution(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """(N, C, T, F) -> (N, C, T - 2, F)."""
-        return self.convolution.normalized(images, self.norm, _BYPASS_SCALE)
+        return self.convolution.normalized(images, self.norm, BYPASS_SCALE)
 
 
 class Tdnnf(ChainNetwork):

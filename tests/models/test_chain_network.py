@@ -25,6 +25,7 @@ SIZES: dict[str, dict[str, Any]] = {
     },
     "ChainDnn": {"hidden_dims": [16, 16], "spans": [11, 1]},
     "ChainDnn, shared weights": {"hidden_dims": [8, 8, 16], "spans": [5, 3, 3]},
+    "ChainDnn, factorized": {"hidden_dims": [16] * 3, "spans": [5, 3, 5], "bottleneck_dim": 4, "small_dim": 6},
 }
 
 
@@ -112,6 +113,28 @@ def test_shared_weights_are_those_of_a_fully_connected_network_at_several_positi
     torch.testing.assert_close(shared(features, num_frames), whole(features, num_frames))
 
 
+@torch.no_grad()
+def test_a_factorized_layer_is_a_product_of_two_and_has_a_bypass() -> None:
+    torch.manual_seed(0)
+    factorized = ChainFeedForwardNetwork(2, 7, hidden_dims=(4, 4), spans=(5, 3), bottleneck_dim=3)
+    for _ in range(200):
+        factorized.semi_orthogonal_step()
+    first = torch.cat(factorized.factors[0].weight.chunk(3), dim=1).view(3, 3, 4)  # channel, position, unit below
+    product = first.flatten(1) @ first.flatten(1).T
+    torch.testing.assert_close(product, product.trace() / 3 * torch.eye(3), atol=1e-4, rtol=1e-3)
+    whole = ChainFeedForwardNetwork(2, 7, hidden_dims=(4, 4), spans=(5, 3))
+    state = {name: value for name, value in factorized.state_dict().items() if not name.startswith("factors.")}
+    second = factorized.hidden[1]
+    state["hidden.1.weight"] = second.weight @ first.transpose(1, 2).flatten(1)
+    state["hidden.1.bias"] = second.weight @ factorized.factors[0].bias.view(3, 3).sum(0) + second.bias
+    whole.load_state_dict(state)
+    features = torch.randn(1, 26, 2)
+    below = ChainFeedForwardNetwork(2, 7, hidden_dims=(4,), spans=(5,))
+    below.load_state_dict({name: value for name, value in state.items() if ".1." not in name})
+    inputs = below.eval().encode(features)[:, 1:-1]
+    torch.testing.assert_close(factorized.eval().encode(features), whole.eval().encode(features) + 0.66 * inputs)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -119,6 +142,8 @@ def test_shared_weights_are_those_of_a_fully_connected_network_at_several_positi
         ({"hidden_dims": [8, 0], "spans": [5, 1]}, r"hidden_dims \[8, 0\]"),
         ({"hidden_dims": [8, 8], "spans": [5, 2]}, "an output reads 8 frames"),
         ({"hidden_dims": [8, 8], "spans": [1, 1]}, "an output reads 1 frames"),
+        ({"hidden_dims": [8, 9], "spans": [5, 3], "bottleneck_dim": 2}, "give equal hidden_dims"),
+        ({"hidden_dims": [8] * 3, "spans": [5, 2, 2], "bottleneck_dim": 2}, "odd spans"),
     ],
 )
 def test_spans_without_a_middle_are_refused(arguments: dict[str, Any], message: str) -> None:
