@@ -1,10 +1,10 @@
 """n-best lists: the best distinct sentences of a lattice, and their rescoring with a prefix tree.
 
 Rescoring computes each distinct prefix once, one level of the tree at a time. A level consists of all prefixes of one
-length, of all lists. Its hidden rows are one batch, which is freed as soon as the next level has been computed.
+length, of all lists, which the language model gets in one call.
 
-Shapes: K sentences, L levels, P prefixes of a level, S lattice states or state width, A lattice arcs, Q queries,
-R states, W words, H the last layer's width, M history words.
+Shapes: K sentences, L arcs of paths, P prefixes of a level, E sentences that end there, S lattice states, A lattice
+arcs, R runs of equal tokens.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from asr.decoding.backend import expand
 from asr.decoding.cpu.nbest import SentenceLattice, best_sentences
@@ -26,13 +26,8 @@ from asr.decoding.settings import DecodingOptions
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels.jit import jit
-from asr.kernels.linear import PackedWeights
-from asr.lm.interface import LanguageModel, StatefulNetwork
-from asr.lm.rnn.maxent import HashedMaxEnt
-from asr.lm.rnn.model import RNNLanguageModel
-from asr.lm.rnn.outputs.nce import NceOutput, scores_by_rows
-from asr.lm.rnn.recurrent import GruLayer, SimpleRnnLayer
-from asr.text.symbols import BOS_ID, EOS_ID, EPSILON_ID
+from asr.lm.interface import LanguageModel
+from asr.text.symbols import EPSILON_ID
 
 
 def n_best(
@@ -195,74 +190,6 @@ def _one_word_an_arc(lattice: Lattice, arc_total: Tensor, final_total: Tensor, a
     return SentenceLattice(*(part.contiguous().numpy() for part in arrays))
 
 
-def for_words(network: StatefulNetwork, word_id: Tensor) -> StatefulNetwork:
-    """A `VocabularySubset` of the network if it supports one, else the network itself."""
-    if not isinstance(network, RNNLanguageModel) or network.cacheable_terms != "none":
-        return network
-    is_whole = isinstance(network.output.rows, nn.Embedding) and isinstance(network.maxent, HashedMaxEnt | None)
-    return VocabularySubset(network, word_id) if is_whole else network
-
-
-class VocabularySubset(StatefulNetwork):
-    """A `StatefulNetwork` equal to `network` up to rounding, for a subset of words and without gradients.
-
-    The input part of the first layer's gates is computed once for each word. So is its output row, which is multiplied
-    by the projection, if any, so that scores come directly from the last layer.
-
-    Args:
-        network: must have an NCE output with a single log Z, and its tables on its device.
-        word_id: (W,) int64, distinct, ascending: all words that will be read or scored.
-    """
-
-    def __init__(self, network: RNNLanguageModel, word_id: Tensor) -> None:
-        output, first = network.output, network.layers[0]
-        assert isinstance(output, NceOutput) and isinstance(first, (GruLayer, SimpleRnnLayer))
-        self.network = network
-        self.vocabulary = network.vocabulary
-        self.state_size = network.state_size
-        self.hidden_size = network.config.hidden_size
-        self.num_history_words = network.num_history_words
-        self._word_id = word_id
-        self._gates = first.input_gates(network.embedding(word_id))
-        self._rows, self._bias = output.rows(word_id), output.bias(word_id)[:, 0] - output.log_z
-        if network.projection is not None:
-            self._bias = self._bias + self._rows @ network.projection.bias
-            back = network.projection.weight.t()
-            self._rows = PackedWeights()(self._rows, back, torch.zeros_like(back[:, 0]))
-
-    def initial_state(self) -> Tensor:
-        """(S,)."""
-        return self.network.initial_state()
-
-    def step(self, state: Tensor, word_id: Tensor) -> Tensor:
-        """state (Q, S), word_id (Q,) -> next state (Q, S)."""
-        return self._next(state, None, word_id)
-
-    def branch(self, state: Tensor, before: Tensor, word_id: Tensor) -> Tensor:
-        """state (R, S), before, word_id (Q,) -> the states after word_id in state[before], (Q, S)."""
-        return self._next(state, before, word_id)
-
-    def _next(self, state: Tensor, before: Tensor | None, word_id: Tensor) -> Tensor:
-        width = self.hidden_size
-        gates, which = self._gates, self._index(word_id)
-        columns: list[Tensor] = []
-        for idx, layer in enumerate(self.network.layers):
-            assert isinstance(layer, (GruLayer, SimpleRnnLayer))
-            if idx:
-                gates, which = layer.input_gates(columns[-1]), torch.arange(len(word_id), device=state.device)
-            columns.append(layer.next_state(gates, state[:, idx * width : (idx + 1) * width], which, before))
-        return columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
-
-    def log_prob(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
-        """hidden (Q, H), history (Q, M), word_id (Q,) -> log_prob (Q,)."""
-        row_idx = self._index(word_id)
-        scores = scores_by_rows(hidden, history, word_id, self._rows, self._bias, row_idx, self.network.maxent)
-        return scores.clamp(max=0.0)
-
-    def _index(self, word_id: Tensor) -> Tensor:
-        return torch.searchsorted(self._word_id, word_id)
-
-
 @dataclass(frozen=True, eq=False)
 class Level:
     """The prefixes of one length.
@@ -312,19 +239,8 @@ class PrefixTree:
 
     @property
     def num_prefixes(self) -> int:
-        """Number of distinct prefixes including the empty one; the hidden layer runs once for each."""
+        """Number of distinct prefixes including the empty one; a network's hidden layer runs once for each."""
         return sum(len(level.parent) for level in self.levels)
-
-    def words(self) -> Tensor:
-        """The distinct words, ascending, including `</s>`; (W,)."""
-        ids = [level.word_id for level in self.levels[1:]]
-        return torch.unique(torch.cat([*ids, torch.full_like(self.levels[0].parent, EOS_ID)]))
-
-    @property
-    def most_held(self) -> int:
-        """The largest number of prefixes of two consecutive levels, whose hidden rows are held at the same time."""
-        sizes = [len(level.parent) for level in self.levels]
-        return max(map(sum, zip(sizes, [*sizes[1:], 0], strict=True)))
 
 
 def score_tree(tree: PrefixTree, lm: LanguageModel) -> Tensor:
@@ -340,35 +256,6 @@ def score_tree(tree: PrefixTree, lm: LanguageModel) -> Tensor:
         if len(level.ends):
             distinct, inverse = torch.unique(level.ends, return_inverse=True)
             total[level.sentence] = (score[distinct] + lm.final(context_idx[distinct]))[inverse]
-    return total
-
-
-@torch.no_grad()
-def score_tree_by_network(tree: PrefixTree, network: StatefulNetwork) -> Tensor:
-    """Like `score_tree` with a bare network, without a cache; holds the hidden rows of two levels at a time."""
-    device = tree.levels[0].parent.device
-    bos = torch.full((1,), BOS_ID, dtype=torch.int64, device=device)
-    network = for_words(network, torch.cat([bos, tree.words()]).unique())
-    state = network.step(network.initial_state().unsqueeze(0), bos)
-    history = torch.full((1, network.num_history_words), EPSILON_ID, dtype=torch.int64, device=device)
-    history[:, :1] = BOS_ID
-    score = torch.zeros(1, dtype=torch.float64, device=device)
-    total = torch.zeros(tree.num_sentences, dtype=torch.float64, device=device)
-    for depth, level in enumerate(tree.levels):
-        if depth:
-            hidden = network.project(state)
-            word = level.word_id
-            score = score[level.parent] + network.log_prob(hidden[level.parent], history[level.parent], word)
-            # Not all prefixes are extended, and some are extended by several words.
-            inner, before = torch.unique_consecutive(level.parent, return_inverse=True)
-            state = network.branch(state.index_select(0, inner), before, word)
-            history = torch.cat([word.unsqueeze(1), history[level.parent]], dim=1)[:, : network.num_history_words]
-        if len(level.ends):
-            distinct, inverse = torch.unique(level.ends, return_inverse=True)
-            eos = torch.full_like(distinct, EOS_ID)
-            hidden = network.project(state.index_select(0, distinct))
-            final = network.log_prob(hidden, history[distinct], eos)
-            total[level.sentence] = (score[distinct] + final)[inverse]
     return total
 
 

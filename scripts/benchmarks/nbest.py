@@ -13,7 +13,7 @@ from torch import Tensor
 
 from asr.bundle import Bundle
 from asr.decoding.build import recognition_settings
-from asr.decoding.nbest import PrefixTree, n_best, score_tree, score_tree_by_network
+from asr.decoding.nbest import PrefixTree, n_best, score_tree
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from asr.lm.cached.approximations import CacheOptions
@@ -52,8 +52,8 @@ def measure_n_best(bundle: Bundle, log_prob: Tensor, sampled: int) -> dict[str, 
     before = torch.get_num_threads()
     for suffix, num_threads in (("", 1), ("_all_threads", len(os.sched_getaffinity(0)))):
         torch.set_num_threads(num_threads)
-        score_tree_by_network(tree, network)
-        together, tree_seconds = least(lambda: score_tree_by_network(PrefixTree(sentences), network), 5)
+        score_by_tree(sentences, network)
+        together, tree_seconds = least(lambda: score_by_tree(sentences, network), 5)
         alone, seconds = least(lambda: [score_sentence(one, network) for one in some], 2)
         seconds *= num_words(sentences) / num_words(some)
         report |= {
@@ -91,6 +91,11 @@ def score_sentence(sentence: Sequence[int], network: Any) -> float:
     return float(total)
 
 
+def score_by_tree(sentences: Sequence[Sequence[int]], network: Any, batching: str = "frame") -> Tensor:
+    """Scores sentences over their prefix tree, with empty caches."""
+    return score_tree(PrefixTree(sentences), CachedRNNLM(network, CacheOptions(batching=batching)))
+
+
 def num_words(sentences: Sequence[Sequence[int]]) -> int:
     """`</s>` counted."""
     return sum(len(sentence) + 1 for sentence in sentences)
@@ -125,10 +130,8 @@ def prefix_tree_cost(bundle: Bundle, workload: Workload, plots: Path | None) -> 
             sentences = most[:size]
             every = 8 if size > _MANY else 1
             tree = PrefixTree(sentences)
-            together, batched_s = timed(lambda some=sentences: score_tree_by_network(PrefixTree(some), network))
-            by_one, tree_s = timed(
-                lambda tree=tree: score_tree(tree, CachedRNNLM(network, CacheOptions(batching="query")))
-            )
+            together, batched_s = timed(lambda some=sentences: score_by_tree(some, network))
+            by_one, tree_s = timed(lambda some=sentences: score_by_tree(some, network, batching="query"))
             alone, standard_s = timed(lambda some=sentences[::every]: [score_sentence(one, network) for one in some])
             standard_s *= num_words(sentences) / num_words(sentences[::every])
             rows.append(
@@ -137,8 +140,7 @@ def prefix_tree_cost(bundle: Bundle, workload: Workload, plots: Path | None) -> 
                     "n-best": size,
                     "words": num_words(sentences),
                     "prefixes": tree.num_prefixes,
-                    "MB of hidden rows, all kept": tree.num_prefixes * row_mb,
-                    "two levels at a time": tree.most_held * row_mb,
+                    "MB of hidden rows": tree.num_prefixes * row_mb,
                     "s, sentence by sentence": standard_s,
                     "s, tree, row by row": tree_s,
                     "s, tree, level by level": batched_s,

@@ -24,7 +24,6 @@ from asr.decoding.nbest import (
     n_best,
     rescore_n_best,
     score_tree,
-    score_tree_by_network,
 )
 from asr.decoding.settings import DecodingOptions
 from asr.decoding.token_passing import TokenPassingDecoder
@@ -32,6 +31,7 @@ from asr.decoding.words import with_final_words, with_posteriors
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels.jit import jit_required
+from asr.lm.cached.engine import CachedRNNLM
 from asr.results import StageTimes, as_result
 from asr.text.symbols import BOS_ID, EOS_ID, EPSILON_ID
 from tests.decoding.random_graphs import random_graph, random_log_prob
@@ -151,16 +151,9 @@ def test_prefix_tree_equals_sentence_by_sentence(sentences: list[list[int]]) -> 
     assert tree.num_prefixes == max(1, len(prefixes))
     expected = [lm.score_sentence(tuple(sentence)) for sentence in sentences]
     assert score_tree(tree, lm).tolist() == pytest.approx(expected, abs=1e-4)
-    together = score_tree_by_network(tree, network)
-    assert network.num_rows == tree.num_prefixes
+    together = score_tree(tree, CachedRNNLM(network))
+    assert network.num_rows == len(prefixes)
     assert together.tolist() == pytest.approx([word_by_word(sentence, network) for sentence in sentences], abs=1e-4)
-
-
-def test_two_levels_of_a_tree_are_held_at_a_time() -> None:
-    """Levels of 1, 2 and 3 prefixes; an empty tree has the root alone."""
-    assert PrefixTree([[4, 5], [4, 6], [7], [7, 5]]).most_held == 2 + 3
-    assert PrefixTree([[4, 5], [6, 5], [7, 5], [7, 5, 4]]).most_held == 3 + 3
-    assert PrefixTree([]).most_held == PrefixTree([[]]).most_held == 1
 
 
 def word_by_word(sentence: list[int], network: ToyNetwork) -> float:

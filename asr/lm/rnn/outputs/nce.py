@@ -407,7 +407,7 @@ class NceOutput(OutputLayer):
         is_whole = isinstance(self.rows, nn.Embedding) and isinstance(self.maxent, HashedMaxEnt | None)
         if is_whole and not torch.is_grad_enabled():
             rows, bias = self.rows.weight, self.bias.weight[:, 0]
-            return scores_by_rows(hidden, history, word_id, rows, bias, word_id, self.maxent)
+            return _scores_by_loop(hidden, history, word_id, rows, bias, self.maxent)
         scores = (hidden * self.rows(word_id)).sum(dim=1) + self.bias.weight[word_id, 0]
         return scores if self.maxent is None else scores + self.maxent.score(history, word_id)
 
@@ -438,19 +438,17 @@ class NceOutput(OutputLayer):
         return (self.word_score(hidden, history, word_id) - self.history_normalizer(hidden, history)).clamp(max=0.0)
 
 
-def scores_by_rows(
-    hidden: Tensor, history: Tensor, word_id: Tensor, rows: Tensor, bias: Tensor, row_idx: Tensor,
-    maxent: HashedMaxEnt | None,
-) -> Tensor:  # fmt: skip
-    """hidden (Q, H), history (Q, M), word_id (Q,), whose vector and bias are row_idx (Q,) of rows (W, H) and bias (W,)
-    -> rows . hidden + bias + MaxEnt, (Q,), without gradient."""
+def _scores_by_loop(
+    hidden: Tensor, history: Tensor, word_id: Tensor, rows: Tensor, bias: Tensor, maxent: HashedMaxEnt | None
+) -> Tensor:
+    """hidden (Q, H), history (Q, M), word_id (Q,), rows (V, H), bias (V,) -> `word_score` (Q,), without gradient."""
     loop = jit_for(add_word_scores, hidden)
     if loop is None:
-        scores = (hidden * rows.index_select(0, row_idx)).sum(dim=1) + bias.index_select(0, row_idx)
+        scores = (hidden * rows.index_select(0, word_id)).sum(dim=1) + bias.index_select(0, word_id)
         return scores if maxent is None else scores + maxent.score(history, word_id)
     scores = hidden.new_zeros(len(word_id))
     weight, order, table_size = _feature_weights(maxent, hidden)
-    arrays = arrays_of(hidden, history, word_id, row_idx, rows, bias, weight)
+    arrays = arrays_of(hidden, history, word_id, word_id, rows, bias, weight)
 
     def work(begin: int, end: int) -> None:
         queries = (array[begin:end] for array in arrays[:4])

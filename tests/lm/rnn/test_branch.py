@@ -1,16 +1,14 @@
-"""Networks that extend one state by many words, or know few words, score as the plain network does."""
+"""Networks that extend one state by many words do as the plain network does; no score is above that of certainty."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from asr.decoding.nbest import VocabularySubset, for_words
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
-from asr.text.symbols import EOS_ID, Vocabulary
-from tests.reference.toy_network import ToyNetwork
+from asr.text.symbols import Vocabulary
 
 VOCABULARY = Vocabulary(f"W{idx}" for idx in range(50))
 
@@ -60,31 +58,6 @@ def test_branch_has_the_gradient_of_a_step() -> None:
     torch.testing.assert_close(found, wanted)
 
 
-@pytest.mark.parametrize("num_layers, hidden_size", [(1, 6), (1, 9), (2, 9)])
-@torch.no_grad()
-def test_few_words_equal_the_network(num_layers: int, hidden_size: int) -> None:
-    network = _network(num_layers, hidden_size)
-    words = torch.tensor([EOS_ID, 7, 8, 20, 49])
-    few = for_words(network, words)
-    assert isinstance(few, VocabularySubset)
-    before, word_id = torch.randint(3, (30,)), words[torch.randint(5, (30,))]
-    history = torch.randint(2, len(VOCABULARY), (30, 2))
-    state, few_state = network.initial_state().expand(3, -1), few.initial_state().expand(3, -1)
-    for _ in range(3):
-        state, few_state = network.branch(state, before, word_id), few.branch(few_state, before, word_id)
-        torch.testing.assert_close(few_state, state, rtol=1e-5, atol=2e-6)
-        expected = network.log_prob(network.project(state), history, word_id)
-        found = few.log_prob(few.project(few_state), history, word_id)
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=5e-6)
-    torch.testing.assert_close(few.step(few_state, word_id), few.branch(few_state, torch.arange(30), word_id))
-
-
-def test_networks_with_other_normalisers_stay_as_they_are() -> None:
-    words = torch.tensor([EOS_ID, 7])
-    for network in (_network(1, 6, normalized=True), _network(1, 6, output="full"), ToyNetwork()):
-        assert for_words(network, words) is network
-
-
 @torch.no_grad()
 def test_no_word_is_more_than_certain() -> None:
     network = _network(1, 6)
@@ -94,7 +67,6 @@ def test_no_word_is_more_than_certain() -> None:
     assert network.word_score(hidden, history, words)[0] > 0.7  # log Z
     expected = network.log_prob(hidden, history, words)
     assert expected[0] == 0.0
-    torch.testing.assert_close(for_words(network, words).log_prob(hidden, history, words), expected)
     for compiled in (True, False):
         engine = CachedRNNLM(network, CacheOptions(compiled=compiled))
         log_prob, following = engine.score(engine.start(2), words)
