@@ -84,7 +84,7 @@ def score_sentence(sentence: Sequence[int], network: Any) -> float:
     total = torch.zeros(1, dtype=torch.float64)
     for word in (*sentence, EOS_ID):
         word_id = torch.tensor([word])
-        total += network.log_prob(state[:, -network.hidden_size :], history, word_id)
+        total += network.log_prob(network.project(state), history, word_id)
         if word != EOS_ID:
             state = network.step(state, word_id)
             history = torch.cat([word_id.unsqueeze(1), history], dim=1)[:, : network.num_history_words]

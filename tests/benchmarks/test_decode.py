@@ -5,12 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from asr.bundle import Bundle
 from asr.decoding.build import recognition_settings
+from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.recognizer import Recognizer
+from asr.text.symbols import Vocabulary
 from scripts.benchmarks.__main__ import main
 from scripts.benchmarks.decode import users_models
+from scripts.benchmarks.nbest import score_by_tree, score_sentence
 from tests.benchmarks.test_speech import corpus
 
 
@@ -51,6 +55,17 @@ def test_the_recurrent_model_is_measured_with_the_caches_that_users_have(tiny_bu
     measured = users_models(bundle, recognition_settings(bundle, "rnn", {})).engine
     assert users is not None and measured is not None
     assert measured.options == users.options and measured.options.hidden_dtype == "int8"
+
+
+@torch.no_grad()
+def test_sentence_by_sentence_scores_as_the_tree_where_the_last_layer_is_projected() -> None:
+    torch.manual_seed(0)
+    network = RNNLanguageModel(Vocabulary("ABCD"), RNNLMConfig(embedding_size=4, hidden_size=6))
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter)
+    sentences = [[4, 5], [4, 6, 5], []]
+    alone = [score_sentence(sentence, network) for sentence in sentences]
+    assert score_by_tree(sentences, network).tolist() == pytest.approx(alone, abs=1e-4)
 
 
 @pytest.mark.slow
