@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 from collections import defaultdict, deque
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -100,6 +101,14 @@ class SearchOutcome:
         return best_arcs(self.endings, self.backtrace)
 
 
+class _Frames(NamedTuple):
+    """What is searched: log_prob (N, T, C), num_frames (N,), and their original numbers (N, T) if some are skipped."""
+
+    log_prob: Tensor
+    num_frames: Tensor
+    original_frame: Tensor | None
+
+
 class TokenPassingDecoder:
     """Token passing over whole utterances; implements `Decoder`. Several threads may decode with one instance.
 
@@ -139,9 +148,8 @@ class TokenPassingDecoder:
         # Paths are converted to words on the host.
         self.host_graph = graph.to(torch.device("cpu"))
         self._mapper = WordMapper(graph.vocabulary)
-        self._rescores = lm_fusion == "lattice"
-        self._in_chunks = lm_fusion == "chunks"
-        if self._in_chunks and graph.device.type != "cpu":
+        self._lm_fusion = lm_fusion
+        if lm_fusion == "chunks" and graph.device.type != "cpu":
             raise AsrError(f"lm_fusion 'chunks' needs a CPU, but the graph is on {graph.device}; choose lattice.")
         self._keep_lattice = keep_lattice
         if isinstance(backend, str):
@@ -150,7 +158,7 @@ class TokenPassingDecoder:
         # Backends of searches that have ended, by whether a lattice was kept and by the CUDA stream that their buffers
         # belong to. Those with a language model are not kept.
         self._idle_backends: defaultdict[tuple[bool, int], deque[ChunkBackend]] = defaultdict(deque)
-        if (keep_lattice or self._rescores or self._in_chunks) and graph.has_epsilons:
+        if (keep_lattice or lm_fusion != "search") and graph.has_epsilons:
             raise AsrError(
                 "The graph has arcs that read no frame, so no lattice can be made. Build the graph without input "
                 "epsilons, or use lm_fusion='search' without lattices."
@@ -175,25 +183,31 @@ class TokenPassingDecoder:
         lm = self._mapper.mapped(lm)
         if lm is not None:
             lm = without_weight(lm, self.options.lm_scale)
-        if lm is not None and self._rescores:
+        if lm is None or self._lm_fusion == "search":
+            return self._with_lattices(
+                self.search(log_prob, num_frames, lm, lm_state=lm_state, keep_lattice=self._keep_lattice)
+            )
+        if self._lm_fusion == "lattice":
             results = self._decode_by_rescoring(log_prob, num_frames, lm, lm_state)
         else:
-            in_chunks = lm is not None and self._in_chunks
-            outcome = self.search(
-                log_prob, num_frames, lm, lm_state=lm_state, keep_lattice=self._keep_lattice, in_chunks=in_chunks
-            )
-            results = outcome.results()
-            if outcome.lattice is not None:
-                pairs = zip(results, outcome.lattice.split(), strict=True)
-                results = [replace(one, lattice=lattice) if one.reached_final else one for one, lattice in pairs]
+            results = self._with_lattices(self._search_in_chunks(log_prob, num_frames, lm, lm_state))
         unfinished = [utt_idx for utt_idx, result in enumerate(results) if not result.reached_final]
-        if unfinished and lm is not None and (self._rescores or self._in_chunks):
+        if unfinished:
             rest = torch.tensor(unfinished)
             rest_state = None if lm_state is None else lm_state[rest]
             instead = self.search(log_prob[rest], num_frames[rest], lm, lm_state=rest_state)
             for utt_idx, result in zip(unfinished, instead.results(), strict=True):
                 results[utt_idx] = result
         return results
+
+    @staticmethod
+    def _with_lattices(outcome: SearchOutcome) -> list[DecodeResult]:
+        """The results of all utterances, with the lattices of those that reached a final state, if there are any."""
+        results = outcome.results()
+        if outcome.lattice is None:
+            return results
+        pairs = zip(results, outcome.lattice.split(), strict=True)
+        return [replace(one, lattice=lattice) if one.reached_final else one for one, lattice in pairs]
 
     def _decode_by_rescoring(
         self, log_prob: Tensor, num_frames: Tensor, lm: LanguageModel, lm_state: Tensor | None
@@ -228,51 +242,61 @@ class TokenPassingDecoder:
         lm_state: Tensor | None = None,
         keep_lattice: bool = False,
         held: Tensor | None = None,
-        in_chunks: bool = False,
     ) -> SearchOutcome:
-        """Runs one search with the language model inside it.
+        """Runs one search, with the language model inside it if there is one.
 
         Args:
             log_prob, num_frames, lm_state: as for `decode`.
             lm: the language model, with the graph's word ids.
             keep_lattice: whether to keep the lattice.
-            held: (H,) int64, see `TokenSearch`; ignored with `in_chunks`.
-            in_chunks: whether the language model rescores the growing lattice instead, see `asr.decoding.chunks`.
+            held: (H,) int64, see `TokenSearch`.
         """
         self._check(log_prob, num_frames)
-        num_utts = len(num_frames)
-        log_prob = log_prob.to(self._device, torch.float32)
-        num_frames = num_frames.to(self._device, torch.int64)
-        original_frame = None
-        if self.options.blank_skip_threshold is not None:
-            log_prob, num_frames, original_frame, _ = skip_blanks(
-                log_prob, num_frames, self.options.blank_skip_threshold
-            )
-        if lm is not None:
-            lm = on_device(lm, self._device)
-        in_chunks = in_chunks and lm is not None
-        keeps_losing = in_chunks or (keep_lattice and num_utts > 0)
-        backend = self._take_backend(None if in_chunks else lm, keeps_losing)
-        if in_chunks and lm is not None:
-            chunked = ChunkedSearch(self._search_graph, self.options, lm, backend, self._make_backend, keep_lattice)
-            found = chunked.search(log_prob, num_frames, lm_state)
-            backtrace, records = chunked.backtrace, chunked.records
-        else:
-            backtrace = Backtrace(self._device, collects=collects_on(self._device, keep_lattice))
-            records = LatticeRecords(num_utts, self.options) if keeps_losing else None
-            search = TokenSearch(self._search_graph, self.options, lm, backend, backtrace, records, held=held)
-            search.advance(search.start(torch.zeros_like(num_frames), lm_state), log_prob, num_frames)
-            found = search.all_active()
-        endings = endings_of(self._search_graph, self.options, lm, *found)
-        if lm is None or in_chunks:  # its buffers have been read
-            self._idle_backends[keeps_losing, _stream_number(self._device)].append(backend)
+        frames = self._frames(log_prob, num_frames)
+        num_utts = len(frames.num_frames)
+        keep_lattice = keep_lattice and num_utts > 0
+        lm = None if lm is None else on_device(lm, self._device)
+        backend = self._take_backend(lm, keep_lattice)
+        backtrace = Backtrace(self._device, collects=collects_on(self._device, keep_lattice))
+        records = LatticeRecords(num_utts, self.options) if keep_lattice else None
+        search = TokenSearch(self._search_graph, self.options, lm, backend, backtrace, records, held=held)
+        stream = search.start(torch.zeros_like(frames.num_frames), lm_state)
+        search.advance(stream, frames.log_prob, frames.num_frames)
+        endings = endings_of(self._search_graph, self.options, lm, *search.all_active())
+        if lm is None:
+            self._give_back(backend, keep_lattice)
+        return self._outcome(frames, endings, backtrace, records)
+
+    def _search_in_chunks(
+        self, log_prob: Tensor, num_frames: Tensor, lm: LanguageModel, lm_state: Tensor | None
+    ) -> SearchOutcome:
+        """The search of `asr.decoding.chunks`; arguments as for `search`."""
+        self._check(log_prob, num_frames)
+        frames = self._frames(log_prob, num_frames)
+        lm = on_device(lm, self._device)
+        backend = self._take_backend(None, keep_lattice=True)
+        search = ChunkedSearch(self._search_graph, self.options, lm, backend, self._make_backend, self._keep_lattice)
+        last = search.search(frames.log_prob, frames.num_frames, lm_state)
+        endings = endings_of(self._search_graph, self.options, lm, *last)
+        self._give_back(backend, keep_lattice=True)
+        return self._outcome(frames, endings, search.backtrace, search.records)
+
+    def _frames(self, log_prob: Tensor, num_frames: Tensor) -> _Frames:
+        """A batch on the device of the search, without the frames that `blank_skip_threshold` skips."""
+        frames = _Frames(log_prob.to(self._device, torch.float32), num_frames.to(self._device, torch.int64), None)
+        threshold = self.options.blank_skip_threshold
+        return frames if threshold is None else _Frames(*skip_blanks(*frames[:2], threshold)[:3])
+
+    def _outcome(
+        self, frames: _Frames, endings: list[Ending], backtrace: Backtrace, records: LatticeRecords | None
+    ) -> SearchOutcome:
         lattice: Lattice | None = None
         if records is not None:
             parts = records.collected(backtrace, endings)
-            lattice = pruned_lattice(parts, self.graph, log_prob, self.options)
-        original_frame = None if original_frame is None else original_frame.cpu()
+            lattice = pruned_lattice(parts, self.graph, frames.log_prob, self.options)
+        original_frame = None if frames.original_frame is None else frames.original_frame.cpu()
         return SearchOutcome(
-            self.host_graph, self.options, endings, backtrace, num_frames.cpu(), original_frame, lattice
+            self.host_graph, self.options, endings, backtrace, frames.num_frames.cpu(), original_frame, lattice
         )
 
     def _take_backend(self, lm: LanguageModel | None, keep_lattice: bool) -> ChunkBackend:
@@ -283,6 +307,10 @@ class TokenPassingDecoder:
             except IndexError:
                 pass  # all are in use
         return self._make_backend(self._search_graph, self.options, lm, keep_lattice)
+
+    def _give_back(self, backend: ChunkBackend, keep_lattice: bool) -> None:
+        """Lets later searches take a backend without a language model, after its buffers have been read."""
+        self._idle_backends[keep_lattice, _stream_number(self._device)].append(backend)
 
 
 def _stream_number(device: torch.device) -> int:
