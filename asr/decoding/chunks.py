@@ -79,24 +79,24 @@ class Span(NamedTuple):
     """The frames of a chunk.
 
     Attributes:
-        first: the chunk's first frame.
+        begin: the chunk's first frame.
         num_rescored: (N,) int64, number of frames from there that the language model rescores.
         num_searched: (N,) int64, number of frames from there that are searched.
         is_end: (N,) bool, whether these include the utterance's last frame.
     """
 
-    first: int
+    begin: int
     num_rescored: Tensor
     num_searched: Tensor
     is_end: Tensor
 
     @classmethod
-    def at(cls, first: int, num_frames: Tensor, options: DecodingOptions) -> Span:
+    def at(cls, begin: int, num_frames: Tensor, options: DecodingOptions) -> Span:
         """The chunk that begins at a frame; the last one has all remaining frames."""
-        left = (num_frames - first).clamp(min=0)
+        left = (num_frames - begin).clamp(min=0)
         is_end = left <= options.chunk_frames + options.lookahead_frames
         searched = left.clamp(max=options.chunk_frames + options.lookahead_frames)
-        return cls(first, torch.where(is_end, left, left.clamp(max=options.chunk_frames)), searched, is_end)
+        return cls(begin, torch.where(is_end, left, left.clamp(max=options.chunk_frames)), searched, is_end)
 
 
 class ChunkedSearch:
@@ -106,8 +106,8 @@ class ChunkedSearch:
         graph: on the CPU, without epsilons.
         options: beams and scales. `output_beam` limits the lattice of each chunk, `context_beam` the histories.
         lm: the language model.
-        first: backend of the search with the graph's own scores, created for lattices.
-        make_backend: creates the backends of the searches with the language model.
+        backend: of the search with the graph's own scores, made for lattices.
+        make_backend: makes the backends of the searches with the language model.
         keep_lattice: whether to keep a lattice of all frames.
     """
 
@@ -116,7 +116,7 @@ class ChunkedSearch:
         graph: SearchGraph,
         options: DecodingOptions,
         lm: LanguageModel,
-        first: ChunkBackend,
+        backend: ChunkBackend,
         make_backend: BackendFactory,
         keep_lattice: bool,
     ) -> None:
@@ -126,7 +126,7 @@ class ChunkedSearch:
         self._options = options
         self._bounds = rescoring_options(options)
         self._lm = lm
-        self._first = first
+        self._backend = backend
         self._make_backend = make_backend
         self._keep_lattice = keep_lattice
         self.backtrace = Backtrace(graph.final_score.device, collects=False)
@@ -146,14 +146,14 @@ class ChunkedSearch:
         utt_idx = torch.arange(num_utts)
         context_idx = contexts_at_start(self._lm, num_utts, lm_state)
         tokens = ActiveTokens.initial(utt_idx, torch.zeros_like(utt_idx), context_idx)
-        finished, first = ActiveTokens.empty(tokens.state.device), 0
+        finished, begin = ActiveTokens.empty(tokens.state.device), 0
         while len(tokens):
-            span = Span.at(first, num_frames, self._options)
+            span = Span.at(begin, num_frames, self._options)
             tokens = self._search_chunk(tokens, log_prob, span, score_offset, finished.context_idx)
             is_over = span.is_end[tokens.stream]
             finished = ActiveTokens.join([finished, tokens.select(is_over.nonzero().squeeze(1))])
             tokens = tokens.select((~is_over).nonzero().squeeze(1))
-            first += self._options.chunk_frames
+            begin += self._options.chunk_frames
         return finished, score_offset
 
     def _search_chunk(
@@ -161,17 +161,15 @@ class ChunkedSearch:
     ) -> ActiveTokens:
         """Tokens before a chunk -> tokens after it; changes score_offset (N,) in place, keeps contexts held (H,)."""
         front = Front.of(tokens, self._graph.num_states)
-        frames = slice(span.first, span.first + int(span.num_searched.max()))
+        frames = slice(span.begin, span.begin + int(span.num_searched.max()))
         scaled = self._options.am_scale * log_prob[:, frames]
         records = self._search_ahead(front, scaled, span)
         margin, score = np.float32(self._options.output_beam), np.zeros(len(records.previous))
         score[: len(front.score)] = front.score.numpy()
         arcs = self._graph.emitting
         connect = jit(connect_chunk) or connect_chunk
-        found = connect(
-            *(records, span.num_rescored.numpy(), margin),
-            *((arcs.score.numpy(), arcs.token_id.numpy(), *self._words), scaled.numpy(), score),
-        )
+        of_arcs = (arcs.score.numpy(), arcs.token_id.numpy(), *self._words)
+        found = connect(records, span.num_rescored.numpy(), margin, of_arcs, scaled.numpy(), score)
         number, backpointer, *connected = map(torch.from_numpy, found)
         graph = ChunkGraph(*connected)
         loss, state_score = torch.from_numpy(records.loss)[backpointer], torch.from_numpy(score)[backpointer]
@@ -203,7 +201,7 @@ class ChunkedSearch:
         tokens = ActiveTokens(front.stream, front.state, nothing, front.score, nothing.double(), backpointer)
         chunk = Chunk(scaled, span.num_searched, torch.zeros(num_utts, dtype=torch.float64))
         # No contexts are in use, and the backtrace keeps everything.
-        after = self._first.search(tokens, chunk, SearchSink(backtrace, records, lambda parts: None, span.is_end))
+        after = self._backend.search(tokens, chunk, SearchSink(backtrace, records, lambda parts: None, span.is_end))
         previous, arc = (part.numpy() for part in backtrace.records())
         (utt_idx, frame), (src, dst, losing_arc, score_gap) = records.arrays()
         loss = self._losses(after, span, len(arc))
@@ -233,13 +231,13 @@ class ChunkedSearch:
         tokens = replace(tokens, score=normalize_scores(tokens.score, tokens.stream, before))
         tokens = tokens.select((tokens.score >= -self._bounds.search_beam).nonzero().squeeze(1))
         if self.records is not None:
-            self.records.begin_chunk(span.first)
+            self.records.begin_chunk(span.begin)
         backend = self._make_backend(graph, self._bounds, self._lm, self._keep_lattice)
         search = TokenSearch(graph, self._bounds, self._lm, backend, self.backtrace, self.records, held=held)
         stream = search.resume(tokens, num_utts)
-        search.advance(
-            stream, torch.zeros(num_utts, int(span.num_rescored.max()), 1, dtype=torch.float32), span.num_rescored
-        )
+        # The acoustic scores are on the arcs of the lattice.
+        no_scores = torch.zeros(num_utts, int(span.num_rescored.max()), 1, dtype=torch.float32)
+        search.advance(stream, no_scores, span.num_rescored)
         tokens, offset = search.all_active()
         order = torch.sort(tokens.stream, stable=True).indices
         return tokens.select(order), before + offset

@@ -94,7 +94,7 @@ EXPLAINED: dict[str, dict[tuple[str, str], str]] = {
             "0.0 -> 1.0",
         ): "the same for all paths of a stream, of which only differences count",
         (
-            "stream, torch.zeros(num_utts, int(span.num_rescored.max()), 1, dtype=torch.float32), span.num_rescored",
+            "no_scores = torch.zeros(num_utts, int(span.num_rescored.max()), 1, dtype=torch.float32)",
             "1 -> 2",
         ): _NO_OTHER_TOKEN,
         (
