@@ -316,13 +316,6 @@ def _apply_step(kind: int, left: Any, right: Any, left_weight: Any, right_weight
                 result[i] += right_weight * right[i]
 
 
-LISTED_SHARE = 0.25
-"""`unknown_share` of a recognizer's language models.
-
-In the books of the LibriSpeech recipe, a quarter of the words that the bundle's recurrent model lacks are in its graph.
-"""
-
-
 class WrappedLM(LanguageModel):
     """A language model that passes every call on to another one; subclasses change some of them.
 
@@ -363,6 +356,223 @@ class WrappedLM(LanguageModel):
 
     def retain(self, live: Tensor) -> None:
         self._lm.retain(live)
+
+
+LISTED_SHARE = 0.25
+"""`unknown_share` of a recognizer's language models.
+
+In the books of the LibriSpeech recipe, a quarter of the words that the bundle's recurrent model lacks are in its graph.
+"""
+
+
+class RemappedLM(WrappedLM):
+    """A model queried with the word ids of another vocabulary; words that it does not have share its `<unk>` evenly.
+
+    Each of them gets P(<unk> | history) times `unknown_share`, divided by their number. In a history each is `<unk>`.
+
+    Args:
+        lm: the model.
+        vocabulary: the words whose ids queries use.
+        unknown_share: part of the probability of `<unk>` that goes to words of the vocabulary; the rest is for words in
+            neither. With 1, the probabilities of all words but `<unk>` itself sum to one, if the model lacks some.
+        warn: whether to log a warning if the model lacks words of the vocabulary.
+
+    Attributes:
+        num_oov_words: the number of words of the vocabulary that the model does not have.
+
+    Raises:
+        AsrError: the model has none of the words.
+    """
+
+    def __init__(
+        self, lm: LanguageModel, vocabulary: Vocabulary, unknown_share: float = 1.0, warn: bool = True
+    ) -> None:
+        super().__init__(lm)
+        self._vocabulary = vocabulary
+        word_map = vocabulary.map_to(lm.vocabulary)
+        self._word_map = word_map.to(device_of(lm))
+        self.num_oov_words = _num_unlisted(word_map, lm.vocabulary, vocabulary, "The language model" if warn else "")
+        self._share: Tensor | None = None
+        if self.num_oov_words / unknown_share > 1:
+            self._share = self._word_map.eq(UNK_ID).float() * math.log(unknown_share / self.num_oov_words)
+            self._share[: len(SPECIAL_WORDS)] = 0.0
+        self._share_array = np.zeros(0, dtype=np.float32) if self._share is None else self._share.cpu().numpy()
+        self._any_type = AnyType()
+        self._tables: RemappedTables | None = None
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self._vocabulary
+
+    def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
+        log_prob, next_idx = self._lm.score(context_idx, self._word_map[word_id])
+        return log_prob if self._share is None else log_prob + self._share[word_id], next_idx
+
+    def state_after(self, state: Tensor, sentences: Sequence[Sequence[int]]) -> Tensor:
+        return self._lm.state_after(state, [[int(self._word_map[word]) for word in words] for words in sentences])
+
+    def lookup_tables(self) -> RemappedTables | None:
+        tables = self._lm.lookup_tables()
+        if tables is None:
+            return None
+        own = self._any_type(tables)
+        if self._tables is None or self._tables.model is not own:
+            self._tables = RemappedTables(self._word_map.numpy(), self._share_array, own)
+        return self._tables
+
+
+class RemappedTables(NamedTuple):
+    """What `look_up_remapped` reads: word_map (V,); share (V,) or (0,), added to words' scores; the model's tables."""
+
+    word_map: Any
+    share: Any
+    model: AnyTables
+
+    @property
+    def always_answers(self) -> bool:
+        """Whether the model itself always answers."""
+        return self.model.always_answers
+
+
+@compiled_lookup(RemappedTables)
+@kernel(fastmath=False)
+def look_up_remapped(context_idx: Any, word_id: Any, tables: Any, log_prob: Any, next_idx: Any) -> bool:
+    """`RemappedLM.score` as a loop, called through `look_up`."""
+    word_map, share = tables.word_map, tables.share
+    num = len(word_id)
+    mapped = np.empty(num, dtype=np.int64)
+    for i in range(num):
+        mapped[i] = word_map[word_id[i]]
+    could = look_up(context_idx, mapped, tables.model, log_prob, next_idx)
+    if len(share):
+        for i in range(num):
+            log_prob[i] += share[word_id[i]]
+    return could
+
+
+@compiled_expansion(RemappedTables)
+@kernel(fastmath=False)
+def expand_remapped(context_idx: Any, tables: Any) -> int:
+    """Expands the model's own histories (K,) -> how many, or -1 if it could not expand all."""
+    return expand(context_idx, tables.model)
+
+
+def num_oov_words(model: Vocabulary, words: Vocabulary, name: str = "") -> int:
+    """How many of the words are missing from `model`, a language model's vocabulary.
+
+    Args:
+        model: the language model's vocabulary.
+        words: the words.
+        name: what a warning calls the model, which is logged if some are missing; "" for no warning.
+
+    Raises:
+        AsrError: all of them are.
+    """
+    return _num_unlisted(words.map_to(model), model, words, name)
+
+
+def _num_unlisted(word_map: Tensor, model: Vocabulary, words: Vocabulary, name: str) -> int:
+    """`num_oov_words`, with the ids (V,) that the words have in the model."""
+    ordinary = word_map[len(SPECIAL_WORDS) :]
+    num_unlisted = int(ordinary.eq(UNK_ID).sum())
+    if 0 < len(ordinary) == num_unlisted:
+        raise AsrError(
+            f"The language model ({model.words[-1]!r}, ...) has none of the {num_unlisted} words asked for "
+            f"({words.words[-1]!r}, ...); check that both have the same language and letter case."
+        )
+    if num_unlisted and name:
+        _LOGGER.warning(
+            "%s lacks %d of %d words; they share the probability of its <unk>.", name, num_unlisted, len(ordinary)
+        )
+    return num_unlisted
+
+
+def mapped_to(
+    lm: LanguageModel, vocabulary: Vocabulary, unknown_share: float = 1.0, warn: bool = True
+) -> LanguageModel:
+    """The model itself if it has this vocabulary, else a `RemappedLM` with these arguments."""
+    return lm if lm.vocabulary == vocabulary else RemappedLM(lm, vocabulary, unknown_share, warn)
+
+
+class WordMapper:
+    """Maps language models to the graph's word ids if the vocabularies differ, and remembers the last models mapped.
+
+    Several threads may use it at the same time.
+
+    Args:
+        vocabulary: the graph's words.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._mapped: dict[int, tuple[LanguageModel, LanguageModel]] = {}
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[type[WordMapper], tuple[Vocabulary]]:
+        return WordMapper, (self._vocabulary,)
+
+    def mapped(self, lm: LanguageModel | None) -> LanguageModel | None:
+        """The same language model, queried with the graph's word ids; None for None."""
+        if lm is None:
+            return None
+        # Threads that share a model must share its mapped model, too, since that has a state of its own.
+        with self._lock:
+            if id(lm) not in self._mapped:
+                own = mapped_to(lm, self._vocabulary)
+                if len(self._mapped) >= _MOST_MAPPED:
+                    self._mapped = {}
+                # The model itself is kept, too, so that no other gets its id.
+                self._mapped[id(lm)] = (lm, own)
+            return self._mapped[id(lm)][1]
+
+
+class MovedLM(LanguageModel):
+    """Answers queries from a device with a language model on another one; each call is one copy there and one back.
+
+    Args:
+        lm: the language model.
+        device: where queries come from and answers go.
+    """
+
+    def __init__(self, lm: LanguageModel, device: torch.device) -> None:
+        self._lm = lm
+        self._home = device_of(lm)
+        self._device = device
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self._lm.vocabulary
+
+    def start(self, num_streams: int) -> Tensor:
+        return self._lm.start(num_streams).to(self._device)
+
+    def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
+        query = torch.stack([context_idx, word_id]).to(self._home)
+        log_prob, next_idx = self._lm.score(query[0], query[1])
+        # Numbers of both types in one copy: a context is below 2**63, so no bits are lost.
+        answer = torch.stack([next_idx, log_prob.float().view(torch.int32).long()]).to(self._device)
+        return answer[1].int().view(torch.float32), answer[0]
+
+    def final(self, context_idx: Tensor) -> Tensor:
+        return self._lm.final(context_idx.to(self._home)).to(self._device)
+
+    def retain(self, live: Tensor) -> None:
+        self._lm.retain(live.to(self._home))
+
+    def first_state(self, num_streams: int) -> Tensor:
+        return self._lm.first_state(num_streams).to(self._device)
+
+    def start_from(self, state: Tensor) -> Tensor:
+        return self._lm.start_from(state.to(self._home)).to(self._device)
+
+    def state_after(self, state: Tensor, sentences: Sequence[Sequence[int]]) -> Tensor:
+        return self._lm.state_after(state.to(self._home), sentences).to(self._device)
+
+
+def on_device(lm: LanguageModel, device: torch.device) -> LanguageModel:
+    """The language model itself if it answers on this device, otherwise a `MovedLM` of it."""
+    device = torch.empty(0, device=device).device  # with its number
+    return lm if device_of(lm) == device else MovedLM(lm, device)
 
 
 class CheckedLM(WrappedLM):
@@ -432,6 +642,27 @@ class CheckedLM(WrappedLM):
         )
 
 
+class FiniteLM(WrappedLM):
+    """A model whose scores are finite, so that they can be multiplied by 0; compiled loops do not look them up."""
+
+    def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
+        """log P(word | history), at least -1e20, and the next context, (Q,) each."""
+        log_prob, next_idx = super().score(context_idx, word_id)
+        return log_prob.clamp(min=_LEAST), next_idx
+
+    def final(self, context_idx: Tensor) -> Tensor:
+        """log P(</s> | history), at least -1e20, (Q,)."""
+        return super().final(context_idx).clamp(min=_LEAST)
+
+    def lookup_tables(self) -> None:
+        """None."""
+
+
+def without_weight(lm: LanguageModel, scale: float) -> LanguageModel:
+    """The model itself, or if its scale is 0 a `FiniteLM` of it: what has no weight rules nothing out."""
+    return lm if scale else FiniteLM(lm)
+
+
 class NumberedLM(WrappedLM):
     """A wrapped combination as a part of another one, which packs contexts of at most 31 bits: the contexts of the
     combination, packed ones themselves, are numbered. Compiled loops do not look it up.
@@ -483,234 +714,3 @@ def _is_wrapped_combination(lm: LanguageModel) -> bool:
     while isinstance(inner, (WrappedLM, MovedLM)):
         inner = inner._lm
     return inner is not lm and isinstance(inner, CombinedLM) and len(inner.models) > 1
-
-
-class FiniteLM(WrappedLM):
-    """A model whose scores are finite, so that they can be multiplied by 0; compiled loops do not look them up."""
-
-    def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
-        """log P(word | history), at least -1e20, and the next context, (Q,) each."""
-        log_prob, next_idx = super().score(context_idx, word_id)
-        return log_prob.clamp(min=_LEAST), next_idx
-
-    def final(self, context_idx: Tensor) -> Tensor:
-        """log P(</s> | history), at least -1e20, (Q,)."""
-        return super().final(context_idx).clamp(min=_LEAST)
-
-    def lookup_tables(self) -> None:
-        """None."""
-
-
-def without_weight(lm: LanguageModel, scale: float) -> LanguageModel:
-    """The model itself, or if its scale is 0 a `FiniteLM` of it: what has no weight rules nothing out."""
-    return lm if scale else FiniteLM(lm)
-
-
-class RemappedLM(WrappedLM):
-    """A model queried with the word ids of another vocabulary; words that it does not have share its `<unk>` evenly.
-
-    Each of them gets P(<unk> | history) times `unknown_share`, divided by their number. In a history each is `<unk>`.
-
-    Args:
-        lm: the model.
-        vocabulary: the words whose ids queries use.
-        unknown_share: part of the probability of `<unk>` that goes to words of the vocabulary; the rest is for words in
-            neither. With 1, the probabilities of all words but `<unk>` itself sum to one, if the model lacks some.
-        warn: whether to log a warning if the model lacks words of the vocabulary.
-
-    Attributes:
-        num_oov_words: the number of words of the vocabulary that the model does not have.
-
-    Raises:
-        AsrError: the model has none of the words.
-    """
-
-    def __init__(
-        self, lm: LanguageModel, vocabulary: Vocabulary, unknown_share: float = 1.0, warn: bool = True
-    ) -> None:
-        super().__init__(lm)
-        self._vocabulary = vocabulary
-        word_map = vocabulary.map_to(lm.vocabulary)
-        self._word_map = word_map.to(device_of(lm))
-        self.num_oov_words = _num_unlisted(word_map, lm.vocabulary, vocabulary, "The language model" if warn else "")
-        self._share: Tensor | None = None
-        if self.num_oov_words / unknown_share > 1:
-            self._share = self._word_map.eq(UNK_ID).float() * math.log(unknown_share / self.num_oov_words)
-            self._share[: len(SPECIAL_WORDS)] = 0.0
-        self._share_array = np.zeros(0, dtype=np.float32) if self._share is None else self._share.cpu().numpy()
-        self._any_type = AnyType()
-        self._tables: RemappedTables | None = None
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        return self._vocabulary
-
-    def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
-        log_prob, next_idx = self._lm.score(context_idx, self._word_map[word_id])
-        return log_prob if self._share is None else log_prob + self._share[word_id], next_idx
-
-    def state_after(self, state: Tensor, sentences: Sequence[Sequence[int]]) -> Tensor:
-        return self._lm.state_after(state, [[int(self._word_map[word]) for word in words] for words in sentences])
-
-    def lookup_tables(self) -> RemappedTables | None:
-        tables = self._lm.lookup_tables()
-        if tables is None:
-            return None
-        own = self._any_type(tables)
-        if self._tables is None or self._tables.model is not own:
-            self._tables = RemappedTables(self._word_map.numpy(), self._share_array, own)
-        return self._tables
-
-
-def mapped_to(
-    lm: LanguageModel, vocabulary: Vocabulary, unknown_share: float = 1.0, warn: bool = True
-) -> LanguageModel:
-    """The model itself if it has this vocabulary, else a `RemappedLM` with these arguments."""
-    return lm if lm.vocabulary == vocabulary else RemappedLM(lm, vocabulary, unknown_share, warn)
-
-
-class MovedLM(LanguageModel):
-    """Answers queries from a device with a language model on another one; each call is one copy there and one back.
-
-    Args:
-        lm: the language model.
-        device: where queries come from and answers go.
-    """
-
-    def __init__(self, lm: LanguageModel, device: torch.device) -> None:
-        self._lm = lm
-        self._home = device_of(lm)
-        self._device = device
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        return self._lm.vocabulary
-
-    def start(self, num_streams: int) -> Tensor:
-        return self._lm.start(num_streams).to(self._device)
-
-    def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
-        query = torch.stack([context_idx, word_id]).to(self._home)
-        log_prob, next_idx = self._lm.score(query[0], query[1])
-        # Numbers of both types in one copy: a context is below 2**63, so no bits are lost.
-        answer = torch.stack([next_idx, log_prob.float().view(torch.int32).long()]).to(self._device)
-        return answer[1].int().view(torch.float32), answer[0]
-
-    def final(self, context_idx: Tensor) -> Tensor:
-        return self._lm.final(context_idx.to(self._home)).to(self._device)
-
-    def retain(self, live: Tensor) -> None:
-        self._lm.retain(live.to(self._home))
-
-    def first_state(self, num_streams: int) -> Tensor:
-        return self._lm.first_state(num_streams).to(self._device)
-
-    def start_from(self, state: Tensor) -> Tensor:
-        return self._lm.start_from(state.to(self._home)).to(self._device)
-
-    def state_after(self, state: Tensor, sentences: Sequence[Sequence[int]]) -> Tensor:
-        return self._lm.state_after(state.to(self._home), sentences).to(self._device)
-
-
-def on_device(lm: LanguageModel, device: torch.device) -> LanguageModel:
-    """The language model itself if it answers on this device, otherwise a `MovedLM` of it."""
-    device = torch.empty(0, device=device).device  # with its number
-    return lm if device_of(lm) == device else MovedLM(lm, device)
-
-
-class WordMapper:
-    """Maps language models to the graph's word ids if the vocabularies differ, and remembers the last models mapped.
-
-    Several threads may use it at the same time.
-
-    Args:
-        vocabulary: the graph's words.
-    """
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
-        self._mapped: dict[int, tuple[LanguageModel, LanguageModel]] = {}
-        self._lock = threading.Lock()
-
-    def __reduce__(self) -> tuple[type[WordMapper], tuple[Vocabulary]]:
-        return WordMapper, (self._vocabulary,)
-
-    def mapped(self, lm: LanguageModel | None) -> LanguageModel | None:
-        """The same language model, queried with the graph's word ids; None for None."""
-        if lm is None:
-            return None
-        # Threads that share a model must share its mapped model, too, since that has a state of its own.
-        with self._lock:
-            if id(lm) not in self._mapped:
-                own = mapped_to(lm, self._vocabulary)
-                if len(self._mapped) >= _MOST_MAPPED:
-                    self._mapped = {}
-                # The model itself is kept, too, so that no other gets its id.
-                self._mapped[id(lm)] = (lm, own)
-            return self._mapped[id(lm)][1]
-
-
-class RemappedTables(NamedTuple):
-    """What `look_up_remapped` reads: word_map (V,); share (V,) or (0,), added to words' scores; the model's tables."""
-
-    word_map: Any
-    share: Any
-    model: AnyTables
-
-    @property
-    def always_answers(self) -> bool:
-        """Whether the model itself always answers."""
-        return self.model.always_answers
-
-
-@compiled_lookup(RemappedTables)
-@kernel(fastmath=False)
-def look_up_remapped(context_idx: Any, word_id: Any, tables: Any, log_prob: Any, next_idx: Any) -> bool:
-    """`RemappedLM.score` as a loop, called through `look_up`."""
-    word_map, share = tables.word_map, tables.share
-    num = len(word_id)
-    mapped = np.empty(num, dtype=np.int64)
-    for i in range(num):
-        mapped[i] = word_map[word_id[i]]
-    could = look_up(context_idx, mapped, tables.model, log_prob, next_idx)
-    if len(share):
-        for i in range(num):
-            log_prob[i] += share[word_id[i]]
-    return could
-
-
-@compiled_expansion(RemappedTables)
-@kernel(fastmath=False)
-def expand_remapped(context_idx: Any, tables: Any) -> int:
-    """Expands the model's own histories (K,) -> how many, or -1 if it could not expand all."""
-    return expand(context_idx, tables.model)
-
-
-def num_oov_words(model: Vocabulary, words: Vocabulary, name: str = "") -> int:
-    """How many of the words are missing from `model`, a language model's vocabulary.
-
-    Args:
-        model: the language model's vocabulary.
-        words: the words.
-        name: what a warning calls the model, which is logged if some are missing; "" for no warning.
-
-    Raises:
-        AsrError: all of them are.
-    """
-    return _num_unlisted(words.map_to(model), model, words, name)
-
-
-def _num_unlisted(word_map: Tensor, model: Vocabulary, words: Vocabulary, name: str) -> int:
-    """`num_oov_words`, with the ids (V,) that the words have in the model."""
-    ordinary = word_map[len(SPECIAL_WORDS) :]
-    num_unlisted = int(ordinary.eq(UNK_ID).sum())
-    if 0 < len(ordinary) == num_unlisted:
-        raise AsrError(
-            f"The language model ({model.words[-1]!r}, ...) has none of the {num_unlisted} words asked for "
-            f"({words.words[-1]!r}, ...); check that both have the same language and letter case."
-        )
-    if num_unlisted and name:
-        _LOGGER.warning(
-            "%s lacks %d of %d words; they share the probability of its <unk>.", name, num_unlisted, len(ordinary)
-        )
-    return num_unlisted
