@@ -19,6 +19,8 @@ def _names(old: str, new: str, names: str) -> dict[str, tuple[str, ...]]:
 
 
 MOVED = {
+    "asr.audio.decoder_messages": ("asr.audio.codecs",),
+    "asr.audio.media": ("asr.audio.codecs",),
     "asr.decoding.confidence": ("asr.decoding.words",),
     "asr.decoding.lattice_io": (
         "asr.decoding.kaldi_lattice",

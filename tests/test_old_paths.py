@@ -20,6 +20,8 @@ OFFERING = sorted(
 
 # A name of each old module that user code is likely to import.
 NAMES = {
+    "asr.audio.decoder_messages": "kept_complaints",
+    "asr.audio.media": "container_of",
     "asr.decoding.confidence": "Calibration",
     "asr.decoding.lattice_io": "read_kaldi_lattices",
     "asr.decoding.log_probs": "skip_blanks",

@@ -1,6 +1,6 @@
 """Reads audio files: whole ones as mono waveforms at one sampling rate, or piece by piece.
 
-`asr.audio.pcm` reads streams of bytes.
+The libraries that decode them are in `asr.audio.codecs`; `asr.audio.pcm` reads streams of bytes.
 
 Shapes: L samples.
 """
@@ -11,21 +11,26 @@ import contextlib
 import itertools
 import logging
 import os
-import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import soundfile
 import torch
 from torch import Tensor
 
 from asr import old_paths
-from asr.audio.decoder_messages import kept_complaints
-from asr.audio.media import MEDIA_SUFFIXES, container_of, open_media
-from asr.audio.pcm import is_unknown_length, read_wav_header, samples_of
+from asr.audio.codecs import (
+    MEDIA_SUFFIXES,
+    NO_LENGTH,
+    SequentialFile,
+    container_of,
+    is_cut_short,
+    kept_complaints,
+    open_media,
+)
+from asr.audio.pcm import read_wav_header, samples_of
 from asr.audio.resample import ResampleStream, checked_rate
 from asr.audio.samples import LOUDEST, to_mono
 from asr.errors import AsrError
@@ -35,11 +40,8 @@ _LOGGER = logging.getLogger(__name__)
 AUDIO_SUFFIXES = (".flac", ".wav", ".mp3", ".sph", ".ogg", ".opus", ".aiff", ".aif", ".au", *MEDIA_SUFFIXES)
 """In order of preference, for utterances with several files."""
 
-_SHORTER_THAN_HEADER = re.compile(r"(data|RIFF) : (\d+) \(should be \d+\)|should be \d+")
 _MAX_DECODED_BYTES = 1 << 32
 _BLOCK_VALUES = 1 << 20
-_NO_LENGTH = 1 << 62  # lengths from here on mean that libsndfile does not know the length
-_OGG_HEADER_BYTES, _MAX_OGG_PAGE_BYTES = 27, 65307  # RFC 3533
 
 
 def read_audio(path: str | Path, sampling_rate: int = 16000) -> Tensor:
@@ -183,31 +185,6 @@ def _leads_to_folder(entry: os.DirEntry[str]) -> bool:
         return False  # a link that leads to itself; reading it will raise an error
 
 
-def is_cut_short(file: soundfile.SoundFile) -> bool:
-    """Whether the header of a WAV file, or of the last page of an Ogg file, announces more than there is.
-
-    libsndfile silently uses what there is. A header written to a pipe announces no length, since it was not known.
-    """
-    if file.format == "OGG":
-        return _ends_within_ogg_page(Path(os.fsdecode(file.name)))
-    if file.format not in ("WAV", "WAVEX", "NIST"):
-        return False
-    lengths = [match[2] for match in _SHORTER_THAN_HEADER.finditer(file.extra_info)]
-    return any(length is None or not is_unknown_length(int(length)) for length in lengths)
-
-
-def _ends_within_ogg_page(path: Path) -> bool:
-    with path.open("rb") as stream:
-        stream.seek(max(0, stream.seek(0, os.SEEK_END) - _MAX_OGG_PAGE_BYTES))
-        tail = stream.read()
-    page = tail[max(0, tail.rfind(b"OggS")) :]
-    if len(page) < _OGG_HEADER_BYTES:
-        return True
-    num_segments = page[_OGG_HEADER_BYTES - 1]
-    lengths = page[_OGG_HEADER_BYTES : _OGG_HEADER_BYTES + num_segments]
-    return len(page) < _OGG_HEADER_BYTES + num_segments + sum(lengths)
-
-
 def to_int16(waveform: Tensor) -> Tensor:
     """Floating-point samples in [-1, 1] to int16 with clipping; lossless for 16-bit audio, in half the memory."""
     return (waveform * 32768.0).round_().clamp_(-32768, 32767).to(torch.int16)
@@ -218,48 +195,7 @@ def from_int16(samples: Tensor) -> Tensor:
     return samples.float() / 32768.0
 
 
-class _SequentialFile(soundfile.SoundFile):
-    """A file that is read in blocks without seeking.
-
-    soundfile seeks to the current position after each block. An MP3 decoder then loses the bit reservoir: samples at
-    the beginning of the next block are wrong, and libmpg123 writes warnings to stderr. Formats without seeking, such as
-    GSM 6.10, could not be read at all.
-
-    Attributes:
-        num_read: samples of each channel that `blocks_to_end` has read.
-    """
-
-    num_read = 0
-
-    def seekable(self) -> bool:
-        """Always false."""
-        return False
-
-    @property
-    def announces_more(self) -> bool:
-        """Whether the header announces more than has been read."""
-        return self.num_read < self.frames < _NO_LENGTH
-
-    def blocks_to_end(self, size: int) -> Iterator[np.ndarray[Any, Any]]:
-        """The rest in float32 blocks (at most `size`, channels), regardless of the length that the header announces.
-
-        Warns at the end of a damaged MP3, unless it is also cut short, which callers notice.
-        """
-        is_damaged = False
-        while True:
-            with kept_complaints() if self.format == "MP3" else contextlib.nullcontext() as complaints:
-                block = self.read(size, dtype="float32", always_2d=True)
-            is_damaged = is_damaged or bool(complaints)
-            self.num_read += len(block)
-            if not len(block):
-                break
-            yield block
-        if is_damaged and not self.announces_more:
-            name = os.fsdecode(self.name)
-            _LOGGER.warning("%s: the MP3 is damaged in places; words there may be wrong or missing.", name)
-
-
-def _open(path: Path) -> _SequentialFile:
+def _open(path: Path) -> SequentialFile:
     if path.is_dir():
         raise AsrError(f"{path}: this is a folder; name the audio files in it.")
     if not path.is_file():
@@ -273,7 +209,7 @@ def _open(path: Path) -> _SequentialFile:
         raise AsrError(f"{path}: the audio file is empty (0 bytes); fetch it again.")
     try:
         with kept_complaints():
-            return _SequentialFile(os.fsencode(path))
+            return SequentialFile(os.fsencode(path))
     except Exception as error:  # soundfile and numpy raise more than they document
         raise AsrError(f"{path}: the audio cannot be decoded{_reason(error)}; it is damaged or not audio.") from error
 
@@ -303,7 +239,7 @@ def _decode(path: Path) -> tuple[int, Iterator[_Block]]:
         return rate, _checked(path, _file_blocks(path, file), file.frames, is_cut_short(file))
 
 
-def _file_blocks(path: Path, file: _SequentialFile) -> Iterator[_Block]:
+def _file_blocks(path: Path, file: SequentialFile) -> Iterator[_Block]:
     num_samples, announced, rate = 0, file.frames, int(file.samplerate)
     with file:
         for block in file.blocks_to_end(max(1, _BLOCK_VALUES // file.channels)):
@@ -348,7 +284,7 @@ def _checked(path: Path, blocks: Iterator[_Block], announced: int, cut_short: bo
                 yield block
     if num_samples == 0:
         raise AsrError(f"{path}: the audio has no samples (zero length).")
-    if cut_short or (0 < announced < _NO_LENGTH and num_samples < announced):
+    if cut_short or (0 < announced < NO_LENGTH and num_samples < announced):
         raise AsrError(
             f"{path}: the audio is cut short: its header announces more than the {num_samples} samples there are."
         )
@@ -419,7 +355,7 @@ def file_pieces(path: str | Path, seconds: float) -> tuple[int, Iterator[Tensor]
     return rate, _decoded(path, file, max(1, min(int(seconds * rate), _BLOCK_VALUES // file.channels)))
 
 
-def _decoded(path: Path, file: _SequentialFile, size: int) -> Iterator[Tensor]:
+def _decoded(path: Path, file: SequentialFile, size: int) -> Iterator[Tensor]:
     with file:
         if is_cut_short(file):
             _LOGGER.warning("%s: the audio is cut short: its header announces more than there is.", path)

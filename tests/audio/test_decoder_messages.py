@@ -13,7 +13,7 @@ import pytest
 import soundfile
 import torch
 
-from asr.audio.decoder_messages import kept_complaints
+from asr.audio.codecs import kept_complaints
 from asr.audio.io import file_pieces, read_audio
 from asr.errors import AsrError
 

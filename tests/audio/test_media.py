@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from asr.audio.codecs import container_of
 from asr.audio.io import file_pieces, find_audio_files, inspect_audio, read_audio
-from asr.audio.media import container_of
 from asr.errors import AsrError
 
 RATE = 16000
