@@ -46,19 +46,51 @@ _OF_SECOND_MODELS = ("context_beam", "lm_fusion")
 
 
 class _Sources(NamedTuple):
-    """The arguments of `CTCDecoder` that define words and their language models."""
+    """The arguments of `CTCDecoder` that define words and their language models, as they were given."""
 
     lexicon: str | Path | Lexicon | Mapping[str, Any] | None
     words: str | Path | Iterable[str] | None
     ngram: str | Path | NgramLM | None
     lm: str | Path | Bundle | nn.Module | LanguageModel | None
-    lm_weight: float
+    lm_weight: float | None
     lm_options: Mapping[str, Any] | None
+    hot_words: Iterable[str] | Mapping[str, float | None] | None
+    hot_word_score: float | None
     token_lm: str | Path | nn.Module | LanguageModel | None
     spell_unknown: bool
-    spelling_penalty: float
-    hot_words: Iterable[str] | Mapping[str, float | None] | None
-    hot_word_score: float
+    spelling_penalty: float | None
+    graph_ngrams: int | None
+
+    @property
+    def define_words(self) -> bool:
+        return not (self.lexicon is self.words is self.ngram is self.lm is None)
+
+    def check(self, given: Mapping[str, Any]) -> None:
+        """Checks numbers, and refuses arguments without effect, also among the settings that were given.
+
+        Raises:
+            AsrError: a number is out of range, or an argument or a setting would have no effect.
+        """
+        for name in ("lm_weight", "graph_ngrams", "spelling_penalty"):
+            if getattr(self, name) is not None:
+                require_number(name, getattr(self, name))
+        if self.lm_weight is not None and not 0.0 <= self.lm_weight <= 1.0:
+            raise AsrError(f"lm_weight is {self.lm_weight}; it must be between 0 and 1.")
+        if self.lm is None:
+            _refuse_given({"lm_weight": self.lm_weight, "lm_options": self.lm_options}, "there is no lm")
+        elif self.ngram is None and self.lm_weight is not None and self.lm_weight != 1.0:
+            raise AsrError(
+                f"lm_weight is {self.lm_weight}, but there is no n-gram model to interpolate with; leave it out."
+            )
+        if self.ngram is None:
+            _refuse_given({"graph_ngrams": self.graph_ngrams}, "there is no n-gram model")
+            if self.lm is None:
+                _refuse_given(given, "there is no second language model", _OF_SECOND_MODELS)
+        if not self.spell_unknown:
+            penalty = {"spelling_penalty": self.spelling_penalty}
+            _refuse_given(penalty, "words are not spelled unless spell_unknown is True")
+        if self.hot_words is None:
+            _refuse_given({"hot_word_score": self.hot_word_score}, "there are no hot_words")
 
 
 @copied_to_processes
@@ -164,40 +196,21 @@ class CTCDecoder:
         self.frame_shift = frame_shift
         self._inputs = _checked_inputs(inputs)
         self._confidences = confidences
-        numbers = {"frame_shift": frame_shift, "lm_weight": lm_weight, "graph_ngrams": graph_ngrams}
-        for name, value in (numbers | {"spelling_penalty": spelling_penalty}).items():
-            if value is not None:
-                require_number(name, value)
-        if frame_shift is not None and not 0 < frame_shift < 10:
-            raise AsrError(f"frame_shift is {frame_shift}; give the seconds from one frame to the next, such as 0.02.")
-        if lm_weight is not None and not 0.0 <= lm_weight <= 1.0:
-            raise AsrError(f"lm_weight is {lm_weight}; it must be between 0 and 1.")
+        if frame_shift is not None:
+            require_number("frame_shift", frame_shift)
+            if not 0 < frame_shift < 10:
+                raise AsrError(
+                    f"frame_shift is {frame_shift}; give the seconds from one frame to the next, such as 0.02."
+                )
+        sources = _Sources(
+            *(lexicon, words, ngram, lm, lm_weight, lm_options, hot_words, hot_word_score),
+            *(token_lm, spell_unknown, spelling_penalty, graph_ngrams),
+        )
         given = _given_settings(config, settings)
-        if lm is None:
-            _refuse_given({"lm_weight": lm_weight, "lm_options": lm_options}, "there is no lm")
-        elif ngram is None and lm_weight is not None and lm_weight != 1.0:
-            raise AsrError(f"lm_weight is {lm_weight}, but there is no n-gram model to interpolate with; leave it out.")
-        if ngram is None:
-            _refuse_given({"graph_ngrams": graph_ngrams}, "there is no n-gram model")
-            if lm is None:
-                _refuse_given(given, "there is no second language model", _OF_SECOND_MODELS)
-        if not spell_unknown:
-            _refuse_given({"spelling_penalty": spelling_penalty}, "words are not spelled unless spell_unknown is True")
-        if hot_words is None:
-            _refuse_given({"hot_word_score": hot_word_score}, "there are no hot_words")
+        sources.check(given)
         self.word_graph: WordGraph | None = None
         self._search: GraphSearch | TokenSearch
-        if lexicon is words is ngram is lm is None:
-            if spell_unknown:
-                raise AsrError("spell_unknown adds words to a list of words; give a lexicon, words or an n-gram model.")
-            of_words = {"graph_folder": graph_folder, "confidences": confidences or None, "hot_words": hot_words}
-            _refuse_given(of_words | of_spellings, "it is for searches of words")
-            _refuse_given(given, "it is for searches of words", _OF_WORDS)
-            if token_lm is None:
-                _refuse_given(given, "there is no language model", ("lm_scale",))
-            model, is_shared = model_maker(token_lm, tokens.table.tokens[1:]) if token_lm is not None else (None, False)
-            self._search = TokenSearch(tokens, self.config, LentModels(model, is_shared), frame_shift)
-        else:
+        if sources.define_words:
             if token_lm is not None and not spell_unknown:
                 raise AsrError(
                     "token_lm cannot be combined with a word list; leave out the words, or set spell_unknown=True."
@@ -211,13 +224,18 @@ class CTCDecoder:
                     given, "it is for rescoring lattices, not for a model inside the search", ("context_beam",)
                 )
             _refuse_given(given, "it is for searches without words", _OF_TOKENS)
-            weight = _LM_WEIGHT if lm_weight is None else lm_weight
-            penalty = 0.0 if spelling_penalty is None else spelling_penalty
-            hot = hot_words, DEFAULT_SCORE if hot_word_score is None else hot_word_score
-            sources = _Sources(lexicon, words, ngram, lm, weight, lm_options, token_lm, spell_unknown, penalty, *hot)
-            most = _GRAPH_NGRAMS if graph_ngrams is None else graph_ngrams
-            self.word_graph, models = self._words(sources, most, graph_folder, progress)
+            self.word_graph, models = self._words(sources, graph_folder, progress)
             self._search = GraphSearch(self.word_graph, tokens, self.config, models, frame_shift, confidences)
+        else:
+            if spell_unknown:
+                raise AsrError("spell_unknown adds words to a list of words; give a lexicon, words or an n-gram model.")
+            of_words = {"graph_folder": graph_folder, "confidences": confidences or None, "hot_words": hot_words}
+            _refuse_given(of_words | of_spellings, "it is for searches of words")
+            _refuse_given(given, "it is for searches of words", _OF_WORDS)
+            if token_lm is None:
+                _refuse_given(given, "there is no language model", ("lm_scale",))
+            model, is_shared = model_maker(token_lm, tokens.table.tokens[1:]) if token_lm is not None else (None, False)
+            self._search = TokenSearch(tokens, self.config, LentModels(model, is_shared), frame_shift)
         if warm_up:
             self._warm_up()
 
@@ -274,70 +292,78 @@ class CTCDecoder:
             return CTCStream(self._search, self.tokens, self._inputs, self.device, commit_frames)
 
     def _words(
-        self,
-        sources: _Sources,
-        graph_ngrams: int,
-        graph_folder: str | Path | None,
-        progress: Callable[[str], None],
+        self, sources: _Sources, graph_folder: str | Path | None, progress: Callable[[str], None]
     ) -> tuple[WordGraph, LentModels]:
         """The compiled graph, and the language models that act beside it."""
-        lexicon, words, ngram, lm, lm_weight, lm_options, token_lm, spell_unknown, spelling_penalty, hot, score = (
-            sources
-        )
-        tokens = self.tokens
-        spellings = None if lexicon is None else read_lexicon(lexicon, tokens)
-        listed = None if words is None else read_words(words)
-        large = None if ngram is None else read_ngram(ngram)
-        if listed is None and spellings is not None:
-            listed = list(spellings.pronunciations)
-            if large is not None:
-                known = set(listed_words(large))
-                # If none is known, keep all: `graph_ngram` then raises an error that says why.
-                listed = [word for word in listed if word in known] or listed
-        if listed is None and large is not None:
-            listed = listed_words(large)
-        if lm is not None and listed is None:
-            if isinstance(lm, (str, Path)) and is_ngram_file(lm):
-                raise AsrError(f"{lm}: without a word list, give an n-gram file as ngram=, not as lm=.")
-            model, _ = model_maker(lm, ())
-            listed = list(model().vocabulary.ordinary)
-        assert listed is not None
-        if spellings is None:
-            if tokens.kind == "phones":
-                raise AsrError(
-                    f"{tokens.name}: these tokens look like phones; give a lexicon with pronunciations, or, if they "
-                    'are letters, kind="letters" and the word_boundary.'
-                )
-            spellings, _ = spelled_lexicon(listed, tokens)
-        else:
-            spellings, missing = spellings.restricted_to(listed)
-            if missing and tokens.kind != "phones":
-                spellings = spellings.merged_with(spelled_lexicon(missing, tokens)[0])
-            elif missing:
-                _LOGGER.warning("%d words have no entry in the lexicon (%s, ...).", len(missing), missing[0])
+        lexicon = None if sources.lexicon is None else read_lexicon(sources.lexicon, self.tokens)
+        listed = None if sources.words is None else read_words(sources.words)
+        large = None if sources.ngram is None else read_ngram(sources.ngram)
+        spellings = self._spellings(lexicon, listed, large, sources.lm)
+        lm_weight = _LM_WEIGHT if sources.lm_weight is None else sources.lm_weight
         if large is None:
             large = uniform_ngram(list(spellings.pronunciations))
             lm_weight = 1.0
-        spelling = self._spelling_model(spellings, token_lm, spelling_penalty) if spell_unknown else None
-        graph = compile_graph(tokens, spellings, large, graph_ngrams, spelling, progress, graph_folder)
+        spelling = None
+        if sources.spell_unknown:
+            spelling = self._spelling_model(spellings, sources.token_lm, sources.spelling_penalty or 0.0)
+        most = _GRAPH_NGRAMS if sources.graph_ngrams is None else sources.graph_ngrams
+        graph = compile_graph(self.tokens, spellings, large, most, spelling, progress, graph_folder)
         lm_device = self.device if self.config.lm_fusion == "search" else device_with_loops(self.device)
         if self.device.type != "cpu":
             graph = replace(graph, graph=graph.graph.to(self.device), ngram=graph.ngram.to(lm_device))
         small = graph.ngram
         make: Callable[[], LanguageModel] | None = None
         is_shared = False
-        if lm is not None:
-            make_lm, is_shared = model_maker(lm, small.vocabulary.ordinary, lm_options)
+        if sources.lm is not None:
+            make_lm, is_shared = model_maker(sources.lm, small.vocabulary.ordinary, sources.lm_options)
             # An n-gram model that is in the graph as a whole needs no second look-up.
             ngram_beside = small if large.num_arcs == small.num_arcs else large.to(lm_device)
             make = functools.partial(_combined, small, ngram_beside, make_lm, lm_weight, lm_device)
         elif small.vocabulary != large.vocabulary or small.num_arcs != large.num_arcs:
             make = functools.partial(_instead_of, small, large.to(lm_device))
-        if hot is not None:
-            graph, phrases = _with_hot_words(graph, HotWords(hot, graph.graph.vocabulary, score, small))
+        if sources.hot_words is not None:
+            score = DEFAULT_SCORE if sources.hot_word_score is None else sources.hot_word_score
+            graph, phrases = _with_hot_words(graph, HotWords(sources.hot_words, graph.graph.vocabulary, score, small))
             if phrases is not None:
                 make = functools.partial(_with_phrases, make, phrases.to(lm_device))
         return graph, LentModels(make, is_shared)
+
+    def _spellings(
+        self,
+        lexicon: Lexicon | None,
+        listed: list[str] | None,
+        ngram: NgramLM | None,
+        lm: str | Path | Bundle | nn.Module | LanguageModel | None,
+    ) -> Lexicon:
+        """The words that may be found, and how they are spelled."""
+        tokens = self.tokens
+        if listed is None and lexicon is not None:
+            listed = list(lexicon.pronunciations)
+            if ngram is not None:
+                known = set(listed_words(ngram))
+                # If none is known, keep all: `graph_ngram` then raises an error that says why.
+                listed = [word for word in listed if word in known] or listed
+        if listed is None and ngram is not None:
+            listed = listed_words(ngram)
+        if lm is not None and listed is None:
+            if isinstance(lm, (str, Path)) and is_ngram_file(lm):
+                raise AsrError(f"{lm}: without a word list, give an n-gram file as ngram=, not as lm=.")
+            model, _ = model_maker(lm, ())
+            listed = list(model().vocabulary.ordinary)
+        assert listed is not None
+        if lexicon is None:
+            if tokens.kind == "phones":
+                raise AsrError(
+                    f"{tokens.name}: these tokens look like phones; give a lexicon with pronunciations, or, if they "
+                    'are letters, kind="letters" and the word_boundary.'
+                )
+            return spelled_lexicon(listed, tokens)[0]
+        spellings, missing = lexicon.restricted_to(listed)
+        if missing and tokens.kind != "phones":
+            return spellings.merged_with(spelled_lexicon(missing, tokens)[0])
+        if missing:
+            _LOGGER.warning("%d words have no entry in the lexicon (%s, ...).", len(missing), missing[0])
+        return spellings
 
     def _spelling_model(
         self, lexicon: Lexicon, token_lm: str | Path | nn.Module | LanguageModel | None, penalty: float
