@@ -3,26 +3,7 @@
     from asr.ctc.pyctcdecode import build_ctcdecoder
 
 Hypotheses, scores and hot words agree with pyctcdecode 0.5.0: scores are sums over paths, the vocabulary is open, and
-words outside the unigrams cost `unk_score_offset`. The differences:
-
-- A text that ends with a space is not scored as if an empty, unknown word followed.
-- Word times are those at which letters were most probable, not those of the first merged path.
-- With models that are not n-gram models and forget nothing, pruning by history (`prune_history=True`, `decode`,
-  `decode_batch`) compares the last three words.
-- If `language_model` combines another model with an n-gram model, unfinished words are pruned by the best unigram of
-  the words that they may become. pyctcdecode scores a word only at its end, where the beam may lose it.
-- A word ends wherever an unknown piece (`<unk>`) does. pyctcdecode notes this, and a lone `▁`, in one place for all
-  hypotheses, so that a word may break in another one instead.
-- Words that cannot be written with the labels are left out; in pyctcdecode, their beginnings count as those of known
-  words.
-- A multiprocessing pool is neither needed nor used: the utterances of a batch are decoded together.
-- A state is the words so far, and may be used at any time in any decoder.
-- `kenlm_model_path` may be ARPA text (also .gz, .xz) or our binary; KenLM's own binary needs `unigrams`.
-- `language_model` accepts any other model of words, such as a recurrent one. Only n-gram models that are loaded here
-  can score sentences without `<s>` (`lm_score_boundary=False`).
-- Unigrams and weights without a language model are refused, because they would have no effect.
-- There is no class `LanguageModel`: `build_ctcdecoder` takes files and models. A model is freed with its decoders, so
-  that `cleanup` and `clear_class_models` do nothing.
+words outside the unigrams cost `unk_score_offset`. `docs/ctc-decoder.md` lists the differences.
 """
 
 from __future__ import annotations
@@ -48,13 +29,12 @@ from asr.ctc.language_models import KenLanguageModel, LentModels, model_maker, s
 from asr.ctc.prefix_beam import Alive, PrefixBeam, ask, ask_final, in_order, read_chunks
 from asr.ctc.prefix_kernel import BOUNDARY, Rules
 from asr.ctc.word_models import is_kenlm_binary, listed_words, read_ngram
-from asr.ctc.word_trie import WordTrie
+from asr.ctc.word_trie import LEAST_LOG_PROB, LONG_WORD, Characters, KnownWords, ScoredWords
 from asr.decoding.interface import TOLERANCE
 from asr.errors import AsrError
 from asr.kernels.memory import no_autograd
 from asr.lm.combine import CombinedLM
 from asr.lm.interface import LanguageModel as WordModel
-from asr.lm.ngram.arpa import LN_10
 from asr.lm.ngram.model import NgramLM
 from asr.options import require_type
 from asr.serialization import copied_to_processes
@@ -69,8 +49,6 @@ DEFAULT_HOTWORD_WEIGHT = 10.0
 DEFAULT_PRUNE_LOGP = -10.0
 DEFAULT_MIN_TOKEN_LOGP = -5.0
 _ALPHABET, _LANGUAGE_MODEL, _WEIGHTS, _UNIGRAMS = "alphabet.json", "language_model", "attrs.json", "unigrams.txt"
-_LONG_WORD = 6.0
-_LEAST_LOG_PROB = math.log(1e-15)
 _WORDS_LOOKED_AT = 1000
 _MOST_TRIES_KEPT = 4
 # Models that forget nothing: chosen on training speakers, for a GRU. Without pruning by history, texts that differ in
@@ -133,10 +111,8 @@ class BeamSearchDecoderCTC:
         self._unigrams = ordinary_words(unigrams)
         self._source = source
         self._ahead = ahead
-        chars = sorted({char for label in alphabet.labels for char in label} - {" "})
-        self._symbols = [" ", *chars]
-        self._char_of = {char: number for number, char in enumerate(chars, 1)}
-        pieces = [self._characters(label) for label in alphabet.labels]
+        self._characters = Characters(alphabet.labels)
+        pieces = [self._numbers_of(label) for label in alphabet.labels]
         self._blank = alphabet.labels.index("")
         # The search expects the blank in column 0.
         self._columns = [self._blank, *(column for column in range(len(pieces)) if column != self._blank)]
@@ -144,7 +120,7 @@ class BeamSearchDecoderCTC:
         self._char_begin = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         self._token_chars = np.array([char for column in self._columns for char in pieces[column]], dtype=np.int64)
         self._num_ends = np.array([pieces[column].count(BOUNDARY) for column in self._columns], dtype=np.int64)
-        self._tries: dict[Any, _ScoredWords] = {}
+        self._tries: dict[Any, ScoredWords] = {}
         with self._models.lent() as lm:
             self._vocabulary = None if lm is None else lm.vocabulary
             self._listed = _listed_words(lm)
@@ -198,31 +174,19 @@ class BeamSearchDecoderCTC:
             return
         for change, case in ((str.upper, "upper"), (str.lower, "lower")):
             if 2 * self._num_written(map(change, words)) > len(words):
-                wrong = next(word for word in words if not self._is_written(word))
+                wrong = next(word for word in words if not self._characters.can_write(word))
                 raise AsrError(
                     f"the words ({wrong!r}, ...) cannot be written with the labels, which are in {case} case; convert "
                     "unigrams and language model to that case."
                 )
 
     def _num_written(self, words: Iterable[str]) -> int:
-        return sum(map(self._is_written, words))
-
-    def _is_written(self, word: str) -> bool:
-        return self._char_of.keys() >= set(word)
-
-    def _numbered(self, word: str) -> list[int]:
-        return list(map(self._char_of.__getitem__, word))
-
-    def _trie_of(self, words: Sequence[str]) -> WordTrie:
-        length = np.fromiter(map(len, words), np.int64, len(words))
-        code = np.frombuffer("".join(words).encode("utf-32-le", "surrogatepass"), dtype="<u4")
-        # Characters are numbered from 1 in their order.
-        known = np.fromiter(map(ord, self._char_of), np.int64, len(self._char_of))
-        return WordTrie.of_characters(1 + np.searchsorted(known, code), length)
+        return sum(map(self._characters.can_write, words))
 
     @functools.cached_property
-    def _known_words(self) -> _KnownWords:
-        return _KnownWords.build(self)
+    def _known_words(self) -> KnownWords:
+        known = self._unigrams or self._listed
+        return KnownWords.build(self._characters, known, self._listed, self._vocabulary, self._ahead)
 
     def decode(
         self,
@@ -476,21 +440,19 @@ class BeamSearchDecoderCTC:
             values = np.log(np.clip(values, 1e-15, 1, dtype=np.float64))
         else:
             # Faster than NumPy.
-            values = given.log_softmax(1).clamp_(_LEAST_LOG_PROB, 0).numpy()
+            values = given.log_softmax(1).clamp_(LEAST_LOG_PROB, 0).numpy()
         ordered = values if self._blank == 0 else values[:, self._columns]
         return np.ascontiguousarray(ordered, dtype=np.float32)
 
-    def _characters(self, label: str) -> list[int]:
-        """The character numbers of a label; 0 is the word boundary."""
+    def _numbers_of(self, label: str) -> list[int]:
+        """The numbers of a label's characters; 0 is the word boundary."""
         if self._alphabet.is_bpe:
             begins, ends = label.startswith(PIECE_PREFIX), label.endswith(PIECE_PREFIX) and len(label) > 1
-            inside = [self._char_of[char] for char in label[int(begins) : len(label) - int(ends)]]
+            inside = self._characters.numbers_of(label[int(begins) : len(label) - int(ends)])
             return [BOUNDARY] * begins + inside + [BOUNDARY] * ends
-        if label == " ":
-            return [BOUNDARY]
-        return [self._char_of[char] for char in label if char != " "]
+        return [BOUNDARY] if label == " " else self._characters.numbers_of(label.replace(" ", ""))
 
-    def _scored_words(self, hotwords: Iterable[str] | None, hotword_weight: float) -> _ScoredWords:
+    def _scored_words(self, hotwords: Iterable[str] | None, hotword_weight: float) -> ScoredWords:
         _require_finite("hotword_weight", hotword_weight)
         given = [hotwords] if isinstance(hotwords, str) else list(() if hotwords is None else hotwords)
         _require_strings("hotwords", given)
@@ -500,14 +462,14 @@ class BeamSearchDecoderCTC:
         key = (tuple(hot), hotword_weight, weights)
         found = self._tries.get(key)
         if found is None:
-            found = _ScoredWords.build(self, hot, hotword_weight)
+            found = ScoredWords.build(self._known_words, self._characters, hot, hotword_weight, weights)
             if len(self._tries) >= _MOST_TRIES_KEPT:
                 self._tries.clear()
             self._tries[key] = found
         return found
 
     def _rules(
-        self, words: _ScoredWords, beam_width: int, beam_prune_logp: float, token_min_logp: float, history: int
+        self, words: ScoredWords, beam_width: int, beam_prune_logp: float, token_min_logp: float, history: int
     ) -> Rules:
         beams = {"beam_width": beam_width, "beam_prune_logp": beam_prune_logp, "token_min_logp": token_min_logp}
         for name, value in beams.items():
@@ -538,7 +500,7 @@ class BeamSearchDecoderCTC:
             outside_guess=words.outside_guess,
             most_inside=words.most_guess,
             most_at_end=most_at_end,
-            long_word=_LONG_WORD,
+            long_word=LONG_WORD,
             unk=UNK_ID,
             has_lm=settings is not None,
             lm_scale=0.0 if settings is None else float(settings.alpha),
@@ -550,7 +512,7 @@ class BeamSearchDecoderCTC:
         )
 
     def _outputs(
-        self, beam: PrefixBeam, words: _ScoredWords, before: tuple[str, ...], lm: WordModel | None
+        self, beam: PrefixBeam, words: ScoredWords, before: tuple[str, ...], lm: WordModel | None
     ) -> Iterator[OutputBeam]:
         """The texts of all surviving prefixes, after the words before, best first; each is spelled when it is taken.
 
@@ -592,7 +554,7 @@ class BeamSearchDecoderCTC:
 
     def _spelled(self, beam: PrefixBeam, prefix: int) -> list[WordFrames]:
         path = beam.path(prefix)
-        written = "".join([self._symbols[char] for char in beam.prefixes.char[path].tolist()])
+        written = "".join([self._characters.symbols[char] for char in beam.prefixes.char[path].tolist()])
         begin, end = beam.prefixes.begin[path].tolist(), beam.prefixes.end[path].tolist()
         words, first = [], 0
         for word in written.split(" "):
@@ -602,85 +564,6 @@ class BeamSearchDecoderCTC:
         frames = in_order([begin for _, begin, _ in words], [end for _, _, end in words])
         spans = zip(*(each.tolist() for each in frames), strict=True)
         return [(word, span) for (word, _, _), span in zip(words, spans, strict=True)]
-
-
-@dataclass(frozen=True, eq=False)
-class _KnownWords:
-    """The trie of the unigrams and of the language model's words, N nodes; it depends on neither weights nor hot words.
-
-    Attributes:
-        trie: the trie.
-        word: (N,) int64, the language model's word that ends at each node; `UNK_ID` where none does.
-        ends: (N,) bool, whether a known word that the language model has ends at each node.
-        inside: (N,) bool, whether such a word ends at or below each node.
-        best_below: (N,) the highest unigram score of these words, relative to the best of all; zeros without `ahead`.
-    """
-
-    trie: WordTrie
-    word: npt.NDArray[np.int64]
-    ends: npt.NDArray[np.bool_]
-    inside: npt.NDArray[np.bool_]
-    best_below: npt.NDArray[np.float64]
-
-    @classmethod
-    def build(cls, decoder: BeamSearchDecoderCTC) -> _KnownWords:
-        """Builds the trie of a decoder's words that can be written with its labels."""
-        listed, vocabulary, known = decoder._listed, decoder._vocabulary, decoder._unigrams or decoder._listed
-        written = [word for word in dict.fromkeys([*known, *listed]) if decoder._is_written(word)]
-        trie = decoder._trie_of(written)
-        word = np.full(trie.num_nodes, UNK_ID, dtype=np.int64)
-        ends, best_below = np.zeros(trie.num_nodes, dtype=bool), np.zeros(trie.num_nodes)
-        if vocabulary is not None:
-            word[trie.word_node] = [vocabulary.id_of(each) if each in listed else UNK_ID for each in written]
-        scored = listed.intersection(known)
-        usable = [place for place, each in enumerate(written) if each in scored]
-        ends[trie.word_node[usable]] = True
-        if decoder._ahead is not None and usable:
-            word_id = torch.from_numpy(word[trie.word_node[usable]])
-            unigram = decoder._ahead.arrays.arc_score(word_id).cpu().double().clamp(min=_LEAST_LOG_PROB)
-            best_below = trie.highest_of(usable, unigram.numpy())
-            # Relative to the best of all words, any of which may follow a finished one.
-            best_below -= best_below[0]
-        return cls(trie, word, ends, trie.is_prefix_of(usable), best_below)
-
-
-@dataclass(frozen=True, eq=False)
-class _ScoredWords:
-    """The trie of known and hot words, and their contributions to scores; see `Rules`."""
-
-    trie: WordTrie
-    word: npt.NDArray[np.int64]
-    end: npt.NDArray[np.float64]
-    guess: npt.NDArray[np.float64]
-    outside_end: float
-    outside_guess: float
-    most_end: float
-    most_guess: float
-
-    @classmethod
-    def build(cls, decoder: BeamSearchDecoderCTC, hot: list[str], hotword_weight: float) -> _ScoredWords:
-        """Adds hot words to the trie of known words, and scores both."""
-        known, settings = decoder._known_words, decoder._settings
-        hot = [word for word in hot if decoder._is_written(word)]
-        trie = known.trie.extended([decoder._numbered(word) for word in hot]) if hot else known.trie
-        num_known, num_nodes = known.trie.num_nodes, trie.num_nodes
-        word = np.full(num_nodes, UNK_ID, dtype=np.int64)
-        word[:num_known] = known.word
-        end, guess = np.zeros(num_nodes), np.zeros(num_nodes)
-        outside_end = outside_guess = 0.0
-        if settings is not None:
-            outside_end, outside_guess = settings.alpha * settings.unk_score_offset * LN_10, settings.unk_score_offset
-            end[:] = outside_end
-            end[:num_known][known.ends] = 0.0
-            guess = outside_guess * np.maximum(1.0, trie.depth / _LONG_WORD)
-            guess[:num_known][known.inside] = settings.alpha * known.best_below[known.inside]
-        if hot:
-            places = range(len(trie.word_node) - len(hot), len(trie.word_node))
-            shortest = trie.shortest_of(places)
-            guess = np.where(shortest > 0, hotword_weight * trie.depth / np.maximum(shortest, 1), guess)
-            end[trie.word_node[places]] += hotword_weight
-        most = (max(0.0, float(values.max())) for values in (end, guess))
-        return cls(trie, word, end, guess, outside_end, outside_guess, *most)
 
 
 def build_ctcdecoder(

@@ -1,17 +1,29 @@
-"""A trie of characters with the known words of an open-vocabulary search.
+"""A trie of characters with the known words of an open-vocabulary search, and what its nodes add to scores.
 
 Shapes: W words, N nodes of the trie, A its arcs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
+
+from asr.lm.ngram.arpa import LN_10
+from asr.lm.ngram.model import NgramLM
+from asr.text.symbols import UNK_ID, Vocabulary
 
 IntArray = npt.NDArray[np.int64]
+
+LONG_WORD = 6.0
+"""Characters from which on an unfinished word counts as long, as in pyctcdecode."""
+
+LEAST_LOG_PROB = math.log(1e-15)
+"""The lowest log-probability that counts, as in pyctcdecode."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,15 +47,8 @@ class WordTrie:
     word_node: IntArray
 
     @classmethod
-    def build(cls, words: Sequence[Sequence[int]]) -> WordTrie:
-        """Builds the trie of words, each a sequence of character numbers from 1."""
-        length = np.fromiter(map(len, words), np.int64, len(words))
-        chars = np.fromiter((char for word in words for char in word), np.int64, int(length.sum()))
-        return cls.of_characters(chars, length)
-
-    @classmethod
     def of_characters(cls, characters: IntArray, length: IntArray) -> WordTrie:
-        """The same of words one after the other, given the length (W,) of each."""
+        """Builds the trie of words one after the other, in character numbers from 1, given the length (W,) of each."""
         num_words, longest = len(length), int(length.max(initial=0))
         matrix = np.zeros((num_words, longest), dtype=np.int64)
         rows = np.repeat(np.arange(num_words), length)
@@ -140,3 +145,140 @@ class WordTrie:
             is_below = node > 0
             node, value = self.parent[node[is_below]], value[is_below]
         return highest
+
+
+class Characters:
+    """The characters of a CTC network's labels, numbered from 1 in their order; 0 is the word boundary.
+
+    Args:
+        labels: strings of characters, with spaces between words.
+    """
+
+    def __init__(self, labels: Iterable[str]) -> None:
+        chars = sorted({char for label in labels for char in label} - {" "})
+        self.symbols = [" ", *chars]
+        self._number = {char: number for number, char in enumerate(chars, 1)}
+
+    def can_write(self, word: str) -> bool:
+        """Whether all characters of a word are among these."""
+        return self._number.keys() >= set(word)
+
+    def numbers_of(self, word: str) -> list[int]:
+        """The numbers of a word's characters."""
+        return list(map(self._number.__getitem__, word))
+
+    def trie_of(self, words: Sequence[str]) -> WordTrie:
+        """The trie of words, all of which can be written."""
+        length = np.fromiter(map(len, words), np.int64, len(words))
+        code = np.frombuffer("".join(words).encode("utf-32-le", "surrogatepass"), dtype="<u4")
+        # Characters are numbered from 1 in their order.
+        known = np.fromiter(map(ord, self._number), np.int64, len(self._number))
+        return WordTrie.of_characters(1 + np.searchsorted(known, code), length)
+
+
+@dataclass(frozen=True, eq=False)
+class KnownWords:
+    """The trie of the unigrams and of the language model's words, N nodes; it depends on neither weights nor hot words.
+
+    Attributes:
+        trie: the trie.
+        word: (N,) int64, the language model's word that ends at each node; `UNK_ID` where none does.
+        ends: (N,) bool, whether a known word that the language model has ends at each node.
+        inside: (N,) bool, whether such a word ends at or below each node.
+        best_below: (N,) the highest unigram score of these words, relative to the best of all; zeros without `ahead`.
+    """
+
+    trie: WordTrie
+    word: npt.NDArray[np.int64]
+    ends: npt.NDArray[np.bool_]
+    inside: npt.NDArray[np.bool_]
+    best_below: npt.NDArray[np.float64]
+
+    @classmethod
+    def build(
+        cls,
+        characters: Characters,
+        known: Collection[str],
+        listed: frozenset[str],
+        vocabulary: Vocabulary | None,
+        ahead: NgramLM | None,
+    ) -> KnownWords:
+        """Builds the trie of the words that can be written.
+
+        Args:
+            characters: those that words can be written with.
+            known: the known words.
+            listed: the words that the language model has.
+            vocabulary: of the language model, or None.
+            ahead: an n-gram model over this vocabulary, for `best_below`, or None.
+        """
+        written = [word for word in dict.fromkeys([*known, *listed]) if characters.can_write(word)]
+        trie = characters.trie_of(written)
+        word = np.full(trie.num_nodes, UNK_ID, dtype=np.int64)
+        ends, best_below = np.zeros(trie.num_nodes, dtype=bool), np.zeros(trie.num_nodes)
+        if vocabulary is not None:
+            word[trie.word_node] = [vocabulary.id_of(each) if each in listed else UNK_ID for each in written]
+        scored = listed.intersection(known)
+        usable = [place for place, each in enumerate(written) if each in scored]
+        ends[trie.word_node[usable]] = True
+        if ahead is not None and usable:
+            word_id = torch.from_numpy(word[trie.word_node[usable]])
+            unigram = ahead.arrays.arc_score(word_id).cpu().double().clamp(min=LEAST_LOG_PROB)
+            best_below = trie.highest_of(usable, unigram.numpy())
+            # Relative to the best of all words, any of which may follow a finished one.
+            best_below -= best_below[0]
+        return cls(trie, word, ends, trie.is_prefix_of(usable), best_below)
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredWords:
+    """The trie of known and hot words, and their contributions to scores; see `Rules`."""
+
+    trie: WordTrie
+    word: npt.NDArray[np.int64]
+    end: npt.NDArray[np.float64]
+    guess: npt.NDArray[np.float64]
+    outside_end: float
+    outside_guess: float
+    most_end: float
+    most_guess: float
+
+    @classmethod
+    def build(
+        cls,
+        known: KnownWords,
+        characters: Characters,
+        hot: list[str],
+        hotword_weight: float,
+        weights: tuple[float, float] | None,
+    ) -> ScoredWords:
+        """Adds hot words to the trie of known words, and scores both.
+
+        Args:
+            known: the known words.
+            characters: those that words can be written with.
+            hot: the hot words; those that cannot be written are left out.
+            hotword_weight: natural log, added for each hot word.
+            weights: the weight of the language model, and log10 for each unknown word; None without a language model.
+        """
+        hot = [word for word in hot if characters.can_write(word)]
+        trie = known.trie.extended([characters.numbers_of(word) for word in hot]) if hot else known.trie
+        num_known, num_nodes = known.trie.num_nodes, trie.num_nodes
+        word = np.full(num_nodes, UNK_ID, dtype=np.int64)
+        word[:num_known] = known.word
+        end, guess = np.zeros(num_nodes), np.zeros(num_nodes)
+        outside_end = outside_guess = 0.0
+        if weights is not None:
+            alpha, outside_guess = weights
+            outside_end = alpha * outside_guess * LN_10
+            end[:] = outside_end
+            end[:num_known][known.ends] = 0.0
+            guess = outside_guess * np.maximum(1.0, trie.depth / LONG_WORD)
+            guess[:num_known][known.inside] = alpha * known.best_below[known.inside]
+        if hot:
+            places = range(len(trie.word_node) - len(hot), len(trie.word_node))
+            shortest = trie.shortest_of(places)
+            guess = np.where(shortest > 0, hotword_weight * trie.depth / np.maximum(shortest, 1), guess)
+            end[trie.word_node[places]] += hotword_weight
+        most = (max(0.0, float(values.max())) for values in (end, guess))
+        return cls(trie, word, end, guess, outside_end, outside_guess, *most)

@@ -159,6 +159,11 @@ def test_same_as_a_plain_search(
         assert decoder.decode(logits, **others) == found[0][0]  # type: ignore[arg-type]
 
 
+def trie_of(words: list[list[int]]) -> WordTrie:
+    characters = np.fromiter(itertools.chain.from_iterable(words), np.int64)
+    return WordTrie.of_characters(characters, np.fromiter(map(len, words), np.int64))
+
+
 def prefixes_of(trie: WordTrie) -> dict[tuple[int, ...], int]:
     """The nodes of a trie by the characters that lead to them, found along its arcs."""
     found, new = {(): 0}, [()]
@@ -179,9 +184,9 @@ def test_words_added_to_a_trie(seed: int) -> None:
     rng = np.random.default_rng(seed)
     words = [rng.integers(1, 4, size=rng.integers(1, 6)).tolist() for _ in range(30)]
     for num in (0, 1, 10, 29):
-        trie = WordTrie.build(words[:num]).extended(words[num:])
+        trie = trie_of(words[:num]).extended(words[num:])
         nodes = prefixes_of(trie)
-        assert nodes.keys() == prefixes_of(WordTrie.build(words)).keys()
+        assert nodes.keys() == prefixes_of(trie_of(words)).keys()
         assert sorted(nodes.values()) == list(range(trie.num_nodes))
         assert [nodes[tuple(word)] for word in words] == trie.word_node.tolist()
         for chosen in (range(0, 30, 7), range(0)):
@@ -199,7 +204,7 @@ def test_hot_words_and_weights_leave_the_known_words_as_they_are(
     wanted = build_ctcdecoder(LABELS, path, alpha=0.7).decode_beams(logits, hotwords=hot)
     decoder = build_ctcdecoder(LABELS, path)
     before = decoder.decode_beams(logits)
-    monkeypatch.setattr(WordTrie, "build", None)
+    monkeypatch.setattr(WordTrie, "of_characters", None)
     decoder.reset_params(alpha=0.7)
     assert decoder.decode_beams(logits, hotwords=hot) == wanted
     decoder.reset_params(alpha=0.5)
