@@ -19,7 +19,7 @@ from asr.ctc.graph_search import GraphSearch
 from asr.ctc.graphs import SILENCES, WordGraph, compile_graph, read_lexicon, read_words, spelled_lexicon
 from asr.ctc.interface import CTCDecodingConfig, CTCHypothesis, require_number
 from asr.ctc.language_models import LentModels, is_ngram_file, model_maker
-from asr.ctc.prefix_search import TokenSearch
+from asr.ctc.prefix_search import PrefixSearch
 from asr.ctc.spelled_words import SpellingModel
 from asr.ctc.stream import CTCStream
 from asr.ctc.word_models import listed_words, ngram_of_spellings, read_ngram, uniform_ngram
@@ -209,7 +209,7 @@ class CTCDecoder:
         given = _given_settings(config, settings)
         sources.check(given)
         self.word_graph: WordGraph | None = None
-        self._search: GraphSearch | TokenSearch
+        self._search: GraphSearch | PrefixSearch
         if sources.define_words:
             if token_lm is not None and not spell_unknown:
                 raise AsrError(
@@ -235,7 +235,7 @@ class CTCDecoder:
             if token_lm is None:
                 _refuse_given(given, "there is no language model", ("lm_scale",))
             model, is_shared = model_maker(token_lm, tokens.table.tokens[1:]) if token_lm is not None else (None, False)
-            self._search = TokenSearch(tokens, self.config, LentModels(model, is_shared), frame_shift)
+            self._search = PrefixSearch(tokens, self.config, LentModels(model, is_shared), frame_shift)
         if warm_up:
             self._warm_up()
 

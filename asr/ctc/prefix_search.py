@@ -41,7 +41,7 @@ class Spelled(NamedTuple):
     words: Sequence[CTCWord] = ()
 
 
-class TokenSearch:
+class PrefixSearch:
     """Prefix beam search over tokens.
 
     Args:

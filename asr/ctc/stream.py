@@ -14,7 +14,7 @@ from asr.ctc.frames import FrameInput, as_frames
 from asr.ctc.graph_search import Converted, GraphSearch, no_hypothesis
 from asr.ctc.interface import CTCHypothesis
 from asr.ctc.prefix_beam import read_chunks
-from asr.ctc.prefix_search import Spelled, TokenSearch
+from asr.ctc.prefix_search import PrefixSearch, Spelled
 from asr.errors import AsrError
 from asr.graph.topology import with_last_boundary
 from asr.kernels.memory import no_autograd
@@ -35,7 +35,7 @@ class CTCStream:
 
     def __init__(
         self,
-        search: GraphSearch | TokenSearch,
+        search: GraphSearch | PrefixSearch,
         tokens: CTCTokens,
         inputs: FrameInput,
         device: torch.device,
@@ -132,7 +132,7 @@ class _GraphStream:
 
 
 class _TokenStream:
-    def __init__(self, search: TokenSearch) -> None:
+    def __init__(self, search: PrefixSearch) -> None:
         self._search = search
         self._lm = search.models.for_good()
         self._beam = search.start(self._lm)

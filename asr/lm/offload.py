@@ -131,7 +131,7 @@ LEAST_PLACES = 1024
 
 
 @dataclass(frozen=True)
-class Placement:
+class TablePlacement:
     """A level of placement, and the size of the cache that the budget leaves room for.
 
     Attributes:
@@ -145,7 +145,7 @@ class Placement:
     @classmethod
     def within(
         cls, device_budget: int, resident_bytes: int, index_bytes: int | None, place_bytes: int, what: str
-    ) -> Placement:
+    ) -> TablePlacement:
         """The first level that fits the budget, with as many cache places as it leaves.
 
         Args:
@@ -196,7 +196,9 @@ class HostTable:
         self._cached: CachedRows | None = None
         index_bytes = -(-len(table) // 8) if skips_zeros else None
         place_bytes = CachedRows.place_bytes(table.shape[1], table.dtype)
-        placement = Placement.within(device_budget, self.table_bytes, index_bytes, place_bytes, "a table of this width")
+        placement = TablePlacement.within(
+            device_budget, self.table_bytes, index_bytes, place_bytes, "a table of this width"
+        )
         self.placement: Level = placement.level
         if self.placement == "resident":
             self._table = table.to(self._device)
@@ -316,7 +318,7 @@ class HostNgramLM(LanguageModel):
         self._finder: ArcFinder | None = None
         total_bytes, index_bytes = sum(lm.arrays.num_bytes().values()), bytes_to_find_arcs(lm)
         place_bytes = CachedRows.place_bytes(_COLUMNS, torch.int32)
-        placement = Placement.within(device_budget, total_bytes, index_bytes, place_bytes, "an n-gram model")
+        placement = TablePlacement.within(device_budget, total_bytes, index_bytes, place_bytes, "an n-gram model")
         self.placement: Level = placement.level
         if self.placement == "resident":
             self._resident = lm.to(self._device)

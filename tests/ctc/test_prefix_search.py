@@ -16,7 +16,7 @@ from asr.ctc import CTCDecoder, CTCDecodingConfig, CTCTokens
 from asr.ctc.frames import as_frames
 from asr.ctc.language_models import LentModels
 from asr.ctc.prefix_beam import PrefixBeam, in_order, read_chunks
-from asr.ctc.prefix_search import TokenSearch, token_rules
+from asr.ctc.prefix_search import PrefixSearch, token_rules
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.model import NgramLM
 from asr.text.symbols import Vocabulary
@@ -31,10 +31,10 @@ def random_frames(num_frames: int, seed: int, num_tokens: int = 4) -> torch.Tens
     return (2.0 * torch.randn((num_frames, num_tokens), generator=generator)).log_softmax(1)
 
 
-def search(lm: NgramLM | None, compiled: bool, **settings: float) -> TokenSearch:
+def search(lm: NgramLM | None, compiled: bool, **settings: float) -> PrefixSearch:
     models = LentModels(None if lm is None else lambda: lm, False)
     config = CTCDecodingConfig(**(OPEN | settings))  # type: ignore[arg-type]
-    return TokenSearch(CTCTokens(SYMBOLS), config, models, None, compiled)
+    return PrefixSearch(CTCTokens(SYMBOLS), config, models, None, compiled)
 
 
 def token_model(ngram_of: Callable[..., NgramLM]) -> NgramLM:
@@ -127,7 +127,7 @@ def test_scores_are_sums_over_all_paths_of_a_text(symbols: list[str], options: d
         return " ".join(re.sub("<0x..>", "\N{REPLACEMENT CHARACTER}", text).split())
 
     tokens = CTCTokens(symbols, **options)
-    searcher = TokenSearch(tokens, CTCDecodingConfig(**OPEN), LentModels(None, False), None, compiled)  # type: ignore[arg-type]
+    searcher = PrefixSearch(tokens, CTCDecodingConfig(**OPEN), LentModels(None, False), None, compiled)  # type: ignore[arg-type]
     for seed in range(3):
         log_prob = random_frames(5, seed, len(symbols))
         sequences = best_token_sequences(log_prob.double().numpy(), lambda tokens: 0.0, 0.0, 0.0, tokens.boundary_id)

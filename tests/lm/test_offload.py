@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from asr.errors import AsrError
-from asr.lm.offload import LEAST_PLACES, CachedRows, CacheStatistics, HostTable, Placement
+from asr.lm.offload import LEAST_PLACES, CachedRows, CacheStatistics, HostTable, TablePlacement
 
 LEAST = LEAST_PLACES * 10  # bytes of the smallest cache, with 10 a place
 
@@ -14,22 +14,22 @@ LEAST = LEAST_PLACES * 10  # bytes of the smallest cache, with 10 a place
 @pytest.mark.parametrize(
     ("budget", "resident", "index", "expected"),
     [
-        (99_999, 99_999, 500, Placement("resident", 0)),
-        (99_998, 99_999, 500, Placement("index", (99_998 - 500) // 10)),
-        (LEAST + 500, 99_999, 500, Placement("index", LEAST_PLACES)),
-        (LEAST + 499, 99_999, 500, Placement("cache", LEAST_PLACES + 49)),
-        (LEAST + 500, 99_999, None, Placement("cache", LEAST_PLACES + 50)),
-        (LEAST, 99_999, 500, Placement("cache", LEAST_PLACES)),
-        (0, 0, None, Placement("resident", 0)),
+        (99_999, 99_999, 500, TablePlacement("resident", 0)),
+        (99_998, 99_999, 500, TablePlacement("index", (99_998 - 500) // 10)),
+        (LEAST + 500, 99_999, 500, TablePlacement("index", LEAST_PLACES)),
+        (LEAST + 499, 99_999, 500, TablePlacement("cache", LEAST_PLACES + 49)),
+        (LEAST + 500, 99_999, None, TablePlacement("cache", LEAST_PLACES + 50)),
+        (LEAST, 99_999, 500, TablePlacement("cache", LEAST_PLACES)),
+        (0, 0, None, TablePlacement("resident", 0)),
     ],
 )
-def test_the_first_placement_that_fits(budget: int, resident: int, index: int | None, expected: Placement) -> None:
-    assert Placement.within(budget, resident, index, 10, "a table") == expected
+def test_the_first_placement_that_fits(budget: int, resident: int, index: int | None, expected: TablePlacement) -> None:
+    assert TablePlacement.within(budget, resident, index, 10, "a table") == expected
 
 
 def test_one_byte_too_few() -> None:
     with pytest.raises(AsrError, match=f"budget of {LEAST - 1} bytes is too small for a table; give {LEAST} or more"):
-        Placement.within(LEAST - 1, 99_999, 500, 10, "a table")
+        TablePlacement.within(LEAST - 1, 99_999, 500, 10, "a table")
 
 
 @pytest.mark.parametrize(("asked", "places"), [(0, 0), (1, 1), (2, 2), (3, 2), (4, 4), (1023, 512), (1024, 1024)])

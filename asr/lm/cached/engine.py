@@ -24,7 +24,7 @@ from asr.lm.cached.approximations import CacheOptions, QuantizedHistory, Recombi
 from asr.lm.cached.engine_numba import CachedLMTables, NumbaEngine
 from asr.lm.cached.eviction import ByteCosts, Capacity
 from asr.lm.cached.outputs import OutputCache, ProjectionCache
-from asr.lm.cached.states import Expansion, HiddenLayer, HiddenStore, QueryStatistics
+from asr.lm.cached.states import HiddenLayer, HiddenStore, HistoryExpansion, QueryStatistics
 from asr.lm.cached.trie import BEFORE_START, BYTES_PER_NODE, START, HistoryTrie
 from asr.lm.interface import LanguageModel, StatefulNetwork
 from asr.text.symbols import BOS_ID, EOS_ID, Vocabulary
@@ -44,7 +44,7 @@ class TorchEngine:
 
     def __init__(
         self,
-        expansion: Expansion,
+        expansion: HistoryExpansion,
         output: OutputCache,
         recombination: Recombination | None,
         capacity: Capacity | None,
@@ -265,7 +265,7 @@ class CachedRNNLM(LanguageModel):
         self._clock = clock
         networks = hidden_networks or [network]
         layer = HiddenLayer(networks, network, options.batching, options.hidden_products, self._counts, self._clock)
-        self.expansion = Expansion(self.trie, self.hidden, layer, self.sharing)
+        self.expansion = HistoryExpansion(self.trie, self.hidden, layer, self.sharing)
         self.projections: ProjectionCache | None = None
         has_loops = options.allows_loops and self.device.type == "cpu" and has_package("numba")
         tables = network.output_tables() if has_loops else None

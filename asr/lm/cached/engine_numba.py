@@ -25,7 +25,7 @@ from asr.kernels.lookup import compiled_expansion, compiled_lookup
 from asr.lm.cached.approximations import Recombination, key_of_ending
 from asr.lm.cached.eviction import Capacity
 from asr.lm.cached.outputs import ProjectionCache
-from asr.lm.cached.states import NOT_PROJECTED, Expansion, load_bytes, store_bytes
+from asr.lm.cached.states import NOT_PROJECTED, HistoryExpansion, load_bytes, store_bytes
 from asr.lm.rnn.output_numba import FLOATS_OF_LINE, mixed_with, row_product
 from asr.lm.rnn.recurrent import max_byte_rows
 from asr.lm.rnn.recurrent_numba import NO_BYTE_WEIGHTS, ByteGru, byte_product, fill_byte_steps
@@ -344,7 +344,7 @@ class NumbaEngine:
 
     def __init__(
         self,
-        expansion: Expansion,
+        expansion: HistoryExpansion,
         projections: ProjectionCache | None,
         output: tuple[Any, ...],
         recombination: Recombination | None,

@@ -21,7 +21,7 @@ from torch import Tensor
 from asr.kernels.hash_table import MAX_LOAD, segment_max
 from asr.lm.cached.approximations import QuantizedHistory, Recombination
 from asr.lm.cached.outputs import OutputCache
-from asr.lm.cached.states import Expansion, HiddenStore
+from asr.lm.cached.states import HiddenStore, HistoryExpansion
 from asr.lm.cached.trie import BEFORE_START, START, HistoryTrie
 
 
@@ -179,7 +179,7 @@ class Capacity:
         self,
         capacity_bytes: int,
         costs: ByteCosts,
-        expansion: Expansion,
+        expansion: HistoryExpansion,
         output: OutputCache,
         recombination: Recombination | None,
         sharing: QuantizedHistory | None,

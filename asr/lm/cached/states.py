@@ -1,8 +1,8 @@
 """Hidden rows of histories: storage, computation by the hidden layer, the choice of rows to compute, and counts.
 
 `HiddenStore` stores rows in float32, float16, bfloat16 or int8. `HiddenLayer` runs the network's step on the home
-device, on another device or in several workers. `Expansion` computes missing rows of histories, all of a call together.
-`QueryStatistics` counts what was computed, and what the caches saved.
+device, on another device or in several workers. `HistoryExpansion` computes missing rows of histories, all of a call
+together. `QueryStatistics` counts what was computed, and what the caches saved.
 
 Shapes: R rows, S state width, Q queries.
 """
@@ -324,7 +324,7 @@ def _unpacked(block: Tensor) -> tuple[Tensor, Tensor]:
 _ROWS_WORTH_BRANCHES = 16
 
 
-class Expansion:
+class HistoryExpansion:
     """Computes hidden rows from the nearest ancestors that have one.
 
     An ancestor has no row only if it was dropped because of a capacity; its state is then computed on the way, but not
