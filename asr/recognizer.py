@@ -9,7 +9,6 @@ Shapes: N recordings or segments, C channels or tokens, L samples, T frames.
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -31,10 +30,11 @@ from asr.decoding.build import (
     calibration_of,
     chosen_decoder,
     chosen_mode,
+    final_pass,
     language_models,
     recognition_settings,
 )
-from asr.decoding.carried import CarriedStates
+from asr.decoding.carried import CarriedStates, require_history
 from asr.decoding.interface import Decoder, DecodeResult, Hypothesis, LanguageModels
 from asr.decoding.nbest import n_best
 from asr.decoding.rescoring import second_pass
@@ -49,7 +49,6 @@ from asr.kernels.linear import byte_products
 from asr.kernels.memory import limit_compiled_shapes, no_autograd, on_cpu_by_default, release_now_and_then, to_device
 from asr.lm.hot_words import DEFAULT_SCORE, HotWords
 from asr.lm.interface import LanguageModel, require_language_model
-from asr.lm.rnn.model import RNNLanguageModel
 from asr.models.adaptation import RecognizedSpeech, Speaker, SpeakerTransform, adapt, score_of_speaker
 from asr.models.interface import ACOUSTIC_SECONDS, NormalizingNetwork, SpeakerStatistics, in_parts, moves_only
 from asr.models.pauses import with_silence_in_pauses
@@ -62,8 +61,6 @@ from asr.text.lexicon import Lexicon, has_stress
 if TYPE_CHECKING:
     from asr.audio.io import AudioFile
     from asr.models.external import ExternalModel
-
-_LOGGER = logging.getLogger(__name__)
 
 # A GPU needs many streams at a time; with fewer, kernel launches on the host are the bottleneck.
 _BATCH_SECONDS = {"cpu": 50.0, "cuda": 3000.0}
@@ -196,15 +193,7 @@ class Recognizer(nn.Module):
                 "language model of your own."
             )
         self.settings = recognition_settings(bundle, self.mode, options or {})
-        # A second pass has the scales and beams of its own mode.
-        self.final_options = self.settings.decoding
-        second = self.settings.language_models
-        self.final_mode = self.mode
-        if second.second_pass != "none":
-            self.final_mode = second.second_pass_mode
-            self.final_options = recognition_settings(bundle, second.second_pass_mode, options or {}).decoding
-        if second.second_pass == "nbest":  # the lattice keeps the scores of the first pass
-            self.final_options = replace(self.final_options, mbr_scale=None)
+        self.final_mode, self.final_options = final_pass(bundle, self.mode, self.settings, options or {})
         if lm_fusion == "auto" and self.final_mode == self.mode == "ngram":
             lm_fusion = "lattice"  # there is nothing to combine
         self._asked_decoder = decoder, lm_fusion
@@ -213,9 +202,9 @@ class Recognizer(nn.Module):
         # Options that act on a lattice are allowed: a call may request one later, by `nbest`.
         possible = Pass(self.mode, fusion, *self.settings.models, keeps_lattice=True)
         self.refuse_unused(possible)
-        self.carries_history = second.carry_history and possible.carries_history
+        self.carries_history = self.settings.language_models.carry_history and possible.carries_history
         if self.carries_history:
-            self._require_history()
+            require_history(bundle, language_model, self.resources.num_workers)
         self.keep_lattices = keep_lattices
         self.calibration = calibration_of(bundle, self.final_mode)
         asks_network = {"rnn", "interpolated"} & set(possible.modes)
@@ -229,31 +218,6 @@ class Recognizer(nn.Module):
             self.aligner = WordAligner(bundle.lexicon, bundle.graph)
         self._rebuild_on_demand()
         self.eval()
-
-    def _require_history(self) -> None:
-        """Refuses what would keep the language model from remembering earlier segments.
-
-        Raises:
-            AsrError: batches are decoded at the same time, or the user's language model carries nothing.
-        """
-        if self.resources.num_workers > 1:
-            raise AsrError(
-                f"num_workers is {self.resources.num_workers}, but with carry_history a batch needs the words of the "
-                "one before; give 0 or 1."
-            )
-        if self.language_model is not None:
-            if not self.language_model.first_state(0).shape[1]:
-                raise AsrError(
-                    f"carry_history: {type(self.language_model).__name__} carries nothing between sentences; "
-                    "leave it out, or define first_state, start_from and state_after."
-                )
-            return
-        network = None if self.bundle.rnn_lm is None else self.bundle.rnn_lm.network
-        if isinstance(network, RNNLanguageModel) and not network.config.carry_state:
-            _LOGGER.warning(
-                "carry_history: the recurrent language model was trained with every sentence on its own, so words may "
-                "get worse; train it with carry_state."
-            )
 
     @classmethod
     @on_cpu_by_default()

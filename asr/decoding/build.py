@@ -101,6 +101,24 @@ def recognition_settings(bundle: Bundle, mode: str, overrides: Mapping[str, Any]
     return settings
 
 
+def final_pass(
+    bundle: Bundle, mode: str, settings: Settings, overrides: Mapping[str, Any]
+) -> tuple[str, DecodingOptions]:
+    """Mode and decoding options of the last pass: of the second one, with its own scales and beams, if there is one.
+
+    Args:
+        bundle, mode, overrides: as for `recognition_settings`, which has returned `settings`.
+        settings: of the first pass.
+    """
+    second = settings.language_models
+    if second.second_pass == "none":
+        return mode, settings.decoding
+    options = recognition_settings(bundle, second.second_pass_mode, overrides).decoding
+    if second.second_pass == "nbest":  # the lattice keeps the scores of the first pass
+        options = dataclasses.replace(options, mbr_scale=None)
+    return second.second_pass_mode, options
+
+
 def calibration_of(bundle: Bundle, mode: str) -> Calibration | None:
     """The calibration of a mode's confidences, or of the first of `available_modes` that has one.
 

@@ -9,15 +9,52 @@ Shapes: N utterances, D width of carried states.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor
 
+from asr.bundle import Bundle
 from asr.decoding.interface import DecodeResult
+from asr.errors import AsrError
 from asr.lm.combine import mapped_to
 from asr.lm.interface import LanguageModel
+from asr.lm.rnn.model import RNNLanguageModel
 from asr.text.symbols import Vocabulary
+
+_LOGGER = logging.getLogger(__name__)
+
+
+def require_history(bundle: Bundle, language_model: LanguageModel | None, num_workers: int) -> None:
+    """Refuses what would keep the language model from remembering earlier utterances.
+
+    Args:
+        bundle: has the language models.
+        language_model: the user's own, or None.
+        num_workers: how many batches are decoded at the same time.
+
+    Raises:
+        AsrError: batches are decoded at the same time, or the user's language model carries nothing.
+    """
+    if num_workers > 1:
+        raise AsrError(
+            f"num_workers is {num_workers}, but with carry_history a batch needs the words of the one before; give 0 "
+            "or 1."
+        )
+    if language_model is not None:
+        if not language_model.first_state(0).shape[1]:
+            raise AsrError(
+                f"carry_history: {type(language_model).__name__} carries nothing between sentences; leave it out, or "
+                "define first_state, start_from and state_after."
+            )
+        return
+    network = None if bundle.rnn_lm is None else bundle.rnn_lm.network
+    if isinstance(network, RNNLanguageModel) and not network.config.carry_state:
+        _LOGGER.warning(
+            "carry_history: the recurrent language model was trained with every sentence on its own, so words may get "
+            "worse; train it with carry_state."
+        )
 
 
 class CarriedStates:
