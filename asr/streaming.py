@@ -297,13 +297,17 @@ class StreamingRecognizer:
         self._rate = recognizer.sampling_rate
         self.frame_seconds = recognizer.bundle.frame_seconds
         self._is_k2 = self.options.decoder == "k2"
+        # Where the language model acts: in the live search; or in the second look, when an utterance has ended; or in
+        # k2's decoder, which rescores its own lattice then.
         is_decided_early = self.options.partial_policy == "stable" or self.options.force_commit_seconds is not None
         self._lm_in_search = recognizer.lm_fusion == "search" or is_decided_early
         self._lm_comes_last = not self._is_k2 and not self._lm_in_search
-        # The user's own model holds contexts of open streams, so a second search must not make it forget them.
+        # Whether the live search's words are final, so that a second look can only add confidences. The user's own
+        # model holds contexts of open streams there, and a second search would make it forget them.
         is_own_model = recognizer.language_model is not None and not self._lm_comes_last
         self._keeps_words = self.options.partial_policy == "stable" or is_own_model
-        self._has_risk = recognizer.options.mbr_scale is not None and not self._keeps_words
+        # Whether the second look searches for the words of minimum Bayes risk.
+        self._seeks_least_risk = recognizer.options.mbr_scale is not None and not self._keeps_words
         self._check_settings()
         recognizer.eval()
         self._graph = recognizer.graph.decoding_graph()
@@ -334,7 +338,7 @@ class StreamingRecognizer:
             fusion = "lattice"
         elif self._lm_in_search:
             fusion = "search"
-        has_lattice = self._is_k2 or self._has_risk
+        has_lattice = self._is_k2 or self._seeks_least_risk
         self._recognizer.refuse_unused(Pass(self._recognizer.mode, fusion, *settings.models, keeps_lattice=has_lattice))
         if self._is_k2 and self._recognizer.carries_history:
             raise AsrError("streaming: k2 starts every utterance from <s>; leave out carry_history, or the decoder k2.")
@@ -351,12 +355,18 @@ class StreamingRecognizer:
         self.engine = models.engine
         self._carried = self._recognizer.carried_states(models)
         self._second_look = self._new_second_look(models)
-        self._is_draft = self._lm_comes_last and self._second_look is not None  # until the second look
+        # Whether the live search only gives partial results and endpoints, until the second look.
+        self._is_draft = self._lm_comes_last and self._second_look is not None
         return self._new_decoder(models.model)
 
     def _new_second_look(self, models: LanguageModels) -> SecondLook | None:
+        """The second look, if a lattice is needed or the language model has not acted before.
+
+        Args:
+            models: those of the live search, which the second look uses where the live search does not.
+        """
         recognizer = self._recognizer
-        needs_lattice = recognizer.calibration is not None or self._has_risk
+        needs_lattice = recognizer.calibration is not None or self._seeks_least_risk
         if not needs_lattice and not (self._lm_comes_last and models.model is not None):
             return None
         if self._keeps_words:
