@@ -70,11 +70,6 @@ MOST_LINES, MOST_PARAMETERS = 800, 8
 WITH_MORE_PARAMETERS = {
     "asr.ctc.torchaudio.ctc_decoder",  # the arguments of torchaudio's function
     "asr.ctc.transformers.batch_decode",  # and of transformers' method
-    "asr.lm.rnn.outputs.hierarchical.fill_paths",
-    "asr.lm.rnn.outputs.log_partition.add_exponentials_int8",
-    "asr.lm.rnn.outputs.nce.fill_feature_gradients",
-    "asr.lm.rnn.outputs.nce.fill_probabilities",
-    "asr.lm.rnn.recurrent.cell_backward",
 }
 
 

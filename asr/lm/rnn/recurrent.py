@@ -66,10 +66,11 @@ def cell_forward(
 
 def cell_backward(
     grad_out: Tensor, direct: Tensor, through: Tensor, next_keep: Tensor, saved: Tensor, previous: Tensor,
-    grad_recurrent: Tensor, grad_gates: Tensor, next_direct: Tensor,
+    results: tuple[Tensor, Tensor, Tensor],
 ) -> None:  # fmt: skip
     """The new state's gradient, from its output and from the step after it (direct and through the recurrent weights),
     (B, H) -> gradients of both pre-activations (B, 3H) and of the old state's direct path (B, H)."""
+    grad_recurrent, grad_gates, next_direct = results
     size = direct.shape[1]
     grad = grad_out + (direct + through.float()) * next_keep
     r, z, n, from_state = (part.float() for part in saved.split(size, dim=1))
@@ -241,7 +242,7 @@ class _GruSequence(torch.autograd.Function):
             next_direct = torch.empty_like(direct)
             ctx.cell.backward(
                 grad_outputs[step], direct, through, next_keep, saved[step], previous[step],
-                grad_recurrent[step], grad_gates[step], next_direct,
+                (grad_recurrent[step], grad_gates[step], next_direct),
             )  # fmt: skip
             direct = next_direct
             through = torch.mm(grad_recurrent[step], weight)

@@ -57,10 +57,10 @@ class LoopedTreeLoss(torch.autograd.Function):
         losses, residual, grad_hidden = torch.empty(num_words), torch.empty(num_nodes), torch.zeros(num_words, size)
         slots = torch.empty(num_nodes, places.shape[1], dtype=torch.int64)
         paths = batch.word_id, batch.path_begin, batch.path_node, first
-        tensors = places, batch.path_sign, rows, bias[:, 0], weight, losses, residual, slots, grad_hidden
-        arrays = arrays_of(hidden, *paths, *tensors)
+        tables = tuple(arrays_of(hidden, *paths, places, batch.path_sign, rows, bias[:, 0], weight))
+        results = tuple(arrays_of(losses, residual, slots, grad_hidden))
         loop = jit_required(fill_paths)
-        in_threads(lambda begin, end: loop(begin, end, *arrays), num_words, _MIN_WORDS)
+        in_threads(lambda begin, end: loop(begin, end, tables, results), num_words, _MIN_WORDS)
         which, node = torch.empty(num_nodes, dtype=torch.int64), torch.empty(num_nodes, dtype=torch.int64)
         num_distinct = jit_required(number_nodes)(*arrays_of(*paths[:3], which, node), np.full(num_rows, -1))
         grad_rows, grad_bias = torch.zeros(num_distinct, size), torch.zeros(num_distinct, 1)
@@ -88,12 +88,11 @@ class LoopedTreeLoss(torch.autograd.Function):
         )
 
 
-def fill_paths(
-    begin: int, end: int, hidden: Any, word_id: Any, path_begin: Any, path_node: Any, first: Any, places: Any,
-    path_sign: Any, rows: Any, bias: Any, weight: Any, losses: Any, residual: Any, slots: Any, grad_hidden: Any,
-) -> None:  # fmt: skip
+def fill_paths(begin: int, end: int, tables: Any, results: Any) -> None:
     """For the words begin .. end - 1, fills losses (N,) and adds to grad_hidden (N, H). For the nodes of their paths,
     which begin at first (N,), fills residual (L,), the gradients of their logits, and slots (L, R)."""
+    hidden, word_id, path_begin, path_node, first, places, path_sign, rows, bias, weight = tables
+    losses, residual, slots, grad_hidden = results
     one = np.float32(1.0)
     for query in range(begin, end):
         word, at, total, grads = word_id[query], first[query], 0.0, grad_hidden[query]

@@ -101,7 +101,7 @@ def log_sums(
     loop: Callable[..., None], queries: tuple[Tensor, ...], history: Tensor, maxent: HashedMaxEnt | None,
     tables: tuple[Any, ...], buffers: tuple[tuple[tuple[int, ...], torch.dtype], ...],
 ) -> Tensor:  # fmt: skip
-    """log Z (Q,) by loop(*queries, places, *tables, *buffers, top, total), which adds exp(score - top) to total.
+    """log Z (Q,) by loop(queries, places, tables, buffers, top, total), which adds exp(score - top) to total.
 
     queries: (Q, ...) each; history (Q, M); buffers: shapes and types of each thread's work arrays.
     """
@@ -114,14 +114,15 @@ def log_sums(
     # The last query is repeated to fill the last rows.
     order = order[torch.arange(-(-num_queries // ROWS) * ROWS).clamp(max=num_queries - 1)]
     columns = [values[order].contiguous().numpy() for values in (*queries, places)]
-    arrays = [table.numpy() if isinstance(table, Tensor) else table for table in tables]
+    arrays = tuple(table.numpy() if isinstance(table, Tensor) else table for table in tables)
     top = torch.full((len(order),), -torch.inf, dtype=torch.float32)
     total = torch.zeros(len(order), dtype=torch.float64)
 
     def work(begin: int, end: int) -> None:
         part = slice(ROWS * begin, ROWS * end)
-        own = (torch.empty(shape, dtype=dtype).numpy() for shape, dtype in buffers)
-        loop(*(column[part] for column in columns), *arrays, *own, top[part].numpy(), total[part].numpy())
+        *own, own_places = (column[part] for column in columns)
+        room = tuple(torch.empty(shape, dtype=dtype).numpy() for shape, dtype in buffers)
+        loop(tuple(own), own_places, arrays, room, top[part].numpy(), total[part].numpy())
 
     in_threads(work, len(order) // ROWS, rows_at_least=8)
     log_z = torch.empty(num_queries, dtype=torch.float32)
@@ -150,14 +151,13 @@ class Float32LogZ:
         return log_sums(self._loop, (hidden,), history, self._maxent, self._tables, buffers)
 
 
-def add_exponentials_float32(
-    hidden: Any, places: Any, tiles: Any, bias: Any, weight: Any, scores: Any, top: Any, total: Any
-) -> None:
+def add_exponentials_float32(queries: Any, places: Any, tables: Any, buffers: Any, top: Any, total: Any) -> None:
     """Adds exp(score - top) of all words to total (Q,); top (Q,), at first -inf, becomes one of the larger scores.
 
     hidden (Q, H), places (Q, R), tiles (P, H, TILE), bias (P, TILE), weight (W,); scores (ROWS, TILE) to
     work in. Q is a multiple of ROWS.
     """
+    (hidden,), (tiles, bias, weight), (scores,) = queries, tables, buffers
     for tile in range(tiles.shape[0]):
         added = weight[tile * TILE :]
         for begin in range(0, hidden.shape[0], ROWS):
@@ -264,11 +264,7 @@ class Int8LogZ:
         return log_z
 
 
-def add_exponentials_int8(
-    rounded: Any, step: Any, hidden: Any, places: Any, tiles: Any, offset: Any, word_step: Any, bias: Any,
-    features: Any, feature_step: Any, rows: Any, weight: Any, products: Any, sums: Any, powers: Any, chosen: Any,
-    top: Any, total: Any,
-) -> None:  # fmt: skip
+def add_exponentials_int8(queries: Any, places: Any, tables: Any, buffers: Any, top: Any, total: Any) -> None:
     """Adds exp(score - top) of all words to total (Q,); top (Q,), at first -inf, becomes one of the larger scores.
 
     rounded (Q, H / G) of G unsigned integers each (`packed_integers`), step (Q,), hidden (Q, H), places (Q, R); tiles
@@ -276,6 +272,9 @@ def add_exponentials_int8(
     features (W,) int8, rows (V, H), weight (W,); step, feature_step and bias are times log2(e). Room to work in:
     products (ROWS, TILE), sums, powers and chosen (TILE,). Q is a multiple of ROWS.
     """
+    rounded, step, hidden = queries
+    tiles, offset, word_step, bias, features, feature_step, rows, weight = tables
+    products, sums, powers, chosen = buffers
     for tile in range(tiles.shape[0]):
         first = tile * TILE
         added = features[first:]

@@ -116,25 +116,23 @@ class LoopedNceLoss(torch.autograd.Function):
 
 
 def _over_words(function: Callable[..., None], tensors: list[Tensor], *more: Any) -> None:
-    """Calls function(begin, end, arrays, more) on parts of the words; the first array's rows are a multiple of ROWS."""
+    """Calls function(begin, end, arrays, *more) on parts of the words; the first array has a multiple of ROWS rows."""
     loop = jit_required(function)
-    arrays = arrays_of(*tensors)
+    arrays = tuple(arrays_of(*tensors))
 
     def work(begin: int, end: int) -> None:
-        loop(ROWS * begin, ROWS * end, *arrays, *more)
+        loop(ROWS * begin, ROWS * end, arrays, *more)
 
     in_threads(work, len(arrays[0]) // ROWS, rows_at_least=_MIN_BLOCKS)
 
 
-def fill_probabilities(
-    begin: int, end: int, hidden: Any, places: Any, word_id: Any, rows: Any, offset: Any, noise_rows: Any,
-    noise_offset: Any, noise_id: Any, weight: Any, prob: Any, residual: Any, losses: Any,
-) -> None:  # fmt: skip
+def fill_probabilities(begin: int, end: int, arrays: Any) -> None:
     """For the words begin .. end - 1, fills prob (N, K) with P(data) of the noise words, residual (N,) with P(data) - 1
     of the word itself, and losses (N,).
 
     hidden (N or more, H), noise_rows (H, K or more), offset (N,) and noise_offset (K,) are added to the products.
     """
+    hidden, places, word_id, rows, offset, noise_rows, noise_offset, noise_id, weight, prob, residual, losses = arrays
     num_words, num_noise = len(word_id), len(noise_id)
     scores, one = np.empty((ROWS, noise_rows.shape[1]), dtype=np.float32), np.float32(1.0)
     for first in range(begin, min(end, num_words), ROWS):
@@ -176,10 +174,9 @@ def _fill_sigmoids(prob: Any, score: Any, num: int) -> float:
     return total
 
 
-def fill_hidden_gradients(
-    begin: int, end: int, prob: Any, noise_rows: Any, residual: Any, rows: Any, word_id: Any, grad_hidden: Any
-) -> None:
+def fill_hidden_gradients(begin: int, end: int, arrays: Any) -> None:
     """grad_hidden (N, H) of the words begin .. end - 1, from noise_rows (K, H) and rows (V, H)."""
+    prob, noise_rows, residual, rows, word_id, grad_hidden = arrays
     grad_hidden[begin:end] = np.float32(0.0)
     add_products_by_row(grad_hidden[begin:end], prob[begin:end], noise_rows)
     for query in range(begin, min(end, len(word_id))):
@@ -188,11 +185,9 @@ def fill_hidden_gradients(
             grad[j] += factor * row[j]
 
 
-def fill_feature_gradients(
-    begin: int, end: int, prob: Any, places: Any, word_id: Any, noise_id: Any, grad_columns: Any, residual: Any,
-    slots: Any, values: Any, scale: float,
-) -> None:  # fmt: skip
+def fill_feature_gradients(begin: int, end: int, arrays: Any, scale: float) -> None:
     """slots and values (N, R, G + 1) of the words begin .. end - 1: those of the noise words and of the word itself."""
+    prob, places, word_id, noise_id, grad_columns, residual, slots, values = arrays
     num_columns = len(grad_columns)
     for query in range(begin, min(end, len(word_id))):
         for length in range(places.shape[1]):
