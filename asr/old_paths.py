@@ -48,6 +48,7 @@ MOVED = {
     "asr.models.hybrid_alignment": ("asr.models.phone_alignment",),
     "asr.models.layers": ("asr.models.interface", "asr.models.tdnnf", "asr.kernels.linear", "asr.distributed"),
     **_names("asr.audio.io", "asr.audio.pcm", "RAW_FORMATS PcmFormat byte_pieces"),
+    **_names("asr.audio.resample", "asr.audio.fbank", "FeatureStream"),
     **_names("asr.audio.segments", "asr.audio.samples", "as_samples to_mono"),
     **_names("asr.decoding.backend", "asr.decoding.chunk_backend", "Chunk ChunkBackend SearchSink"),
     **_names("asr.decoding.interface", "asr.decoding.settings", "DecodingOptions"),

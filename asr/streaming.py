@@ -19,7 +19,8 @@ from typing import Any, NoReturn, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from asr.audio.resample import FeatureStream, ResampleStream, checked_rate
+from asr.audio.fbank import FeatureStream
+from asr.audio.resample import ResampleStream, checked_rate
 from asr.audio.samples import LOUDEST, as_samples
 from asr.decoding import mbr
 from asr.decoding.build import device_with_loops

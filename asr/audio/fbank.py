@@ -1,4 +1,4 @@
-"""Log mel filterbanks as Kaldi computes them, and splicing of frames, in plain torch on whole batches.
+"""Log mel filterbanks as Kaldi computes them, and splicing of frames, in plain torch on whole batches or on streams.
 
 Shapes: N utterances, L samples, T frames, W samples of a window, B FFT bins, M mel bins, F features.
 """
@@ -270,3 +270,41 @@ class Splice(nn.Module):
         stream = torch.arange(num_streams, device=features.device)[:, None, None]
         spliced = features[stream, source].reshape(num_streams, max_frames, -1)
         return spliced.masked_fill((frame >= num_frames[:, None])[:, :, None], 0.0)
+
+
+class FeatureStream:
+    """Filterbank features for a stream, equal to those of the whole recording.
+
+    It keeps the samples that future frames depend on, and runs `Fbank` on them.
+
+    Args:
+        fbank: computes the features; with dither they would differ from those of the whole recording.
+    """
+
+    def __init__(self, fbank: Fbank) -> None:
+        self._fbank = fbank
+        # Frames that are computed again before the first new one; their windows must be in the buffer.
+        self._margin = -(-fbank.frame_length // fbank.frame_shift)
+        self._held = torch.zeros(0, dtype=torch.float32)
+        self._first_frame = 0
+        self._next_frame = 0
+
+    def push(self, samples: Tensor, is_last: bool = False) -> Tensor:
+        """Takes samples (L,) and returns the frames (T, F) that are complete; after the last samples, all others."""
+        fbank = self._fbank
+        self._held = torch.cat([self._held, samples])
+        if is_last:
+            num_frames = self._first_frame + int(fbank.num_frames(torch.tensor(len(self._held))))
+        else:
+            whole = (len(self._held) - fbank.frame_length) // fbank.frame_shift + 1
+            num_frames = self._first_frame + max(0, whole)
+        if num_frames <= self._next_frame:
+            return torch.zeros(0, fbank.feature_dim, dtype=torch.float32)
+        held = self._held.to(fbank.window.device)
+        features = fbank(held.unsqueeze(0), torch.tensor([len(held)]))[0][0]
+        new = features[self._next_frame - self._first_frame : num_frames - self._first_frame]
+        self._next_frame = num_frames
+        first = max(self._first_frame, num_frames - self._margin)
+        self._held = self._held[(first - self._first_frame) * fbank.frame_shift :]
+        self._first_frame = first
+        return new

@@ -1,9 +1,9 @@
-"""Resampling and change of speed by windowed-sinc interpolation in plain torch; resampling and features of streams.
+"""Resampling and change of speed by windowed-sinc interpolation in plain torch.
 
-The streaming classes keep the samples that future outputs depend on, and run the offline code on them, so that their
+Resampling of a stream keeps the samples that future outputs depend on, and runs the offline code on them, so that its
 outputs equal those for the whole recording.
 
-Shapes: L samples, T frames, F features.
+Shapes: L samples.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from asr.audio.fbank import Fbank
+from asr import old_paths
 from asr.errors import AsrError
 
 _ZERO_CROSSINGS = 6
@@ -194,37 +194,4 @@ class ResampleStream:
         return ready
 
 
-class FeatureStream:
-    """Filterbank features for a stream.
-
-    Args:
-        fbank: computes the features; with dither they would differ from those of the whole recording.
-    """
-
-    def __init__(self, fbank: Fbank) -> None:
-        self._fbank = fbank
-        # Frames that are computed again before the first new one; their windows must be in the buffer.
-        self._margin = -(-fbank.frame_length // fbank.frame_shift)
-        self._held = torch.zeros(0, dtype=torch.float32)
-        self._first_frame = 0
-        self._next_frame = 0
-
-    def push(self, samples: Tensor, is_last: bool = False) -> Tensor:
-        """Takes samples (L,) and returns the frames (T, F) that are complete; after the last samples, all others."""
-        fbank = self._fbank
-        self._held = torch.cat([self._held, samples])
-        if is_last:
-            num_frames = self._first_frame + int(fbank.num_frames(torch.tensor(len(self._held))))
-        else:
-            whole = (len(self._held) - fbank.frame_length) // fbank.frame_shift + 1
-            num_frames = self._first_frame + max(0, whole)
-        if num_frames <= self._next_frame:
-            return torch.zeros(0, fbank.feature_dim, dtype=torch.float32)
-        held = self._held.to(fbank.window.device)
-        features = fbank(held.unsqueeze(0), torch.tensor([len(held)]))[0][0]
-        new = features[self._next_frame - self._first_frame : num_frames - self._first_frame]
-        self._next_frame = num_frames
-        first = max(self._first_frame, num_frames - self._margin)
-        self._held = self._held[(first - self._first_frame) * fbank.frame_shift :]
-        self._first_frame = first
-        return new
+old_paths.offer(__name__)

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asr.audio.fbank import Fbank
-from asr.audio.resample import FeatureStream, ResampleStream, resample
+from asr.audio.fbank import Fbank, FeatureStream
+from asr.audio.resample import ResampleStream, resample
 
 CUTS = st.lists(st.integers(0, 5000), max_size=6)
 

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asr.audio.fbank import LOG_FLOOR
-from asr.audio.resample import FeatureStream
+from asr.audio.fbank import LOG_FLOOR, FeatureStream
 from asr.errors import AsrError
 from asr.graph.topology import with_last_boundary
 from asr.models.external.base import ExternalModel, StreamingModel
