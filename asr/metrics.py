@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +22,10 @@ from asr.text.documents import parse_json, read_text
 IntArray = NDArray[np.int64]
 Transcripts = dict[str, tuple[str, ...]]
 """Utterance id -> words."""
+
+# Scripts that have no space between words: Thai, Lao, Burmese, Khmer, kana and Chinese characters.
+_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u312f\u31c0-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+_SPACE_WITHIN = re.compile(f"(?<=[{_UNSPACED}]) (?=[{_UNSPACED}])")
 
 
 @dataclass(frozen=True)
@@ -54,15 +60,23 @@ class ErrorCounts:
 NO_ERRORS = ErrorCounts(0, 0, 0, 0)
 
 
+def composed(words: Iterable[str]) -> list[str]:
+    """Words in Unicode's form NFC, so that an accented letter is the same in one character and in two."""
+    return [unicodedata.normalize("NFC", word) for word in words]
+
+
 def count_errors(reference: Sequence[str], hypothesis: Sequence[str]) -> ErrorCounts:
-    """Counts the errors of the best alignment of two sequences."""
-    counts = kaldialign.edit_distance(list(reference), list(hypothesis))
+    """Counts the errors of the best alignment of two sequences of words, which are compared in the form NFC."""
+    counts = kaldialign.edit_distance(composed(reference), composed(hypothesis))
     return ErrorCounts(len(reference), counts["sub"], counts["ins"], counts["del"])
 
 
 def characters(words: Sequence[str]) -> list[str]:
-    """The symbols that a character error rate counts: all characters, with one space between words."""
-    return list(" ".join(words))
+    """The symbols that a character error rate counts: all characters of the form NFC, with one space between words.
+
+    There is none between characters of scripts that have no spaces there, such as Chinese and Thai.
+    """
+    return list(_SPACE_WITHIN.sub("", " ".join(composed(words))))
 
 
 @dataclass(frozen=True)
@@ -194,8 +208,8 @@ GAP = ""
 
 
 def align(reference: Sequence[str], hypothesis: Sequence[str]) -> list[tuple[str, str]]:
-    """Pairs (reference word, hypothesis word); `GAP` stands for an insertion or a deletion."""
-    return [(str(a), str(b)) for a, b in kaldialign.align(list(reference), list(hypothesis), GAP)]
+    """Pairs (reference word, hypothesis word) in the form NFC; `GAP` stands for an insertion or a deletion."""
+    return [(str(a), str(b)) for a, b in kaldialign.align(composed(reference), composed(hypothesis), GAP)]
 
 
 def alignment_errors(pairs: Sequence[tuple[str, str]]) -> ErrorCounts:

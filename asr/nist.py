@@ -1,9 +1,10 @@
 """Transcripts in NIST's formats CTM, STM and TRN, aligned and scored as by NIST's sclite.
 
-sclite compares words in lower case. It finds the cheapest alignment with costs of 4 for a substitution and 3 for an
-insertion or a deletion, and breaks ties in favor of a substitution, then an insertion. References may have
-alternatives: `{ GONNA / GOING TO }`, where `@` is the empty word. A word of a CTM belongs to the first segment of the
-STM that ends after the word's middle, or else to the last segment. Words in ignored segments are left out.
+sclite compares words in lower case; here, equivalent Unicode (NFC) is equal, too. It finds the cheapest alignment with
+costs of 4 for a substitution and 3 for an insertion or a deletion, and breaks ties in favor of a substitution, then an
+insertion. References may have alternatives: `{ GONNA / GOING TO }`, where `@` is the empty word. A word of a CTM
+belongs to the first segment of the STM that ends after the word's middle, or else to the last segment. Words in ignored
+segments are left out.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import re
+import unicodedata
 from array import array
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -168,6 +170,11 @@ def match_segments(
     return references, hypotheses
 
 
+def _folded(word: str) -> str:
+    """A word as words are compared: in lower case and in Unicode's form NFC."""
+    return unicodedata.normalize("NFC", word).lower()
+
+
 class _Arc(NamedTuple):
     """A word of a reference, and the indices of the arcs that may precede it; arc 0 is the start."""
 
@@ -184,7 +191,7 @@ def _network(words: Sequence[str], where: str) -> tuple[list[_Arc], list[int]]:
             if words[position] == "{":
                 position, before = alternatives(position + 1, before, depth + 1)
             else:
-                arcs.append(_Arc(words[position].lower(), before))
+                arcs.append(_Arc(_folded(words[position]), before))
                 before = [len(arcs) - 1]
                 position += 1
         return position, before
@@ -224,7 +231,7 @@ def align(reference: Sequence[str], hypothesis: Sequence[str], where: str = "ref
         AsrError: alternatives are malformed.
     """
     arcs, last = _network(reference, where)
-    heard = [word.lower() for word in hypothesis]
+    heard = [_folded(word) for word in hypothesis]
     # Nine bytes for each pair of words: recordings of an hour are aligned as a whole.
     cost = [array("d", (_GAP_COST * place for place in range(len(heard) + 1)))]
     back = [bytearray([_INSERTED]) * (len(heard) + 1)]
@@ -294,14 +301,14 @@ def resolve(
     Raises:
         AsrError: alternatives of a reference are malformed.
     """
-    heard = {name: tuple(word.lower() for word in words) for name, words in hypotheses.items()}
+    heard = {name: tuple(map(_folded, words)) for name, words in hypotheses.items()}
     chosen = {}
     for name, words in references.items():
         if "{" in words or "}" in words:
             pairs = align(words, heard.get(name, ()), name)
             chosen[name] = tuple(word for word, _ in pairs if word != GAP)
         else:
-            chosen[name] = tuple(word.lower() for word in words)
+            chosen[name] = tuple(map(_folded, words))
     return chosen, heard
 
 

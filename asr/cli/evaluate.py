@@ -7,8 +7,8 @@ import contextlib
 import itertools
 import json
 import math
-import re
 import sys
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -307,8 +307,13 @@ def _hint(
 
 
 def _plain(transcripts: Mapping[str, Sequence[str]]) -> Transcripts:
-    cleaned = {name: (re.sub(r"[^\w']", "", word.upper()) for word in words) for name, words in transcripts.items()}
-    return {name: tuple(filter(None, words)) for name, words in cleaned.items()}
+    return {name: tuple(filter(None, map(_without_punctuation, words))) for name, words in transcripts.items()}
+
+
+def _without_punctuation(word: str) -> str:
+    """The letters of a word in upper case, with their marks (vowels in Indian scripts, for example), and digits."""
+    written = word.upper().replace("’", "'")
+    return "".join(one for one in written if one == "'" or unicodedata.category(one)[0] in "LMN")
 
 
 def _upper(transcripts: Mapping[str, Sequence[str]]) -> Transcripts:

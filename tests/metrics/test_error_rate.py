@@ -4,9 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asr import nist
 from asr.errors import AsrError
 from asr.metrics import (
     ErrorCounts,
+    align,
+    alignment_errors,
     bootstrap_interval,
     characters,
     count_errors,
@@ -37,6 +40,30 @@ def test_a_character_error_rate_counts_the_gaps():
     report = score_transcripts({"u": ("ab", "c")}, {"u": ("abc",)})
     assert report.total_characters == ErrorCounts(4, 0, 0, 1)
     assert report.total_words.num_errors == 2
+
+
+def test_canonically_equivalent_words_are_the_same():
+    one, two = "été".split(), "e\u0301te\u0301".split()
+    assert one != two
+    assert count_errors(one, two).num_errors == 0
+    assert characters(two) == ["é", "t", "é"]
+    assert align(one, two) == [("été", "été")]
+    assert alignment_errors(nist.align(one, two)).num_errors == 0
+    assert nist.resolve({"a": one}, {"a": two}) == ({"a": ("été",)}, {"a": ("été",)})
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("今天 天气 OK 吗", "今天天气 OK 吗"),
+        ("カレー を たべる 。", "カレーをたべる。"),
+        ("สวัสดี ครับ", "สวัสดีครับ"),
+        ("한국어 문장", "한국어 문장"),
+        ("नमस्ते दुनिया", "नमस्ते दुनिया"),
+    ],
+)
+def test_a_character_error_rate_counts_no_gaps_where_scripts_have_none(words, wanted):
+    assert "".join(characters(words.split())) == wanted
 
 
 def test_ids_must_match():

@@ -60,6 +60,13 @@ def test_a_reference_in_other_letters_gets_a_hint(tmp_path: Path, capsys) -> Non
     assert capsys.readouterr().err == ""
 
 
+def test_marks_of_letters_are_no_punctuation(tmp_path: Path, capsys) -> None:
+    (tmp_path / "ref").write_text("a नमस्ते दुनिया\nb l’été\n", encoding="utf-8")
+    (tmp_path / "hyp").write_text("a नमस्त दुनय\nb l'ÉTÉ\n", encoding="utf-8")
+    assert main(["evaluate", str(tmp_path / "hyp"), "--reference", str(tmp_path / "ref")]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def forged(content: bytes, change) -> bytes:
     """The file with another header and good checksums of it."""
     magic, version, length, _ = _PREFIX.unpack(content[: _PREFIX.size])
