@@ -34,6 +34,7 @@ from asr.options import device_named
 from asr.serialization import copied_to_processes
 from asr.text.ctc_tokens import CTCTokens, PieceModel, TokenKind
 from asr.text.lexicon import Lexicon
+from asr.text.normalize import written_as
 
 _LOGGER = logging.getLogger(__name__)
 _SPELLING_ORDER = {"letters": 4, "pieces": 2, "phones": 3}
@@ -337,13 +338,15 @@ class CTCDecoder:
     ) -> Lexicon:
         """The words that may be found, and how they are spelled."""
         tokens = self.tokens
+        known = set[str]() if ngram is None else set(listed_words(ngram))
         if listed is None and lexicon is not None:
             listed = list(lexicon.pronunciations)
             if ngram is not None:
-                known = set(listed_words(ngram))
                 # If none is known, keep all: `graph_ngram` then raises an error that says why.
-                listed = [word for word in listed if word in known] or listed
-        if listed is None and ngram is not None:
+                listed = [word for word in listed if written_as(word, known) is not None] or listed
+        if listed is not None:
+            listed = [written_as(word, known) or word for word in listed]
+        elif ngram is not None:
             listed = listed_words(ngram)
         if lm is not None and listed is None:
             if isinstance(lm, (str, Path)) and is_ngram_file(lm):

@@ -30,6 +30,7 @@ from asr.lm.ngram.model import NgramLM
 from asr.lm.ngram.trie import ROOT, NgramTrie
 from asr.options import require_type
 from asr.text.documents import read_text
+from asr.text.normalize import written_as
 from asr.text.symbols import SPECIAL_WORDS, Vocabulary
 
 _LOGGER = logging.getLogger(__name__)
@@ -67,7 +68,8 @@ class HotWords:
 
     Args:
         phrases: words, or phrases with spaces between their words; a mapping gives each its score, or None for `score`.
-            A word that the vocabulary lacks is taken in upper case or lower case if it has that.
+            A word that the vocabulary lacks is taken in an equivalent form (`asr.text.normalize`), in upper case or in
+            lower case if it has that.
         vocabulary: the words of the decoding graph.
         score: natural log, added for each word of a phrase.
         ngram: the language model in the graph, which limits the gain of each word; None for no limits.
@@ -179,8 +181,8 @@ def _shown(phrases: list[str]) -> str:
 
 def _as_listed(word: str, vocabulary: Vocabulary) -> str:
     """The word as the vocabulary writes it; empty if it lacks the word."""
-    ways = (way for way in (word, word.upper(), word.lower()) if way in vocabulary and way not in SPECIAL_WORDS)
-    return next(ways, "")
+    ways = (written_as(way, vocabulary) for way in (word, word.upper(), word.lower()))
+    return next((way for way in ways if way is not None and way not in SPECIAL_WORDS), "")
 
 
 class _Phrases:

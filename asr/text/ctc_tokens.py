@@ -18,6 +18,7 @@ from typing import Any, Literal, Protocol, cast
 from asr.errors import AsrError
 from asr.text.byte_pieces import are_byte_level, byte_level, bytes_of
 from asr.text.documents import parse_json, read_text
+from asr.text.normalize import equivalent_forms
 from asr.text.symbols import BLANK, DISAMBIGUATION, TokenTable
 
 TokenKind = Literal["letters", "pieces", "phones"]
@@ -174,7 +175,7 @@ class CTCTokens:
         """The spellings of a word in these symbols, including the boundary after it; empty if it has none.
 
         There are at most `num_spellings`: first that of the SentencePiece model, if there is one, then those with the
-        fewest symbols.
+        fewest symbols. A word that has none is spelled in one of its `equivalent_forms` (NFC, NFD, other apostrophes).
 
         Raises:
             AsrError: the symbols are phones, for which a lexicon is needed.
@@ -184,6 +185,10 @@ class CTCTokens:
                 f"{self.name}: words cannot be spelled in these tokens, which look like phones; give a lexicon, or, if "
                 'they are letters, kind="letters" and the word_boundary.'
             )
+        forms = itertools.chain([word], equivalent_forms(word))
+        return next((found for form in forms if (found := self._spellings(form))), [])
+
+    def _spellings(self, word: str) -> list[tuple[str, ...]]:
         spellings: list[tuple[str, ...]] = []
         text = byte_level(word) if self.is_byte_level else word
         if self.piece_model is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import lzma
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from asr.errors import AsrError
 from asr.text.documents import read_text
+from asr.text.normalize import equivalent_forms, written_as
 from asr.text.symbols import TokenTable
 
 Pronunciation = tuple[str, ...]
@@ -25,16 +27,22 @@ _PHONES, _VARIANTS, _WORDS = "\x1f", "\x1e", "\x1d"
 
 
 class _Pronunciations(Mapping[str, list[Pronunciation]]):
-    """word -> pronunciations. Each word's are one string: tuples of a large lexicon would take 100 MB more."""
+    """word -> pronunciations, also of a word that is written in an equivalent form.
+
+    Each word's are one string: tuples of a large lexicon would take 100 MB more.
+    """
 
     def __init__(self, joined: dict[str, str]) -> None:
         self.joined = joined
 
     def __getitem__(self, word: str) -> list[Pronunciation]:
-        return [tuple(variant.split(_PHONES)) for variant in self.joined[word].split(_VARIANTS)]
+        name = written_as(word, self.joined)
+        if name is None:
+            raise KeyError(word)
+        return [tuple(variant.split(_PHONES)) for variant in self.joined[name].split(_VARIANTS)]
 
     def __contains__(self, word: object) -> bool:
-        return word in self.joined
+        return word in self.joined or (isinstance(word, str) and written_as(word, self.joined) is not None)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.joined)
@@ -45,6 +53,8 @@ class _Pronunciations(Mapping[str, list[Pronunciation]]):
 
 class Lexicon:
     """Words and their pronunciations, in the order in which they were read.
+
+    A word that it does not have as written is looked up in its `equivalent_forms` (NFC, NFD, other apostrophes).
 
     Args:
         pronunciations: word -> pronunciations, the preferred one first; duplicates are removed.
@@ -178,10 +188,11 @@ class Lexicon:
 
     def restricted_to(self, words: Iterable[str]) -> tuple[Lexicon, list[str]]:
         """The lexicon of the given words, and the out-of-vocabulary words, each once and in order."""
-        wanted = dict.fromkeys(words)
         joined = self.pronunciations.joined
-        unknown = [word for word in wanted if word not in joined]
-        return Lexicon._of({word: joined[word] for word in wanted if word in joined}, self.name), unknown
+        name_of = {word: written_as(word, joined) for word in words}
+        unknown = [word for word, name in name_of.items() if name is None]
+        known = {word: joined[name] for word, name in name_of.items() if name is not None}
+        return Lexicon._of(known, self.name), unknown
 
     def with_optional(self, last: str) -> Lexicon:
         """The lexicon in which every pronunciation that does not end in this phone is followed by the same with it."""
@@ -314,8 +325,10 @@ class Tokenizer:
         unknown: list[str] = []
         for position, word in enumerate(words):
             if self.lexicon is None:
-                if all(letter in self.tokens for letter in word):
-                    ids += self.tokens.ids_of(list(word))
+                forms = itertools.chain([word], equivalent_forms(word))
+                spelled = next((form for form in forms if all(letter in self.tokens for letter in form)), None)
+                if spelled is not None:
+                    ids += self.tokens.ids_of(list(spelled))
                 else:
                     unknown.append(word)
             elif pronunciations := self.pronunciations(word):

@@ -1,5 +1,7 @@
 """Normalizes transcripts: upper case, words separated by single spaces, no punctuation except the apostrophe.
 
+`written_as` finds words in collections that write them otherwise.
+
 | corpus | as distributed | changes |
 | --- | --- | --- |
 | LibriSpeech | upper case, apostrophes inside and at the end of words | white space only |
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Container, Iterator
 
 _APOSTROPHES = str.maketrans({"’": "'", "‘": "'", "ʼ": "'", "`": "'", "´": "'"})
 _AN4_MARKS = re.compile(r"</?s>|\(\S*\)\s*$")
@@ -42,3 +45,19 @@ def normalize_english(text: str) -> str:
     text = re.sub(r"(?<!\w)'([^']*\w)'(?!\w)", r" \1 ", text)
     text = _LONE_APOSTROPHE.sub(" ", _NOT_WORD.sub(" ", text))
     return " ".join(text.upper().split())
+
+
+def equivalent_forms(word: str) -> Iterator[str]:
+    """The same word in Unicode's forms NFC and NFD, with its apostrophes as they are, as ' and as ’; not the word."""
+    if word.isascii() and "'" not in word:
+        return
+    straight = word.translate(_APOSTROPHES)
+    for text in dict.fromkeys((word, straight, straight.replace("'", "’"))):
+        for form in dict.fromkeys((unicodedata.normalize("NFC", text), unicodedata.normalize("NFD", text))):
+            if form != word:
+                yield form
+
+
+def written_as(word: str, known: Container[str]) -> str | None:
+    """A word as a collection has it: as given, or in one of its `equivalent_forms`; None if it has none of them."""
+    return word if word in known else next((form for form in equivalent_forms(word) if form in known), None)

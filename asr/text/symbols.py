@@ -11,6 +11,7 @@ from torch import Tensor
 
 from asr.errors import AsrError
 from asr.text.documents import read_text
+from asr.text.normalize import written_as
 
 EPSILON_ID = 0
 BOS_ID = 1
@@ -125,8 +126,14 @@ class Vocabulary:
         return torch.tensor([known.get(word, UNK_ID) for word in words], dtype=torch.int64)
 
     def map_to(self, other: Vocabulary) -> Tensor:
-        """The ids of this vocabulary's words in another one, `UNK_ID` for words that it does not have; (V,) int64."""
-        return torch.arange(len(self)) if self == other else other.ids_of(self.words)
+        """The ids of this vocabulary's words in another one, (V,) int64; `UNK_ID` for words that it does not have.
+
+        A word that the other one has in an equivalent form (`asr.text.normalize`) has the id of that.
+        """
+        if self == other:
+            return torch.arange(len(self))
+        known = other._id_of
+        return other.ids_of([word if word in known else written_as(word, known) or word for word in self.words])
 
 
 BLANK = "<blk>"

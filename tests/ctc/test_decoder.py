@@ -752,3 +752,14 @@ def test_decoders_and_streams_that_change_into_and_out_of_inference_mode() -> No
     assert decoder(log_probs)[0] == expected
     stream.accept(log_probs[6:])
     assert stream.finish().text == expected.text
+
+
+def test_equivalent_words_are_the_same(ngram_of: Callable[..., NgramLM]) -> None:
+    """Composed in the n-gram model, decomposed in list, lexicon and hot words: the words are those of the model."""
+    composed, decomposed = "é", "e\u0301"
+    model = ngram_of([composed, "a"], [composed, "a"], order=1)
+    for source in ({}, {"words": [decomposed, "a"]}, {"lexicon": {decomposed: "é", "a": "a"}}):
+        decoder = CTCDecoder(["-", "é", "a"], ngram=model, hot_words=[decomposed], warm_up=False, **source)
+        assert decoder.word_graph is not None
+        assert set(decoder.word_graph.lexicon.pronunciations) == {composed, "a"}
+        assert decoder.word_graph.ngram.vocabulary == model.vocabulary

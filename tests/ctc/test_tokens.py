@@ -311,3 +311,13 @@ def test_sentencepiece_file_that_is_none(tmp_path: Path) -> None:
         CTCTokens(PIECES, piece_model=path)
     with pytest.raises(AsrError, match="there is no such SentencePiece model"):
         CTCTokens(PIECES, piece_model=tmp_path / "none.model")
+
+
+def test_words_are_spelled_in_equivalent_forms() -> None:
+    composed, decomposed = "l'été", "l’e\u0301te\u0301"
+    letters, marks = CTCTokens(["-", *"lté'"]), CTCTokens(["-", *"lte\u0301’"])
+    for word in (composed, decomposed, "l’été"):
+        assert letters.spell(word) == [tuple("l'été")]
+        assert marks.spell(word) == [tuple("l’e\u0301te\u0301")]
+    assert CTCTokens(["-", "▁l", "’é", "té"]).spell(composed) == [("▁l", "’é", "té")]
+    assert letters.spell("ete") == []

@@ -528,3 +528,15 @@ def test_lattices_of_kaldi_decoder(tmp_path: Path, lm: NgramLM) -> None:
     # Words tile the time from the first of them on.
     assert [word.end for word in rescored.words[:-1]] == [word.start for word in rescored.words[1:]]
     assert rescored.words[-1].end == pytest.approx(12 * 0.03)
+
+
+def test_words_are_looked_up_in_equivalent_forms_and_other_cases() -> None:
+    vocabulary = Vocabulary(["été", "DON'T", "a"])
+    words = ["e\u0301te\u0301", "don’t", "A", "ete", "été"]
+    assert [vocabulary.words[word_id] for word_id in word_ids(words, vocabulary)] == [
+        "été",
+        "DON'T",
+        "a",
+        "<unk>",
+        "été",
+    ]

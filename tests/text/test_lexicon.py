@@ -168,3 +168,13 @@ def test_real_lexicons(corpora: Path) -> None:
     assert len(librispeech) == 90153 and len(librispeech.phones) == 39
     assert len(cmudict) == 126052 and cmudict.phones == librispeech.phones
     assert an4["A"] == [("AH",), ("EY",)] and set(an4.phones) <= set(librispeech.phones)
+
+
+def test_equivalent_words_have_the_same_pronunciations() -> None:
+    lexicon = Lexicon({"été": [("E", "T", "E")], "DON'T": [("D",)]})
+    other, curly = "e\u0301te\u0301", "DON’T"
+    assert other in lexicon and lexicon[other] == lexicon["été"]
+    assert lexicon.pronunciations.get(curly) == [("D",)] and "ete" not in lexicon and 1 not in lexicon.pronunciations
+    chosen, unknown = lexicon.restricted_to([curly, other, "ete"])
+    assert chosen.pronunciations == {curly: [("D",)], other: [("E", "T", "E")]} and unknown == ["ete"]
+    assert list(chosen.pronunciations) == [curly, other]

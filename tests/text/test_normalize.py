@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asr.text.normalize import normalize_an4, normalize_english, normalize_librispeech
+from asr.text.normalize import (
+    equivalent_forms,
+    normalize_an4,
+    normalize_english,
+    normalize_librispeech,
+    written_as,
+)
 
 
 @pytest.mark.parametrize(
@@ -50,3 +56,13 @@ def test_normalising_twice_changes_nothing_and_leaves_clean_words(text: str) -> 
         assert any(letter.isalnum() for letter in word), word
     if text.isascii():
         assert normalize_english(once) == once
+
+
+@pytest.mark.parametrize("word", ["été", "e\u0301te\u0301", "l'été", "l’été", "d‘e\u0301te\u0301"])
+def test_words_are_found_in_their_equivalent_forms(word: str) -> None:
+    assert word not in equivalent_forms(word)
+    for form in equivalent_forms(word):
+        assert written_as(word, {form, "ete"}) == form
+        assert written_as(word, {form, word}) == word
+    assert written_as(word, {"ete", "lete"}) is None
+    assert list(equivalent_forms("ete")) == []

@@ -132,3 +132,13 @@ def test_words_of_another_vocabulary() -> None:
     here, there = Vocabulary(["a", "b"]), Vocabulary(["b"])
     special = len(SPECIAL_WORDS)
     assert here.map_to(there).tolist() == [*range(special), UNK_ID, special]
+
+
+def test_equivalent_words_are_the_same() -> None:
+    composed, decomposed = "été", "e\u0301te\u0301"
+    special = len(SPECIAL_WORDS)
+    assert Vocabulary([decomposed, "ete"]).map_to(Vocabulary([composed])).tolist()[special:] == [special, UNK_ID]
+    letters, marks = Tokenizer(TokenTable("té")), Tokenizer(TokenTable("te\u0301"))
+    for word in (composed, decomposed):
+        assert letters.encode([word]) == ([2, 1, 2], [])
+        assert marks.encode([word]) == ([2, 3, 1, 2, 3], [])
