@@ -8,6 +8,7 @@ Shapes: M n-grams of one block or order, n their order, V words.
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import re
 from collections.abc import Iterator
@@ -23,6 +24,8 @@ from asr.lm.ngram.trie import MOST_NGRAMS, ROOT, FloatArray, IntArray, NgramTrie
 from asr.serialization import open_atomic
 from asr.text.documents import READING_ERRORS, open_text, unreadable
 from asr.text.symbols import BOS_ID, SPECIAL_WORDS, UNK_ID, Vocabulary
+
+_LOGGER = logging.getLogger(__name__)
 
 KENLM_MAGIC = b"mmap lm http://kheafield.com/code"
 """How a file of KenLM's `build_binary` begins."""
@@ -40,7 +43,7 @@ class ArpaBlock:
         order: n.
         words: n columns of M words each; the last column holds the predicted words.
         score: (M,) float32 natural log probability.
-        backoff: (M,) float32 natural log backoff weight, NaN where the line has none.
+        backoff: (M,) float32 natural log backoff weight, 0 where the line has none.
         first_line: line number of the block's first n-gram.
     """
 
@@ -148,7 +151,7 @@ class ArpaReader:
                 backoff = np.fromiter(map(float, fields[width - 1 :: width]), np.float64, len(lines)) * LN_10
         except ValueError:
             self._find_bad_line(lines, order, first_line, num_before)
-        if not (score <= 0.0).all() or np.isinf(backoff).any():
+        if not (score <= 0.0).all() or not np.isfinite(backoff).all():
             self._find_bad_line(lines, order, first_line, num_before)
         columns = [fields[column::width] for column in range(1, order + 1)]
         return ArpaBlock(order, columns, score.astype(np.float32), backoff.astype(np.float32), first_line)
@@ -191,9 +194,9 @@ class ArpaReader:
 
 
 def _padded(fields: list[bytes], order: int, width: int) -> list[bytes]:
-    """The fields of a line, with `nan` for a missing backoff weight."""
+    """The fields of a line, with 0 for a missing backoff weight."""
     if len(fields) == order + 1 and width == order + 2:
-        return [*fields, b"nan"]
+        return [*fields, b"0"]
     if len(fields) != width:
         raise ValueError
     return fields
@@ -222,7 +225,8 @@ def read_arpa(path: str | Path, vocabulary: Vocabulary | None = None) -> NgramTr
 
     Args:
         path: the file.
-        vocabulary: word ids to use; n-grams with other words are left out. By default the file's words, in its order.
+        vocabulary: word ids to use; n-grams with other words are left out. By default the file's words, in its order,
+            without those that have white space such as U+00A0 in them.
 
     Raises:
         AsrError: the file is not a well-formed ARPA file, and the message names the line; or it has too many n-grams.
@@ -245,7 +249,21 @@ def read_arpa_words(path: str | Path) -> list[str]:
         if block.order > 1:
             break
         words += [word for raw in block.words[0] if (word := _as_word(raw)) not in SPECIAL_WORDS]
-    return words
+    return _without_spaces(words, path)
+
+
+def _without_spaces(words: list[str], path: str | Path) -> list[str]:
+    """The words without those that have white space in them, such as U+00A0: ARPA files separate words by ASCII's."""
+    if len("".join(words).split()) <= 1:
+        return words
+    kept = [word for word in words if word.split() == [word]]
+    if len(kept) < len(words):
+        example = next(word for word in words if word.split() != [word])
+        _LOGGER.warning(
+            "%s: %d words have white space in them (%r) and are left out, as are their n-grams.",
+            *(path, len(words) - len(kept), example),
+        )
+    return kept
 
 
 def _as_word(raw: bytes) -> str:
@@ -287,7 +305,6 @@ class _TrieBuilder:
             whole.append(np.concatenate(column))
             column.clear()
         parent, word_id, score, backoff = whole
-        np.nan_to_num(backoff, copy=False, nan=0.0)
         return NgramTrie(self._vocabulary, tuple(self._begin), parent, word_id, score, backoff)
 
     def _close_order(self) -> None:
@@ -311,7 +328,7 @@ class _TrieBuilder:
             if special not in words:
                 raise AsrError(f"{self._reader.path}: {special} has no unigram; rebuild the model with sentence marks.")
         if self._vocabulary is None:
-            ordinary = [word for word in words if word not in SPECIAL_WORDS]
+            ordinary = _without_spaces([word for word in words if word not in SPECIAL_WORDS], self._reader.path)
             self._vocabulary = Vocabulary(ordinary, name=str(self._reader.path))
         num_words = len(self._vocabulary)
         score = np.full(num_words, -np.inf, dtype=np.float32)
@@ -351,12 +368,6 @@ class _TrieBuilder:
                 what = f"the {block.order}-gram begins with {words!r}, which is not among the {order}-grams"
                 self._fail(block.first_line + row, f"{what}; rebuild the model with all lower orders")
             parent = position + self._begin[order - 1]
-        no_backoff = np.isnan(self._sorted[-1][3][parent - self._begin[-2]])
-        if no_backoff.any():
-            row = int(usable[np.flatnonzero(no_backoff)[0]])
-            words = b" ".join(column[row] for column in block.words[:-1]).decode()
-            what = f"{words!r} is the context of a {block.order}-gram but has no backoff weight on its own line"
-            self._fail(block.first_line + row, f"{what}; add the weight or rebuild the model")
         keys = pack(parent, ids[-1][usable], self._num_words)
         self._blocks.append((keys, block.score[usable], block.backoff[usable]))
 

@@ -91,7 +91,6 @@ def test_vocabulary_given_from_outside(tmp_path: Path) -> None:
         ("ngram 2=4", "ngram 2=four", r"line 3: 'ngram 2=four' is not a count"),
         ("\\end\\\n", "", r"found the end of the file instead of \\end\\"),
         ("\\2-grams:", "\\4-grams:", r"found '.*4-grams:' instead of .*2-grams:"),
-        ("-0.7\tb\t-0.2", "-0.7\tb", r"'b' is the context of a 2-gram but has no backoff weight"),
         ("-0.2\t<s> a\t-0.1", "-0.2\t<s> b\t-0.1", r"the 3-gram begins with '<s> a', which is not among the 2-grams"),
         ("-0.4\ta b\t0.0", "-0.4\ta c\t0.0", r"line 15: the word 'c' has no unigram"),
         ("-0.4\ta b\t0.0", "-0.4\ta b\t0.0\t1", r"line 15: 5 fields where a log10 probability, 2 words and a backoff"),
@@ -199,3 +198,22 @@ def test_failed_write_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(AsrError, match=r"out\.arpa: the file cannot be written"):
         write_arpa(trie, tmp_path / "out.arpa")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lm.arpa", "out.arpa"]
+
+
+def test_a_missing_backoff_weight_is_zero(tmp_path: Path) -> None:
+    """Also that of an n-gram that is a context, as in KenLM and Kaldi."""
+    assert "-0.7\tb\t-0.2" in TINY
+    missing = read_arpa(_file(tmp_path, TINY.replace("-0.7\tb\t-0.2", "-0.7\tb")))
+    zero = read_arpa(_file(tmp_path, TINY.replace("-0.7\tb\t-0.2", "-0.7\tb\t0")))
+    np.testing.assert_array_equal(missing.backoff, zero.backoff)
+    with pytest.raises(AsrError, match=r"line 11: the backoff weight 'nan' is not a number"):
+        read_arpa(_file(tmp_path, TINY.replace("-0.7\tb\t-0.2", "-0.7\tb\tnan")))
+
+
+def test_words_with_white_space_of_unicode_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    spaced = TINY.replace("b", "x\u00a0y")
+    found, wanted = read_arpa(_file(tmp_path, spaced)), read_arpa(_file(tmp_path, TINY), Vocabulary(["a"]))
+    assert found.vocabulary == wanted.vocabulary and found.order_begin == wanted.order_begin
+    np.testing.assert_array_equal(found.score, wanted.score)
+    assert "1 words have white space in them ('x\\xa0y') and are left out, as are their n-grams" in caplog.text
+    assert read_arpa_words(_file(tmp_path, spaced)) == ["a"]
