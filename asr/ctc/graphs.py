@@ -160,9 +160,15 @@ def spelled_lexicon(words: Sequence[str], tokens: CTCTokens) -> tuple[Lexicon, l
     if left_out:
         _LOGGER.warning(
             "%s: %d of %d words cannot be spelled in these tokens and are left out (%s%s).",
-            *(tokens.name, len(left_out), len(words), ", ".join(left_out[:5]), ", ..." if len(left_out) > 5 else ""),
+            *(tokens.name, len(left_out), len(words), ", ".join(map(_shown, left_out[:5]))),
+            ", ..." if len(left_out) > 5 else "",
         )
     return Lexicon({word: ways for word, ways in spellings.items() if ways}, name="spelled words"), left_out
+
+
+def _shown(word: str) -> str:
+    """The word, with characters that cannot be seen (U+200B, U+FEFF) as escapes."""
+    return word if word.isprintable() else repr(word)[1:-1]
 
 
 def compile_graph(

@@ -387,7 +387,15 @@ def _read_symbols(path: Path) -> list[str] | dict[str, int]:
     is_numbered = all(row and row[-1].isdecimal() and len(row[-1]) < 10 for row in rows)
     if is_numbered and any(len(row) == 2 for row in rows):
         # `symbol id` lines; a row with only the id is the line of a space.
-        columns = {row[0] if len(row) == 2 else " ": int(row[-1]) for row in rows}
+        columns: dict[str, int] = {}
+        for *symbols, column in rows:
+            symbol = symbols[0] if symbols else " "
+            if symbol in columns:
+                first, second = columns[symbol], int(column)
+                raise AsrError(
+                    f"{path}: the token {symbol!r} occurs twice, with the ids {first} and {second}; rename one."
+                )
+            columns[symbol] = int(column)
         # icefall lists the disambiguation symbols of its graph after the network's outputs.
         while columns and DISAMBIGUATION.match(last := max(columns, key=columns.__getitem__)):
             del columns[last]
@@ -411,7 +419,8 @@ def _blank_column(symbols: list[str], blank: int | str | None, name: str) -> int
         if isinstance(blank, bool) or not isinstance(blank, Integral) or not -1 <= blank <= len(symbols):
             raise AsrError(f"{name}: the blank's column is {blank!r}, but the columns are 0 to {len(symbols) - 1}.")
         column = len(symbols) - 1 if blank == -1 else int(blank)
-        if known in _UNAMBIGUOUS_BLANKS[:5] and column != symbols.index(str(known)):
+        is_other = column == len(symbols) or symbols[column] not in _UNAMBIGUOUS_BLANKS
+        if is_other and known in _UNAMBIGUOUS_BLANKS[:5]:
             raise AsrError(f"{name}: blank is column {column}, but column {symbols.index(str(known))} is {known!r}.")
         return column
     if known is None:

@@ -76,7 +76,8 @@ def read_text(path: str | Path, what: str = "file") -> str:
         try:
             return stream.read().decode("utf-8")
         except UnicodeDecodeError as error:
-            raise AsrError(f"{path}: the {what} is not UTF-8 (byte {error.start}); convert it first.") from error
+            line = 1 + error.object.count(b"\n", 0, error.start)
+            raise AsrError(f"{path}, line {line}: the {what} is not UTF-8; convert it first.") from error
         except READING_ERRORS as error:
             raise unreadable(path, what, error) from error
 

@@ -469,11 +469,13 @@ def test_trie_of_a_model_is_the_one_it_was_made_of(word_model: NgramLM) -> None:
         assert torch.equal(tensor, getattr(again.arrays, name)), name
 
 
-def test_spelled_lexicon_leaves_out_what_cannot_be_spelled() -> None:
+def test_spelled_lexicon_leaves_out_what_cannot_be_spelled(caplog: pytest.LogCaptureFixture) -> None:
     tokens = CTCTokens(SYMBOLS)
     lexicon, left_out = spelled_lexicon(["ab", "abc", "b"], tokens)
     assert lexicon.pronunciations == {"ab": [("a", "b", "|")], "b": [("b", "|")]}
     assert left_out == ["abc"]
+    spelled_lexicon(["ab", "\ufeffab", "b", "b\u00e9"], tokens)
+    assert r"2 of 4 words cannot be spelled in these tokens and are left out (\ufeffab, bé)" in caplog.text
     graph = compile_graph(tokens, lexicon, uniform_ngram(["ab", "b"]), 1000)
     assert graph.graph.tokens == tokens.table
 

@@ -254,6 +254,7 @@ def test_files(tmp_path: Path) -> None:
         (["A", "B", "|"], {}, "none of the 3 tokens has a usual name of the blank"),
         (["-", "A", "A"], {}, "'A' occurs twice, in columns 1 and 2"),
         (["-", "|", "A", " "], {}, "columns 1 and 3 are '|' and ' ', which both mean the space between words"),
+        (["<ctc>", "<blk>", "A"], {"blank": 2}, "blank is column 2, but column 1 is '<blk>'"),
         (["<blk>", "A"], {"blank": 1}, "blank is column 1, but column 0 is '<blk>'"),
         (["<blk>", "A"], {"blank": 7}, "column is 7, but the columns are 0 to 1"),
         (["<blk>", "A"], {"blank": "-"}, "blank '-' is not one of the 2 tokens"),
@@ -321,3 +322,17 @@ def test_words_are_spelled_in_equivalent_forms() -> None:
         assert marks.spell(word) == [tuple("l’e\u0301te\u0301")]
     assert CTCTokens(["-", "▁l", "’é", "té"]).spell(composed) == [("▁l", "’é", "té")]
     assert letters.spell("ete") == []
+
+
+@pytest.mark.parametrize("blank", [0, "<pad>", 2])
+def test_the_given_one_of_several_usual_names_is_the_blank(blank: int | str) -> None:
+    tokens = CTCTokens(["<pad>", "<blank>", "[PAD]", "|", *"AB"], blank=blank)
+    assert tokens.symbols[tokens.blank_id] in ("<pad>", "[PAD]")
+
+
+@pytest.mark.parametrize(("content", "symbol"), [("<blk> 0\na 1\na 2\n", "'a'"), ("<blk> 0\n  1\n\u3000 2\n", "' '")])
+def test_a_token_that_a_file_lists_twice_is_named(tmp_path: Path, content: str, symbol: str) -> None:
+    path = tmp_path / "tokens.txt"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(AsrError, match=f"tokens.txt: the token {symbol} occurs twice, with the ids 1 and 2"):
+        CTCTokens(path)

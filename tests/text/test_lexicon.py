@@ -124,7 +124,7 @@ def test_words_are_taken_in_the_form_that_the_model_has(tmp_path: Path) -> None:
         (b"A 1e-05 AH\n", "line 1: '1e-05' is a probability"),
         (b"", "is empty"),
         (b"\n\n;;; nothing\n", "is empty"),
-        (b"CAF\xe9 K AE F EY\n", r"not UTF-8 \(byte 3\)"),
+        (b"CAFE K AE F EY\nCAF\xe9 K AE F EY\n", "line 2: the lexicon is not UTF-8; convert it first"),
     ],
 )
 def test_faulty_lexicons(tmp_path: Path, content: bytes, message: str) -> None:
