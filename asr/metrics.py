@@ -18,14 +18,13 @@ from numpy.typing import NDArray
 
 from asr.errors import AsrError
 from asr.text.documents import parse_json, read_text
+from asr.text.normalize import UNSPACED
 
 IntArray = NDArray[np.int64]
 Transcripts = dict[str, tuple[str, ...]]
 """Utterance id -> words."""
 
-# Scripts that have no space between words: Thai, Lao, Burmese, Khmer, kana and Chinese characters.
-_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u312f\u31c0-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-_SPACE_WITHIN = re.compile(f"(?<=[{_UNSPACED}]) (?=[{_UNSPACED}])")
+_SPACE_WITHIN = re.compile(f"(?<=[{UNSPACED}]) (?=[{UNSPACED}])")
 
 
 @dataclass(frozen=True)

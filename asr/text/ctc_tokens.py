@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol, cast
 from asr.errors import AsrError
 from asr.text.byte_pieces import are_byte_level, byte_level, bytes_of
 from asr.text.documents import parse_json, read_text
-from asr.text.normalize import equivalent_forms
+from asr.text.normalize import equivalent_forms, is_unspaced
 from asr.text.symbols import BLANK, DISAMBIGUATION, TokenTable
 
 TokenKind = Literal["letters", "pieces", "phones"]
@@ -115,8 +115,8 @@ class CTCTokens:
         self._written = self._text_symbols - {self.word_boundary}  # those that words are written in
         self._longest = max(map(len, self._written), default=0)
         self._beginnings = {symbol[:end] for symbol in self._written for end in range(1, len(symbol) + 1)}
-        marked = self.kind == "pieces" and not self.uses_continuations
-        self.is_byte_level = marked and are_byte_level(self._text_symbols, PIECE_PREFIX)
+        self._mark = PIECE_PREFIX if self.kind == "pieces" and not self.uses_continuations else ""
+        self.is_byte_level = bool(self._mark) and are_byte_level(self._text_symbols, PIECE_PREFIX)
         self._is_text = [entry > 0 and symbol in self._text_symbols for entry, symbol in enumerate(self.table.tokens)]
         self._bytes_of = self._bytes_of_pieces()
         self._texts = [self._symbol_text(entry) for entry in range(len(self.table))]
@@ -176,6 +176,7 @@ class CTCTokens:
 
         There are at most `num_spellings`: first that of the SentencePiece model, if there is one, then those with the
         fewest symbols. A word that has none is spelled in one of its `equivalent_forms` (NFC, NFD, other apostrophes).
+        Words of scripts without spaces, such as Chinese, have spellings without the boundary or `▁` besides.
 
         Raises:
             AsrError: the symbols are phones, for which a lexicon is needed.
@@ -193,17 +194,23 @@ class CTCTokens:
         text = byte_level(word) if self.is_byte_level else word
         if self.piece_model is not None:
             pieces = tuple(self.piece_model.encode(text, out_type=str))
-            if not all(piece in self._text_symbols for piece in pieces):
+            if all(piece in self._text_symbols for piece in pieces):
+                spellings.append(pieces)
+            elif not is_unspaced(word[:1]):
                 return []
-            spellings.append(pieces)
         elif self.num_spellings == 1:
-            shortest = self._shortest(text)
+            shortest = self._shortest(text, self._mark)
             spellings += () if shortest is None else (shortest,)
         if len(spellings) < self.num_spellings > 1:
             others = (pieces for pieces in self._segmentations(text) if pieces not in spellings)
             spellings.extend(itertools.islice(others, self.num_spellings - len(spellings)))
-        end = () if self.word_boundary is None else (_as_entry(self.word_boundary),)
-        return [(*pieces, *end) for pieces in spellings]
+        if self._mark and not self.is_byte_level and is_unspaced(word[:1]):
+            unmarked = self._shortest(word, "")
+            spellings += () if unmarked is None else (unmarked,)
+        if self.word_boundary is None:
+            return spellings
+        ended = [(*pieces, _as_entry(self.word_boundary)) for pieces in spellings]
+        return ended + spellings if is_unspaced(word[-1:]) else ended
 
     def group(self, entries: Sequence[int]) -> list[tuple[int, int]]:
         """Splits a sequence of entries of `table` into words -> (first position, position after the last) each.
@@ -225,9 +232,9 @@ class CTCTokens:
         # A lone `▁` is a boundary, not a word.
         return [span for span in words if any(self._texts[entries[at]] for at in range(*span))]
 
-    def _shortest(self, word: str) -> tuple[str, ...] | None:
-        """The first of `_segmentations`, found in less time; None if there is none."""
-        text, written = self._marked(word), self._written
+    def _shortest(self, word: str, mark: str) -> tuple[str, ...] | None:
+        """The first of `_segmentations` of a word with this mark, found in less time; None if there is none."""
+        text, written = _marked(word, mark), self._written
         num = len(text)
         if self._longest == 1 and not self.uses_continuations:
             return tuple(text) if num and written.issuperset(text) else None
@@ -251,13 +258,9 @@ class CTCTokens:
             place = ends[place]
         return tuple(spelling)
 
-    def _marked(self, word: str) -> str:
-        prefix = PIECE_PREFIX if self.kind == "pieces" and not self.uses_continuations else ""
-        return prefix + word.replace(" ", PIECE_PREFIX)
-
     def _segmentations(self, word: str) -> Iterator[tuple[str, ...]]:
         """All ways to write a word in symbols: fewer symbols come first, and among equally many, longer first ones."""
-        text = self._marked(word)
+        text = _marked(word, self._mark)
         num = len(text)
         if not num:
             return
@@ -322,6 +325,10 @@ class CTCTokens:
                 f"({' '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}); give the model it was trained with."
             )
         return cast(PieceModel, model)
+
+
+def _marked(word: str, mark: str) -> str:
+    return mark + word.replace(" ", PIECE_PREFIX)
 
 
 def load_piece_model(path: str | Path) -> PieceModel:

@@ -16,6 +16,10 @@ import re
 import unicodedata
 from collections.abc import Container, Iterator
 
+UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u312f\u31c0-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+"""Characters of scripts without spaces between words (Thai, Lao, Burmese, Khmer, kana, Chinese), for `re`."""
+
+_IS_UNSPACED = re.compile(f"[{UNSPACED}]")
 _APOSTROPHES = str.maketrans({"’": "'", "‘": "'", "ʼ": "'", "`": "'", "´": "'"})
 _AN4_MARKS = re.compile(r"</?s>|\(\S*\)\s*$")
 _NOT_WORD = re.compile(r"[^\w']+|_")
@@ -45,6 +49,11 @@ def normalize_english(text: str) -> str:
     text = re.sub(r"(?<!\w)'([^']*\w)'(?!\w)", r" \1 ", text)
     text = _LONE_APOSTROPHE.sub(" ", _NOT_WORD.sub(" ", text))
     return " ".join(text.upper().split())
+
+
+def is_unspaced(character: str) -> bool:
+    """Whether a character is of a script without spaces between words."""
+    return _IS_UNSPACED.match(character) is not None
 
 
 def equivalent_forms(word: str) -> Iterator[str]:

@@ -765,3 +765,22 @@ def test_equivalent_words_are_the_same(ngram_of: Callable[..., NgramLM]) -> None
         assert decoder.word_graph is not None
         assert set(decoder.word_graph.lexicon.pronunciations) == {composed, "a"}
         assert decoder.word_graph.ngram.vocabulary == model.vocabulary
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_words_without_spaces_against_enumeration(seed: int, ngram_of: Callable[..., NgramLM]) -> None:
+    """Pieces: characters without marks beside marked ones. Letters: the boundary is optional."""
+    words = ["今", "今天", "天", "b"]
+    model = ngram_of(["今 今天", "天 b 天", "今天 天"], words, order=2)
+    decoder = CTCDecoder(["-", "今", "天", "▁b"], ngram=model, warm_up=False, lm_scale=0.7, **OPEN)
+    log_prob = random_frames(5, seed)
+    spelled = {"今": [(1,)], "今天": [(1, 2)], "天": [(2,)], "b": [(3,)]}
+    wanted = best_word_sequences(
+        log_prob.double().numpy(), spelled, sentence_score(model), 0.7, 0.0, boundary=None, max_words=5
+    )
+    found = decoder(log_prob, nbest=3)
+    assert len(found) == 3 and close(found, wanted)
+    letters: dict[str, Any] = {"tokens": ["-", "今", "天", "|"], "ngram": model, "warm_up": False, **OPEN}
+    by_lexicon = CTCDecoder(lexicon={"今": "今", "今天": "今 天", "天": "天"}, **letters)
+    for one, other in zip(CTCDecoder(**letters)(log_prob, nbest=3), by_lexicon(log_prob, nbest=3), strict=True):
+        assert (one.text, one.words, one.score) == (other.text, other.words, pytest.approx(other.score))

@@ -336,3 +336,23 @@ def test_a_token_that_a_file_lists_twice_is_named(tmp_path: Path, content: str, 
     path.write_text(content, encoding="utf-8")
     with pytest.raises(AsrError, match=f"tokens.txt: the token {symbol} occurs twice, with the ids 1 and 2"):
         CTCTokens(path)
+
+
+def test_words_of_scripts_without_spaces_need_no_boundary() -> None:
+    letters = CTCTokens(["[PAD]", "|", *"今天T", "한"])
+    assert letters.spell("今天") == [("今", "天", "|"), ("今", "天")]
+    assert letters.spell("天T") == [("天", "T", "|")] and letters.spell("한") == [("한", "|")]
+    assert CTCTokens(["-", *"今天"]).spell("今天") == [("今", "天")]
+    mixed = CTCTokens(["<blk>", *"今天", "▁T", "T"])
+    assert mixed.spell("今天") == [("今", "天")]
+    assert mixed.spell("T") == [("▁T",)] and mixed.spell("T今") == [("▁T", "今")]
+    assert CTCTokens(["<blk>", "▁", "▁今", *"今天"]).spell("今天") == [("▁今", "天"), ("今", "天")]
+
+
+def test_a_piece_model_of_the_other_script_leaves_characters_as_they_are() -> None:
+    class Latin:
+        def encode(self, text: str, out_type: type[str]) -> list[str]:
+            return ["▁T"] if text == "T" else ["▁", text]
+
+    tokens = CTCTokens(["<blk>", *"今天", "▁T", "T", "x"], piece_model=Latin())
+    assert (tokens.spell("今天"), tokens.spell("T"), tokens.spell("x")) == ([("今", "天")], [("▁T",)], [])
