@@ -6,6 +6,7 @@ Shapes: N utterances, T frames, C tokens.
 from __future__ import annotations
 
 import bisect
+import logging
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -22,7 +23,10 @@ from asr.ctc.prefix_kernel import WORD_MARK, Rules
 from asr.errors import AsrError
 from asr.lm.interface import LanguageModel
 from asr.text.ctc_tokens import CTCTokens
+from asr.text.normalize import written_as
 from asr.text.symbols import UNK_ID, Vocabulary
+
+_LOGGER = logging.getLogger(__name__)
 
 
 class Spelled(NamedTuple):
@@ -189,7 +193,8 @@ def token_rules(tokens: CTCTokens, config: CTCDecodingConfig, vocabulary: Vocabu
     num = len(symbols)
     word_of = np.full(num, UNK_ID, dtype=np.int64)
     if vocabulary is not None:
-        known = [entry for entry in range(1, num) if symbols[entry] in vocabulary]
+        names = {entry: written_as(symbols[entry], vocabulary) for entry in range(1, num)}
+        known = {entry: vocabulary.id_of(name) for entry, name in names.items() if name is not None}
         if not known:
             raise AsrError(
                 f"{tokens.name}: the language model has none of the {num - 1} tokens ({symbols[1]!r}, ...); "
@@ -200,7 +205,13 @@ def token_rules(tokens: CTCTokens, config: CTCDecodingConfig, vocabulary: Vocabu
                 f"{tokens.name}: the language model lacks the word boundary {symbols[tokens.boundary_id]!r}, as a "
                 "model of words does; estimate it from text that is split into these tokens, boundaries included."
             )
-        word_of[known] = [vocabulary.id_of(symbols[entry]) for entry in known]
+        word_of[[*known]] = [*known.values()]
+        lacking = [symbols[entry] for entry in names if entry not in known and tokens.is_text(entry)]
+        if lacking:
+            _LOGGER.warning(
+                "%s: the language model lacks %d of the %d tokens (%s%s); they have the probability of its <unk>.",
+                *(tokens.name, len(lacking), num - 1, " ".join(lacking[:5]), " ..." if len(lacking) > 5 else ""),
+            )
     nothing = np.zeros(1, dtype=np.int64)
     return Rules(
         char_begin=np.arange(-1, num).clip(0).astype(np.int64),

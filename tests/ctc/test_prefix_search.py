@@ -17,6 +17,7 @@ from asr.ctc.frames import as_frames
 from asr.ctc.language_models import LentModels
 from asr.ctc.prefix_beam import PrefixBeam, in_order, read_chunks
 from asr.ctc.prefix_search import PrefixSearch, token_rules
+from asr.ctc.word_models import uniform_ngram
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.model import NgramLM
 from asr.text.symbols import Vocabulary
@@ -350,3 +351,9 @@ def test_a_model_whose_search_failed_is_not_lent_again(ngram_of: Callable[..., N
         raise KeyboardInterrupt
     with models.lent() as other:
         assert other is not first and len(made) == 2
+
+
+def test_tokens_that_the_language_model_lacks_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Letters in another case beside a boundary that both have, for example; equivalent tokens are the same."""
+    CTCDecoder(["-", "|", "é", "A"], token_lm=uniform_ngram(["|", "e\u0301", "a"]), warm_up=False)
+    assert "the language model lacks 1 of the 3 tokens (A); they have the probability of its <unk>" in caplog.text
