@@ -178,7 +178,7 @@ def _written(tokens: CTCTokens, entry: int) -> list[int]:
         # Each is a word; the others count as empty ones.
         return [WORD_MARK + 1 + entry] if is_text else [WORD_MARK]
     if not is_text:
-        return [WORD_MARK] if entry == tokens.boundary_id else []
+        return [WORD_MARK] if tokens.separates_words(entry) else []
     begins = tokens.kind == "pieces" and tokens.begins_word(entry)
     return [*reversed(tokens.bytes_of(entry)), *[WORD_MARK] * begins]
 

@@ -141,6 +141,10 @@ class CTCTokens:
         """Whether an entry of `table` may be part of a text, unlike the blank, `<s>` and `<unk>`."""
         return self._is_text[entry]
 
+    def separates_words(self, entry: int) -> bool:
+        """Whether an entry of `table` is the boundary, or another white space such as U+3000."""
+        return entry == self.boundary_id or self.symbols[self.columns[entry]].isspace()
+
     def begins_word(self, entry: int) -> bool:
         """Whether an entry of `table` is a piece that begins a word."""
         symbol = self.table.tokens[entry]
@@ -221,7 +225,7 @@ class CTCTokens:
         boundary, is_open = self.boundary_id, False
         for position, entry in enumerate(entries):
             if entry == boundary or not self.is_text(entry):
-                is_open = is_open and entry != boundary
+                is_open = is_open and not self.separates_words(entry)
                 continue
             begins = self.kind == "pieces" and self.begins_word(entry)
             if is_open and not begins:

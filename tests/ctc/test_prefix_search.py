@@ -357,3 +357,15 @@ def test_tokens_that_the_language_model_lacks_are_told(caplog: pytest.LogCapture
     """Letters in another case beside a boundary that both have, for example; equivalent tokens are the same."""
     CTCDecoder(["-", "|", "é", "A"], token_lm=uniform_ngram(["|", "e\u0301", "a"]), warm_up=False)
     assert "the language model lacks 1 of the 3 tokens (A); they have the probability of its <unk>" in caplog.text
+
+
+def test_texts_differ_in_white_space_of_any_kind() -> None:
+    symbols = ["-", "a", "\u3000"]
+    log_prob = (2.0 * torch.randn((4, 3), generator=torch.Generator().manual_seed(5))).log_softmax(1)
+    tokens = CTCTokens(symbols)
+    decoder = CTCDecoder(tokens, warm_up=False, beam_size=1000, search_beam=1e9, token_min_log_prob=-1e9)
+    sequences = best_token_sequences(log_prob.double().numpy(), lambda tokens: 0.0, 0.0, 0.0, None)
+    wanted = sums_of_texts(sequences, lambda found: " ".join("a" * (end - begin) for begin, end in tokens.group(found)))
+    for hypothesis in decoder(log_prob, nbest=4):
+        assert hypothesis.score == pytest.approx(wanted[hypothesis.text], abs=1e-4)
+    assert "a a" in wanted

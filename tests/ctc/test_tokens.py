@@ -356,3 +356,9 @@ def test_a_piece_model_of_the_other_script_leaves_characters_as_they_are() -> No
 
     tokens = CTCTokens(["<blk>", *"今天", "▁T", "T", "x"], piece_model=Latin())
     assert (tokens.spell("今天"), tokens.spell("T"), tokens.spell("x")) == ([("今", "天")], [("▁T",)], [])
+
+
+@pytest.mark.parametrize("space", ["\u3000", "\u00a0"])
+def test_white_space_of_any_kind_separates_letters(space: str) -> None:
+    tokens = CTCTokens(["[PAD]", "|", space, "a", "b"])
+    assert tokens.group([3, 2, 4, 1, 3, 4]) == [(0, 1), (2, 3), (4, 6)]
