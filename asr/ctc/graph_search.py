@@ -25,6 +25,7 @@ from asr.graph.decoding_graph import DecodingGraph
 from asr.graph.topology import with_last_boundary
 from asr.text.ctc_tokens import PIECE_PREFIX, CTCTokens
 from asr.text.lexicon import Lexicon
+from asr.text.normalize import is_unspaced
 from asr.text.symbols import UNK_ID
 
 # Spelled words reach the same text on several paths; this many times as many paths are extracted for an n-best list.
@@ -192,7 +193,7 @@ class GraphSearch:
 def _tells_words(tokens: CTCTokens, lexicon: Lexicon) -> bool:
     """Whether `CTCTokens.group` finds the words of a lexicon: each ends in the only boundary, or begins as a piece.
 
-    A lone `▁` is no word for it.
+    A lone `▁` is no word for it. Characters of scripts without spaces may begin words and be within them.
     """
     symbols = tokens.table.tokens
     if tokens.boundary_id is not None:
@@ -201,6 +202,8 @@ def _tells_words(tokens: CTCTokens, lexicon: Lexicon) -> bool:
     if tokens.kind != "pieces":
         return False
     beginnings = {symbols[entry] for entry in range(1, len(symbols)) if tokens.begins_word(entry)}
+    if any(is_unspaced(symbol[0]) for symbol in symbols if symbol not in beginnings):
+        return False
     return all(
         way[0] in beginnings and beginnings.isdisjoint(way[1:]) and way != (PIECE_PREFIX,) for way in lexicon.each()
     )

@@ -36,7 +36,7 @@ SILENCES = ("SIL", "sil", "<sil>", "SP", "sp")
 _MOST_GRAPHS_KEPT = 4
 _GRAPH_SUFFIX, _NGRAM_SUFFIX, _LETTERS_SUFFIX = ".safetensors", ".ngram", ".letters.ngram"
 # Counts changes of what a graph with spelled words is compiled to, so that older files are not taken for it.
-_SPELLED_VERSION = 3
+_SPELLED_VERSION = 4
 _kept_graphs: OrderedDict[Hashable, WordGraph] = OrderedDict()
 _kept_lock = threading.Lock()
 

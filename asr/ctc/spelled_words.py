@@ -21,6 +21,7 @@ import torch
 from asr.graph.fst import INPUT_EPSILON, GraphArrays, Words, expand
 from asr.lm.ngram.model import NgramLM
 from asr.text.ctc_tokens import PIECE_PREFIX
+from asr.text.normalize import is_unspaced
 from asr.text.symbols import BOS_ID, EOS_ID, UNK_ID
 
 SPELLING = "#spelling"
@@ -37,7 +38,7 @@ class SpellingModel:
         boundary: the symbol that ends a word, or None.
         penalty: natural log, added to each spelled word.
         beginnings: the symbols that begin words and occur nowhere else in them; None if any symbol may begin a word. A
-            lone `▁` among them is not a word.
+            lone `▁` among them is not a word. Symbols of scripts without spaces may begin words, too.
         key: cache key; equal for models that are equal given the same lexicon.
     """
 
@@ -141,7 +142,9 @@ def _inner_graph(model: SpellingModel, names: Sequence[str]) -> _Inner:
     words = ngram.vocabulary.words
     place = {symbol: position for position, symbol in enumerate(names)}
     number = np.array([place.get(symbol, -1) for symbol in words], dtype=np.int64)
-    may_begin = np.array([model.beginnings is None or symbol in model.beginnings for symbol in words])
+    may_begin = np.array(
+        [model.beginnings is None or symbol in model.beginnings or is_unspaced(symbol[0]) for symbol in words]
+    )
     may_follow = np.array([model.beginnings is None or symbol not in model.beginnings for symbol in words])
     label = arrays.label.cpu().numpy()
     score = arrays.arc_score(torch.arange(len(label), device=arrays.label.device)).cpu().numpy()

@@ -57,6 +57,20 @@ def test_unknown_words_are_spelled_and_known_ones_are_not(
             assert closed(log_prob)[0].text != text
 
 
+@pytest.mark.parametrize("listed", [["今天", "HELLO"], ["HELLO"]])
+def test_characters_of_scripts_without_spaces_begin_spelled_words(
+    listed: list[str], frames_of: Callable[..., torch.Tensor]
+) -> None:
+    symbols = ["-", *"今天气很", "▁HE", "LLO"]
+    decoder = CTCDecoder(symbols, words=listed, spell_unknown=True, spelling_penalty=3.0, warm_up=False)
+    best = decoder(frames_of(symbols, ["今", "天", "▁HE", "LLO", "很"], strength=20.0))[0]
+    assert [(word.text, word.start_frame, word.end_frame, word.is_spelled) for word in best.words] == [
+        ("今天", 0, 3, "今天" not in listed),
+        ("HELLO", 4, 7, False),
+        ("很", 8, 9, True),
+    ]
+
+
 def test_a_lone_mark_is_no_spelled_word(word_model: NgramLM, frames_of: Callable[..., torch.Tensor]) -> None:
     symbols = ["-", "▁", "▁b", *"abcdeo"]
     decoder = CTCDecoder(symbols, ngram=word_model, spell_unknown=True, spelling_penalty=3.0, warm_up=False)
