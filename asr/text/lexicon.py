@@ -97,7 +97,8 @@ class Lexicon:
             path: the file, plain, .gz or .xz. Lines that begin with `;;;`, and text after ` #`, are comments; a `#`
                 that ends a line is a phone, such as in the pronunciation `C #` of the word `C#`.
             keep_stress: keep the stress marks of ARPAbet vowels (`AH0`) instead of removing them (`AH`).
-            upper_case: convert words to upper case, as in transcripts; words such as `<unk>` are not changed.
+            upper_case: convert words to upper case, as in transcripts; words such as `<unk>`, and with the Turkish ı,
+                are not changed.
 
         Raises:
             AsrError: the file is missing, not UTF-8 or empty, or a line has no pronunciation.
@@ -124,7 +125,8 @@ class Lexicon:
                 )
             variant = _VARIANT.match(word) if word.endswith(")") else None
             word = variant["word"] if variant else word
-            if upper_case and not word.startswith("<"):
+            # In upper case, i and ı would be the same letter.
+            if upper_case and not word.startswith("<") and "ı" not in word:
                 word = word.upper()
             if not keep_stress:
                 phones = [_without_stress(phone) for phone in phones]

@@ -142,3 +142,11 @@ def test_equivalent_words_are_the_same() -> None:
     for word in (composed, decomposed):
         assert letters.encode([word]) == ([2, 1, 2], [])
         assert marks.encode([word]) == ([2, 3, 1, 2, 3], [])
+
+
+def test_turkish_words_keep_their_own_pronunciations(tmp_path: Path) -> None:
+    (tmp_path / "lexicon").write_text("ısı EU S EU\nisi I S I\nstraße S T\n", encoding="utf-8")
+    tokenizer = Tokenizer.from_files([tmp_path / "lexicon"])
+    assert tokenizer.pronunciations("ısı") == [("EU", "S", "EU")]
+    assert tokenizer.pronunciations("isi") == [("I", "S", "I")]
+    assert tokenizer.pronunciations("straße") == tokenizer.pronunciations("STRASSE") == [("S", "T")]
