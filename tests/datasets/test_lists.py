@@ -77,6 +77,24 @@ def test_a_table(audio: Path, tmp_path: Path, delimiter: str, capsys: pytest.Cap
     assert cuts["a"].recording.sources[0].source == str(tmp_path / "clips" / "a.wav")
 
 
+@pytest.mark.parametrize("kind", ["csv", "nemo", "kaldi"])
+def test_names_of_files_in_the_other_form_of_unicode(
+    kind: str, audio: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (audio / "a.wav").rename(audio / "e\u0301.wav")
+    (audio / "b.wav").rename(audio / "è.wav")
+    folder, files = tmp_path / "lists", {"x": "é.wav", "y": "e\u0300.wav"}
+    folder.mkdir()
+    rows = [f"{name},../audio/{file},one\n" for name, file in files.items()]
+    (folder / "list.csv").write_text("".join(["id,path,text\n", *rows]))
+    nemo = [json.dumps({"id": i, "audio_filepath": f"../audio/{f}", "text": "one"}) + "\n" for i, f in files.items()]
+    (folder / "list.json").write_text("".join(nemo))
+    (folder / "wav.scp").write_text("".join(f"{i} {audio / f}\n" for i, f in files.items()))
+    (folder / "text").write_text("x one\ny one\n")
+    cuts = prepared(capsys, kind, {"csv": folder / "list.csv", "nemo": folder / "list.json", "kaldi": folder}[kind])
+    assert {name: cut.duration for name, cut in cuts.items()} == {"x": 0.5, "y": 1.0}
+
+
 @pytest.mark.parametrize(
     ("first", "second", "texts"),
     [

@@ -10,8 +10,10 @@ import csv
 import io
 import math
 import os
+import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +52,7 @@ class _List(ABC):
             elif not item.text:
                 skipped.append(SkippedItem(item.utterance_id, "the transcript is empty"))
             else:
-                utterances[item.utterance_id] = item
+                utterances[item.utterance_id] = replace(item, audio=_as_on_disk(item.audio))
         if not utterances:
             reason = f": {skipped[0].item}: {skipped[0].reason}" if skipped else ""
             raise AsrError(f"{corpus_dir}: there are no transcribed utterances{reason}.")
@@ -69,6 +71,14 @@ class _List(ABC):
 
     def download(self, corpus_dir: Path, parts: Sequence[str]) -> None:
         raise AsrError(f"{corpus_dir}: a list of files cannot be downloaded; leave out --download.")
+
+
+def _as_on_disk(audio: Path) -> Path:
+    """The path of a file whose name may be in Unicode's other form, as in archives that macOS has written."""
+    if str(audio).isascii() or os.path.isfile(audio):  # noqa: PTH113
+        return audio
+    forms = (unicodedata.normalize(form, str(audio)) for form in ("NFC", "NFD"))
+    return next((Path(form) for form in forms if os.path.isfile(form)), audio)  # noqa: PTH113
 
 
 class KaldiFolder(_List):
@@ -143,7 +153,7 @@ class Table(_List):
                 continue
             folders = (path.parent / folder for folder in _AUDIO_FOLDERS)
             candidates = [folder / written for folder in folders]
-            audio = next((one for one in candidates if os.path.isfile(one)), candidates[0])  # noqa: PTH113
+            audio = next((one for one in map(_as_on_disk, candidates) if os.path.isfile(one)), candidates[0])  # noqa: PTH113
             text = " ".join((row[text_column] or "").split())
             yield Utterance(name, audio, text, (speaker_column and row[speaker_column]) or name, 0.0, None, None)
 
