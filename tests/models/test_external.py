@@ -81,6 +81,15 @@ def test_any_function() -> None:
         model(torch.zeros(0))
 
 
+def test_recordings_shorter_than_a_window_of_the_network() -> None:
+    convolution = nn.Conv1d(1, len(SYMBOLS), kernel_size=400, stride=320)
+    model = CallableModel(lambda x, n: convolution(x[:, None]).transpose(1, 2), SYMBOLS, 16000, 0.02)
+    recognizer = CTCRecognizer(model, CTCDecoder(SYMBOLS, frame_shift=0.02, warm_up=False))
+    long, short = recognizer([noise(0.4), noise(0.001)])
+    assert (long.duration, short.duration) == (0.4, 0.001)
+    assert all(word.end <= 0.001 for word in short.words)
+
+
 def test_samples_of_any_type() -> None:
     model = CallableModel(Windows(), SYMBOLS, sampling_rate=16000, frame_shift=0.02)
     waveform = (noise(0.4) * 2**15).round() / 2**15

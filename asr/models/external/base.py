@@ -29,6 +29,9 @@ from asr.text.ctc_tokens import CTCTokens
 # How far the sum of a row of probabilities may be from 1, and its log from 0.
 _TOLERANCE = 0.05
 _LONGEST_REASON = 300
+FEWEST_SECONDS = 0.1
+"""Recognizers pad shorter recordings with silence: convolutions over samples need some hundreds of them."""
+
 # What icefall and NeMo call the model of their pieces.
 _PIECE_MODELS = ("bpe.model", "tokenizer.model")
 

@@ -14,12 +14,9 @@ from torch import Tensor, nn
 
 from asr.errors import AsrError
 from asr.graph.topology import with_last_boundary
-from asr.models.external.base import ExternalModel, load_acoustic_model, named
+from asr.models.external.base import FEWEST_SECONDS, ExternalModel, load_acoustic_model, named
 from asr.serialization import ModelSpec, OwnFormat
 from asr.text.ctc_tokens import CTCTokens
-
-# Convolutions over samples need some hundreds of them; shorter recordings are padded with silence.
-_FEWEST_SECONDS = 0.1
 
 _ONNX = "onnx:"
 
@@ -74,7 +71,7 @@ class ExternalNetwork(nn.Module, OwnFormat):
         self.normalize = normalize
         self.num_tokens = len(self.tokens)
         self.subsampling_factor = max(1, round(frame_shift * sampling_rate))
-        self._fewest_samples = int(_FEWEST_SECONDS * sampling_rate)
+        self._fewest_samples = int(FEWEST_SECONDS * sampling_rate)
         # Its device is that of the network, even if the network is not a torch module.
         self.place = nn.Parameter(torch.zeros(0), requires_grad=False)
         self._model: ExternalModel | None = None
