@@ -156,7 +156,7 @@ def notes_on(num_left_out: int, words: Sequence[Word]) -> tuple[str, ...]:
         words: the remaining words.
     """
     sure = [word.confidence for word in words if word.confidence is not None]
-    is_unsure = bool(sure) and sum(sure) < _LEAST_SURE * len(sure)
+    is_unsure = sum(sure) < _LEAST_SURE * len(sure)
     return ("noise",) * (num_left_out > 0) + ("unsure",) * is_unsure
 
 

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import itertools
 import time
+from dataclasses import replace
 
 import pytest
 
-from asr.results import Alternative, RecognitionResult, StageTimes, Word, joined
+from asr.results import Alternative, RecognitionResult, StageTimes, StreamResult, Word, joined
 
 
 def test_stages_add_up():
@@ -58,3 +59,30 @@ def test_sentences_of_segments_are_combined_and_their_words_copied_once():
         assert [(word.start, word.end) for word in one.words] == [(1.0, 2.0), (11.0, 12.0), (26.0, 27.0)]
     words = [word for one in found for word in one.words]
     assert len({id(word) for word in words}) == len(set(words)) < len(words)
+
+
+def test_json_has_all_values_in_times_of_a_millisecond_and_scores_of_four_digits():
+    exact = (-1.23456, -2.34567, -3.45678, -7.03701)
+    scores = {"am": -1.2346, "graph": -2.3457, "lm": -3.4568, "total": -7.037}
+    words = Word("A", 0.12349, 0.5), Word("B", 0.75, 1.00051, 0.98765)
+    listed = [
+        {"word": "A", "start": 0.123, "end": 0.5},
+        {"word": "B", "start": 0.75, "end": 1.001, "confidence": 0.9877},
+    ]
+    times = StageTimes(2.00049, {"search": 0.123456, "features": 0.5})
+    assert times.as_dict() == {"real_time_factor": 0.3117, "seconds": {"search": 0.123, "features": 0.5}}
+    assert StageTimes(0.0, {"search": 1.0}).as_dict()["real_time_factor"] is None
+    result = RecognitionResult(words, *exact, False, times)
+    plain = {"text": "A B", "duration": 2.0, "words": listed, "scores": scores, "complete": False}
+    plain["seconds"] = {"search": 0.1235, "features": 0.5}
+    assert result.as_dict() == plain
+    more = replace(result, hypotheses=(Alternative(words[1:], *exact),), notes=("unsure",))
+    assert more.as_dict() == {**plain, "nbest": [{"text": "B", "scores": scores}], "notes": ["unsure"]}
+    partial = StreamResult(3, False, "", 1.23456, 2.34567, words, 1)
+    heard = {"begin": 1.235, "end": 2.346, "text": "A B", "words": listed}
+    assert partial.as_dict() == {"type": "partial", **heard, "settled": 1}
+    final = replace(partial, is_final=True, reason="pause", is_complete=False)
+    final = replace(final, **dict(zip(("am_score", "graph_score", "lm_score", "total"), exact, strict=True)))
+    expected = {"type": "final", **heard, "reason": "pause", "complete": False, "scores": scores}
+    assert final.as_dict() == expected
+    assert replace(final, notes=("noise",)).as_dict() == {**expected, "notes": ["noise"]}

@@ -36,6 +36,7 @@ from asr.metrics import normalized_cross_entropy
 from asr.recognizer import Recognizer
 from asr.testing.tones import PRONUNCIATIONS, tones
 from asr.text.lexicon import Lexicon, word_ends
+from asr.text.symbols import UNK_ID
 from tests.decoding.random_graphs import UNPRUNED, random_graph, random_log_prob
 
 
@@ -109,6 +110,19 @@ def test_a_word_of_silence_alone_leaves_the_times_as_they_are() -> None:
         (4, 5), (word, other), 0.0, 0.0, 0.0, 0.0, (0, 5), (5, 9), phones=((1, 1, 3), (2, 5, 9))
     )  # fmt: skip
     assert aligner.aligned(found) == found
+
+
+def test_unk_has_the_phones_that_the_lexicon_gives_it_and_variants_with_other_phones_are_left_out() -> None:
+    graph = random_graph(0)
+    _, first, silence, last = graph.tokens.tokens
+    word = graph.vocabulary.words[4]
+    lexicon = Lexicon({"<unk>": [(first, last)], word: [(last, "elsewhere"), (last,)]})
+    aligner = WordAligner(lexicon, replace(graph, meta={"silence": silence}))
+    found = Hypothesis(
+        (UNK_ID, 4), ("<unk>", word), 0.0, 0.0, 0.0, 0.0, (5, 6), (6, 9), phones=((1, 0, 1), (3, 1, 3), (3, 5, 9))
+    )  # fmt: skip
+    aligned = aligner.aligned(found)
+    assert (aligned.start_frames, aligned.end_frames) == ((0, 5), (3, 9))
 
 
 @pytest.mark.slow
