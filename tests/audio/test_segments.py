@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asr.audio.io import read_audio
-from asr.audio.segments import at_rate, batches_of_similar_length, open_recordings, segments_at_pauses, split_at_pauses
+from asr.audio.segments import (
+    at_rate,
+    batches_of_similar_length,
+    open_recordings,
+    segment_batches,
+    segments_at_pauses,
+    split_at_pauses,
+)
 from asr.errors import AsrError
 
 RATE = 1000
@@ -76,3 +83,72 @@ def test_segments_of_pieces_are_those_of_the_whole(size):
 def test_impossible_sampling_rates_are_refused(rate):
     with pytest.raises(AsrError, match="the sampling rate is"):
         at_rate(torch.zeros(100), rate, 16000)
+
+
+class PlayedFile:
+    """Stands for a file: pieces of 100 samples, which are counted as they are read."""
+
+    num_read = 0
+
+    def __init__(self, samples: torch.Tensor) -> None:
+        self.samples = samples
+
+    def __iter__(self):
+        for piece in self.samples.split(100):
+            PlayedFile.num_read += len(piece)
+            yield piece
+
+
+def batches_while_reading(recordings, **arguments):
+    """The batches of segments of 2 s at most, 8 s in a batch, and the number of samples read before each of them."""
+    PlayedFile.num_read = 0
+    batches, num_read = [], []
+    for batch in segment_batches(recordings, RATE, 2.0, 8.0, **arguments):
+        batches.append(batch)
+        num_read.append(PlayedFile.num_read)
+    for index, recording in enumerate(recordings):
+        own = [one for batch in batches for one in batch if one.recording_idx == index]
+        own.sort(key=lambda one: one.begin)
+        is_file = isinstance(recording, PlayedFile)
+        assert {one.is_read for one in own} == {is_file}
+        samples = recording.samples if is_file else recording
+        assert torch.equal(torch.cat([one.samples for one in own]), samples)
+        assert [one.begin for one in own] == [0, *itertools.accumulate(len(one.samples) for one in own)][:-1]
+    for batch in batches:
+        assert len(batch) == 1 or max(len(one.samples) for one in batch) * len(batch) <= 8 * RATE
+    return batches, num_read
+
+
+def noise(*lengths: int) -> list[torch.Tensor]:
+    return [torch.randn(length, generator=torch.Generator().manual_seed(length)) for length in lengths]
+
+
+def test_arrays_are_batched_by_length_and_six_batches_of_files_are_read_ahead() -> None:
+    lengths = [300, 30_000, 60, 70_000, 5000, 20]
+    arrays = noise(*lengths)
+    batches, _ = batches_while_reading(arrays)
+    in_order = [len(one.samples) for batch in batches for one in batch]
+    assert in_order == sorted(in_order, reverse=True)
+    files = [PlayedFile(samples) for samples in noise(*lengths)]
+    batches, num_read = batches_while_reading(files)
+    # Six batches of 8 s are read ahead, and the rest of a segment; then the next six.
+    assert num_read[-1] == sum(lengths)
+    reads = sorted(set(num_read))[:-1]
+    assert len(reads) == 2
+    assert all(0 <= num - 6 * 8 * RATE * count < 3 * RATE * count for count, num in enumerate(reads, start=1))
+    # Arrays are in memory anyway.
+    batches, num_read = batches_while_reading([*arrays, *files])
+    assert any({one.is_read for one in batch} == {False, True} for batch in batches)
+
+
+def test_few_sessions_are_open_at_a_time() -> None:
+    """With six batches of 8 s and segments of 2 s, 24 of 50; the second segments come after all first ones."""
+    files = [PlayedFile(samples) for samples in noise(*range(3000, 8000, 100))]
+    batches, num_read = batches_while_reading(files, sessions=range(50))
+    assert all(len({one.recording_idx for one in batch}) == len(batch) for batch in batches)
+    segments = [one for batch in batches for one in batch]
+    assert num_read[0] < 24 * 3 * RATE
+    assert [one.recording_idx // 24 for one in segments] == sorted(one.recording_idx // 24 for one in segments)
+    for group in (0, 1):
+        firsts = [one.begin == 0 for one in segments if one.recording_idx // 24 == group]
+        assert firsts == [True] * 24 + [False] * (len(firsts) - 24)
