@@ -19,10 +19,11 @@ from asr.audio.io import read_audio
 from asr.datasets.augment import NoiseMixer, SpecAugment
 from asr.datasets.corpora.librispeech import LibriSpeech
 from asr.datasets.corpora.lists import Table
-from asr.datasets.cuts import cut_waveform
+from asr.datasets.cuts import cut_waveform, hold_out_speakers, read_cuts
 from asr.datasets.datamodule import AcousticDataModule
-from asr.datasets.dataset import WaveformCache
+from asr.datasets.dataset import FeatureMemory, WaveformCache
 from asr.datasets.prepare import prepare_part
+from asr.distributed import Share
 from asr.errors import AsrError
 from tests.datasets.toy_corpora import write_audio, write_librispeech
 
@@ -256,7 +257,9 @@ def test_held_out_speakers(corpus: dict[str, Any], caplog: pytest.LogCaptureFixt
     module.setup("fit")
     speakers = {split: {cut.supervisions[0].speaker for cut in cuts} for split, cuts in module.cuts.items()}
     assert not speakers["train"] & speakers["valid"] and speakers["train"] | speakers["valid"] == {"19", "26"}
-    assert len(module.cuts["train"]) + len(module.cuts["valid"]) == 10
+    rest, held_out = hold_out_speakers(read_cuts(corpus["train_cuts"]), 0.3, 0)
+    assert set(module.cuts["train"].ids) == {cut.id for cut in rest} and len(rest) == 5
+    assert set(module.cuts["valid"].ids) == {cut.id for cut in held_out} and len(held_out) == 5
     assert sum(len(batch["texts"]) for batch in module.val_dataloader()) == 5
     assert [record.message for record in caplog.records if "valid_fraction" in record.message] == [
         "valid_fraction: 50 % of the speech is held out, because speakers are held out as a whole; give valid_cuts if "
@@ -324,10 +327,31 @@ def test_characters(corpus: dict[str, Any], tmp_path: Path) -> None:
 
 
 def test_other_pronunciations_are_drawn(corpus: dict[str, Any]) -> None:
-    module = AcousticDataModule(**corpus, random_pronunciation=True)
-    module.setup("fit")
+    module = AcousticDataModule(**corpus, test_cuts=corpus["train_cuts"], random_pronunciation=True)
+    module.setup()
     drawn = {tuple(row) for _ in range(3) for b in module.train_dataloader() for row in b["tokens"].tolist()}
     assert drawn == {(1, 2, 3), (3, 2, 3)}
+    assert {tuple(row) for b in module.test_dataloader() for row in b["tokens"].tolist()} == {(1, 2, 3)}
+
+
+def test_features_are_kept_in_memory_by_the_process_that_needs_them_again(corpus: dict[str, Any]) -> None:
+    module = AcousticDataModule(**corpus)
+    module.setup("fit")
+    assert len(list(module.train_dataloader())) > 0
+    assert isinstance(module.features, FeatureMemory) and len(module.features) == 10
+    assert AcousticDataModule(**corpus, num_workers=1).features is None
+
+
+def test_a_process_without_a_share_of_a_batch_gets_an_empty_one(corpus: dict[str, Any]) -> None:
+    module = AcousticDataModule(**corpus)
+    module.setup("fit")
+    cuts = CutSet.from_cuts([next(iter(module.cuts["train"]))])
+    whole = module.plain_dataset[cuts]
+    module.plain_dataset.share = Share(1, 2)
+    empty = module.plain_dataset[cuts]
+    for name in ("features", "num_frames", "tokens", "num_tokens", "rows"):
+        assert empty[name].shape[0] == 0 and empty[name].dtype == whole[name].dtype, name
+    assert (empty["texts"], empty["cut_ids"], empty["num_all"]) == ([], [], 1)
 
 
 @pytest.mark.parametrize(
