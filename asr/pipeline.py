@@ -85,7 +85,7 @@ class EnginePool:
         is_exclusive: whether calls take turns, because all sets would hold the same language model.
     """
 
-    def __init__(self, is_exclusive: bool = False) -> None:
+    def __init__(self, is_exclusive: bool) -> None:
         self.lock = threading.RLock()
         self._is_exclusive = is_exclusive
         self._turn = threading.RLock()
