@@ -126,7 +126,7 @@ class ChunkLoader:
             pieces = -(-num_outputs // self.lengths[-1])
             fitting = (length for length in self.lengths if length * pieces <= num_outputs)
             longest_fit = max(fitting, default=self.lengths[0])
-            cover = min((length for length in self.lengths if length * pieces >= num_outputs), default=longest_fit)
+            cover = min(length for length in self.lengths if length * pieces >= num_outputs)
             # Pieces overlap a little or leave a little out, whichever is less.
             length = cover if cover * pieces - num_outputs < num_outputs - longest_fit * pieces else longest_fit
             if length > num_outputs:

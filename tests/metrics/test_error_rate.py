@@ -7,12 +7,15 @@ from hypothesis import strategies as st
 from asr import nist
 from asr.errors import AsrError
 from asr.metrics import (
+    ConfidenceBin,
     ErrorCounts,
     align,
     alignment_errors,
     bootstrap_interval,
+    calibration,
     characters,
     count_errors,
+    normalized_cross_entropy,
     probability_of_improvement,
     score_transcripts,
 )
@@ -96,3 +99,21 @@ def test_paired_comparison():
     assert probability_of_improvement([good, bad] * 30, [bad, good] * 30) == pytest.approx(0.5, abs=0.05)
     with pytest.raises(AsrError, match="score the same ones"):
         probability_of_improvement([good], [bad, bad])
+
+
+def test_normalized_cross_entropy_by_hand():
+    """Without confidences, three right words of four cost 3.245 bits. No word is quite sure: it might cost infinity."""
+    assert normalized_cross_entropy([(True, 0.5), (False, 0.25), (True, 0.75), (True, 1.0)]) == 0.436
+    assert normalized_cross_entropy([(True, 0.75)] * 3 + [(False, 0.75)]) == 0.0
+    assert normalized_cross_entropy([(True, 1.0), (False, 0.0)]) == 1.0
+    assert normalized_cross_entropy([(True, 0.5), (False, 1.0)]) == -6.144
+    assert normalized_cross_entropy([(True, 0.0), (False, 0.5)]) == -6.144
+    for nothing in ([], [(True, 0.5)] * 2, [(False, 0.5)] * 2, [(True, 0.5), (False, None)]):
+        assert normalized_cross_entropy(nothing) is None
+
+
+def test_words_are_sorted_into_tenths_of_confidence():
+    marked = [(True, 1.0), (False, 0.0), (True, 0.95), (False, 0.31), (True, 0.39)]
+    bins = [ConfidenceBin(1, 0.0, 0), ConfidenceBin(2, 0.35, 1), ConfidenceBin(2, 0.975, 2)]
+    assert calibration(marked) == bins
+    assert calibration([(True, 1.5), (False, -0.5)]) == [ConfidenceBin(1, -0.5, 0), ConfidenceBin(1, 1.5, 1)]

@@ -53,6 +53,23 @@ def test_of_long_pauses_only_the_edges_count(seed: int, pauses: list[int]) -> No
     assert not normal[0, len(features) :].any()
 
 
+@pytest.mark.parametrize("spread", [0.0, 1.0, 2.0, 5.0])
+@pytest.mark.parametrize("margin", [0, 4, 60])
+def test_frames_near_loud_ones_are_those_of_the_definition(spread: float, margin: int) -> None:
+    """Energies rise and fall slowly, but for clicks; loud is what the tenth loudest and softest frames say."""
+    noise = torch.randn(400, generator=torch.Generator().manual_seed(1))
+    energy = spread * torch.sin(torch.arange(400) / 30) + 0.1 * noise
+    energy[50:400:50] += 30.0
+    ranked = energy.sort().values
+    soft, loud = ranked[9], ranked[-10]
+    is_loud = energy > max(loud - 4.0, soft + 0.3 * (loud - soft))
+    near = torch.stack([is_loud[max(0, i - margin) : i + margin + 1].any() for i in range(400)])
+    features = torch.stack([energy - 1.0, energy + 1.0], dim=1)
+    found = UtteranceCmvn(margin).statistics(features[None], torch.tensor([400]))
+    assert found.num_frames == int(near.sum())
+    torch.testing.assert_close(found.mean, features[near].mean(dim=0))
+
+
 def test_a_short_utterance_is_normalized_alike_in_any_batch() -> None:
     """All its frames count, up to twice the margin; the pauses of a longer one count only near speech."""
     norm = UtteranceCmvn(pause_margin=20)
