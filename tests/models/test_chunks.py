@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import soundfile
 import torch
 
 from asr.audio.fbank import Fbank
+from asr.datasets.augment import SpecAugment
 from asr.datasets.corpora.base import Utterance
 from asr.distributed import WHOLE, Share
 from asr.errors import AsrError
@@ -246,6 +248,26 @@ def test_each_piece_is_smoothed_by_a_share_of_its_own(corpus: PreparedCorpus) ->
     assert all(0.0 < share < 0.4 for share in shares) and len({round(share, 4) for share in shares}) == 3
     # Processes that share a batch draw the same.
     assert torch.equal(load(Share(1, 2)), mixed[1::2])
+
+
+@pytest.mark.parametrize("change", [{"max_warp": 0.1}, {"spec_augment": SpecAugment(max_frequency_mask_bins=5)}])
+def test_an_epoch_that_was_stopped_goes_on_with_the_same_batches(
+    corpus: PreparedCorpus, change: dict[str, Any]
+) -> None:
+    """Warps and masks are random, but those of each batch follow from the seed and its number."""
+    plain, changed = (
+        ChunkLoader(corpus, [1] * 8, lengths=(20, 60), frames_per_batch=240, **arguments) for arguments in ({}, change)
+    )
+    whole = list(changed.epoch(3))
+    assert [batch.number for batch in whole] == [(3, number) for number in range(6)]
+    for one, other in zip(whole, plain.epoch(3), strict=True):
+        assert one.chunks == other.chunks and not torch.equal(one.features, other.features)
+    for start in (2, 6):
+        rest = list(changed.epoch(3, start=start))
+        assert [batch.number for batch in rest] == [batch.number for batch in whole[start:]]
+        assert all(torch.equal(one.features, other.features) for one, other in zip(rest, whole[start:], strict=True))
+    for one, other in zip(changed.epoch(3, Share(1, 2), start=4), whole[4:], strict=True):
+        assert torch.equal(one.features, other.features[1::2]) and one.num_all == len(other.chunks)
 
 
 @pytest.mark.slow

@@ -33,11 +33,11 @@ def pauses_one_by_one(energy: list[float], heard: list[float], margin: int) -> l
 
 
 def energies(seed: int, num_frames: int) -> Tensor:
-    """Noise with stretches of speech, and of digital silence."""
+    """Noise with stretches of speech, which is louder and louder, and of digital silence."""
     generator = torch.Generator().manual_seed(seed)
     energy = -9.0 + 0.3 * torch.randn(num_frames, generator=generator)
     for first in torch.randint(0, num_frames, (3,), generator=generator).tolist():
-        energy[first : first + 15] += 4.0
+        energy[first : first + 15] += 0.4 * torch.arange(15)[: num_frames - first]
         energy[first + 40 : first + 60] = LOG_FLOOR
     return energy
 
