@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +25,7 @@ from asr.models.chain_preparation import require_names
 from asr.models.chunks import Chunk, ChunkLoader
 from asr.models.interface import SpeakerStatistics, UtteranceCmvn
 from asr.models.tdnnf import smoothed
+from asr.serialization import write_whole_text
 from asr.text.lexicon import Lexicon
 
 SECONDS = (2.0, 5.0, 0.5)
@@ -136,6 +139,32 @@ def test_what_the_disk_has_lost_is_computed_again(five: list[tuple[str, Utteranc
     write_corpus(partial, five, LEXICON, Fbank(), CONDITIONS, on_progress=lambda done, total: begun.append(done))
     assert begun[0] == (1 if lost == "all features" else 5)
     assert contents(partial) == contents(whole)
+
+
+def test_the_list_that_completes_a_folder_is_written_after_the_features(
+    five: list[tuple[str, Utterance]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, sizes = tmp_path / "prepared", []
+
+    def write(path: Path, text: str) -> None:
+        sizes.append({name: len(content) for name, content in contents(folder).items() if name.endswith(".npy")})
+        write_whole_text(path, text)
+
+    monkeypatch.setattr("asr.models.chain_corpus.write_whole_text", write)
+    write_corpus(folder, five, LEXICON, Fbank(num_mel_bins=20), CONDITIONS)
+    assert sizes == [{name: len(content) for name, content in contents(folder).items() if name.endswith(".npy")}]
+
+
+def test_a_folder_of_an_earlier_version_is_read(corpus: PreparedCorpus, tmp_path: Path) -> None:
+    """Its list of utterances has the names of corpora only with the utterances, and parts without checksums."""
+    folder = shutil.copytree(corpus.folder, tmp_path / "earlier")
+    listing = json.loads((folder / "utterances.json").read_text())
+    for name in ("corpora", "sources", "left_out"):
+        del listing[name]
+    (folder / "utterances.json").write_text(json.dumps({**listing, "parts": ["toy:train"]}))
+    earlier = PreparedCorpus(folder)
+    assert (earlier.corpora, earlier.sources, earlier.left_out) == ({"toy"}, {"toy:train": ""}, ())
+    assert np.array_equal(earlier.features(2, 1), corpus.features(2, 1))
 
 
 def test_an_interrupted_run_of_something_else_is_refused(five: list[tuple[str, Utterance]], tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import math
 import pickle
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
@@ -21,8 +22,10 @@ from asr.errors import AsrError
 from asr.kernels.jit import has_package
 from asr.lm import offload
 from asr.lm.cached.engine import CachedRNNLM
+from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.recognizer import Recognizer
 from asr.results import Alternative, RecognitionResult, StageTimes, Word, joined
+from asr.serialization import ModelSpec
 from asr.streaming import StreamingOptions, StreamingRecognizer, recognize_stream
 from asr.testing.tones import RATE, TEXT, tones
 
@@ -381,11 +384,45 @@ def test_the_recurrent_model_is_a_part_like_the_acoustic_model(bundle):
     assert Recognizer(bundle, mode="ngram", options=second).recurrent_model is bundle.rnn_lm.network
 
 
+@pytest.mark.slow
+def test_stages_take_no_longer_than_the_call(bundle):
+    """What a language model takes is no part of the search, within which it is queried."""
+    config = {"embedding_size": 256, "hidden_size": 1024}
+    network = RNNLanguageModel(bundle.small_ngram.vocabulary, RNNLMConfig(**config)).eval()
+    recognizer = Recognizer(replace(bundle, rnn_lm=ModelSpec("RnnLm", config, network)), mode="rnn")
+    recognizer.prepare()
+    waveforms = [tones(words, seed=7) for words in SENTENCES]
+    begin = time.perf_counter()
+    results = recognizer(waveforms)
+    seconds = time.perf_counter() - begin
+    for result in results:
+        assert list(result.times.stages) == ["features", "acoustic model", "search", "language model"]
+        assert min(result.times.stages.values()) > 0.0
+    assert sum(result.times.total for result in results) <= seconds
+    assert [result.duration for result in results] == [len(waveform) / RATE for waveform in waveforms]
+
+
+@pytest.mark.slow
+def test_the_best_sentences_of_a_second_pass_have_its_scores(bundle):
+    options = {"second_pass": "nbest", "second_pass_mode": "rnn", "second_pass_sentences": 4}
+    for words in SENTENCES[:2]:
+        (result,) = Recognizer(bundle, mode="ngram", options=options)(tones(words, seed=9), nbest=3)
+        totals = [one.total for one in result.hypotheses]
+        assert len(totals) >= 2 and totals == sorted(totals, reverse=True)
+        assert (result.hypotheses[0].text, totals[0]) == (result.text, result.total)
+
+
+def test_a_pause_begins_and_ends_half_its_length_from_anything_loud(bundle):
+    recognizer = Recognizer(bundle, mode="ngram", options={"pause_seconds": 0.5})
+    assert recognizer.pause_margin * recognizer.features.frame_shift == pytest.approx(0.25 * RATE, abs=80)
+
+
 @pytest.mark.parametrize("num_samples", [1, 79, 80, 400])
 def test_a_blink_of_audio_has_a_result(recognizer, num_samples):
     (result,) = recognizer(torch.zeros(num_samples))
     assert result.duration == num_samples / RATE
     assert len(result.words) <= num_samples // 160
+    assert words_of(recognizer([tones(SENTENCES[0], seed=9), torch.zeros(num_samples)]))[0] == SENTENCES[0]
 
 
 @pytest.mark.slow
@@ -439,6 +476,7 @@ def test_the_bundles_options_and_the_users(bundle):
 def test_loading_and_recognizing_need_neither_lightning_nor_lhotse_nor_k2(tiny_bundle_folder):
     program = f"""
 import sys
+import time
 from dataclasses import replace
 for name in ("pytorch_lightning", "lightning", "lhotse", "k2", "torchaudio", "jsonargparse", "kaldifst", "soundfile"):
     sys.modules[name] = None
