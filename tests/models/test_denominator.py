@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,15 @@ import torch
 
 from asr.graph.context import ENTRY, LOOP, TiedStates
 from asr.models.chain_corpus import Alignment
-from asr.models.chain_preparation import context_statistics, denominator_graph, phone_histories
+from asr.models.chain_preparation import (
+    context_statistics,
+    denominator_graph,
+    phone_histories,
+    pronunciation_scores,
+)
 from asr.models.interface import UtteranceCmvn
 from asr.models.lfmmi import LfMmi
+from asr.text.lexicon import Lexicon
 
 SEQUENCES = [[0, 1, 2, 1, 0], [0, 1, 2, 2, 0], [0, 2, 1, 2, 0]]
 
@@ -111,3 +118,16 @@ def test_statistics_for_trees_are_those_of_each_frame_between_its_neighbors() ->
     assert np.array_equal(found.count, count) and count.sum() == 14 + 13
     np.testing.assert_allclose(found.total, total, atol=1e-4)
     np.testing.assert_allclose(found.square, square, atol=1e-4)
+
+
+def test_pronunciations_are_scored_by_counts_which_those_of_all_words_smooth() -> None:
+    """Of four W, three are A and one is B; that counts like two more of any word. C is no phone of the first text."""
+    lexicon = Lexicon({"W": [("A",), ("B",)], "V": [("B", "A")], "RARE": [("A", "A"), ("B", "B")]})
+    said = [("W", [3]), ("W V", [0, 1, 0, 2, 1, 0]), ("V W W", [2, 1, 2, 0, 1]), ("W", [0, 1]), ("W", [2])]
+    corpus: Any = SimpleNamespace(utterances=[SimpleNamespace(text=text) for text, _ in said])
+    alignment = Alignment.from_lists(("SIL", "A", "B", "C"), [(phones, [0.0] * len(phones), 0.0) for _, phones in said])
+    scores = pronunciation_scores(corpus, alignment, range(4), lexicon)
+    share = np.array([3 + 2 * 4 / 6, 1 + 2 * 2 / 6])
+    assert scores.keys() == {"W", "RARE"}
+    np.testing.assert_allclose(scores["W"], np.log(share / share[0]))
+    np.testing.assert_allclose(scores["RARE"], [0.0, np.log(0.5)])
