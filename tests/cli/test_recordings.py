@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import time
 from dataclasses import replace
@@ -15,7 +16,7 @@ import torch
 
 from asr.bundle import Bundle
 from asr.cli.main import main
-from asr.cli.output import ResultsFile, TranscriptFolder, maker_of
+from asr.cli.output import ResultsFile, TranscriptFolder, maker_of, print_record
 from asr.cli.recordings import Shard, recordings
 from asr.datasets.kaldi import read_wav_scp
 from asr.decoding.settings import ResourceOptions
@@ -276,6 +277,27 @@ def test_lines_that_others_wrote_are_read_all_the_same(tmp_path: Path) -> None:
         assert list(output.done) == ["plain.wav", 'quo"te\\.wav', "order.wav", "fake.wav"]
         assert [output.record(name)["text"] for name in output.done] == ["A", "B", "C", 'D", "made_by": "y']
         output.require_maker("x")
+
+
+@pytest.mark.parametrize("line", ["", '{"video": "a.wav", "text": "A", "made_by": "x"}'])
+def test_a_file_with_lines_of_something_else_is_refused_and_stays(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "words.jsonl"
+    path.write_text(f'{line}\n{{"audio": "a.wav", "text": "A", "made_by": "x"}}\n')
+    before = path.read_bytes()
+    with pytest.raises(AsrError, match=r"words\.jsonl:1: this line is not output of this command"):
+        ResultsFile(path, "audio")
+    assert path.read_bytes() == before
+
+
+def test_characters_are_escaped_only_where_they_cannot_be_written() -> None:
+    record = {"audio": "ü.wav", "text": "Ü"}
+    for encoding, line in (("utf-8", '{"audio": "ü.wav", "text": "Ü"}'), ("ascii", json.dumps(record))):
+        stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+        print_record(record, stream)
+        assert stream.buffer.getvalue().decode(encoding) == f"{line}\n"  # type: ignore[attr-defined]
+    text = io.StringIO()  # has no encoding
+    print_record(record, text)
+    assert text.getvalue() == '{"audio": "ü.wav", "text": "Ü"}\n'
 
 
 def test_a_list_without_recordings_is_told(tmp_path: Path) -> None:
