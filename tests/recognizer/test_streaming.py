@@ -173,6 +173,32 @@ def test_final_results_are_those_of_decoding_the_utterance_heard_again(recognize
     assert torch.allclose(network.utterance_log_probs([windows])[0], outputs[0], atol=1e-4)
 
 
+NINE_WORDS = [word for sentence in SENTENCES[:3] for word in sentence]
+
+
+def results_at_once(recognizer, **options):
+    """Partial results by the best path, and the final one, of nine words."""
+    options = StreamingOptions(**QUICK, **ENDLESS, partial_policy="best", **options)
+    *partials, final = recognize_stream(recognizer, tones(NINE_WORDS, seed=3).split(1000), options=options)
+    return partials, final
+
+
+def test_words_become_final_at_an_age(tiny_bundle_folder):
+    recognizer = Recognizer(Bundle.load(tiny_bundle_folder), mode="ngram")
+    never, late, soon = (results_at_once(recognizer, force_commit_seconds=age)[0] for age in (None, 100.0, 0.2))
+    assert late == never
+    assert sum(result.num_stable for result in soon) > sum(result.num_stable for result in never)
+    for result in soon:
+        # The word of which a chunk has just shown the end may be younger at the chunk before.
+        assert result.num_stable >= sum(word.end < result.end - 0.2 - QUICK["chunk_seconds"] for word in result.words)
+
+
+def test_limits_of_partial_results_do_not_concern_final_ones(recognizer):
+    wide, narrow = (results_at_once(recognizer, partial_max_active_states=most) for most in (1000, 1))
+    assert [result.text for result in narrow[0]] != [result.text for result in wide[0]]
+    assert narrow[1] == wide[1] and wide[1].text.split() == NINE_WORDS
+
+
 @pytest.mark.slow
 def test_over_the_lattice_the_model_is_asked_when_an_utterance_has_ended(recognizer, searching):
     pieces = [tones(words, seed=3) for words in SENTENCES[:3]]
