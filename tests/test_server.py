@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from aiohttp import ClientError, ClientSession, FormData, WSCloseCode, WSMsgType
+from aiohttp import ClientError, ClientSession, ClientWebSocketResponse, FormData, WSCloseCode, WSMsgType
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -256,27 +256,33 @@ _UPGRADE = {
 
 
 def test_silent_connections_get_their_last_words_and_are_ended(recognizer, streaming):
-    async def talk(client: ClientSession) -> tuple[dict, WSMsgType]:
+    async def talk(client: ClientSession) -> tuple[dict, WSMsgType, int | None]:
         async with client.ws_connect("/") as socket:
             await socket.send_bytes(as_bytes(tones(SENTENCES[0])))
             await socket.receive_json()
-            return await socket.receive_json(), (await socket.receive()).type
+            return await socket.receive_json(), (await socket.receive()).type, socket.close_code
 
-    answer, then = serve(recognizer, streaming, talk, idle_seconds=0.2)
-    assert answer["text"] == " ".join(SENTENCES[0]) and then == WSMsgType.CLOSE
+    answer, *then = serve(recognizer, streaming, talk, idle_seconds=0.2)
+    assert answer["text"] == " ".join(SENTENCES[0]) and then == [WSMsgType.CLOSE, WSCloseCode.OK]
 
 
 def test_open_streams_get_their_last_words_when_the_server_ends(recognizer, streaming):
-    async def session() -> dict:
+    async def last_answer(socket: ClientWebSocketResponse) -> tuple[dict, int | None]:
+        answer = await socket.receive_json()
+        await socket.receive()
+        return answer, socket.close_code
+
+    async def session() -> tuple[dict, int | None]:
         async with ClientSession() as client:
             async with Server(recognizer, streaming, ServerOptions()).listening("127.0.0.1", 0) as (address,):
                 socket = await client.ws_connect(address)
                 await socket.send_bytes(as_bytes(tones(SENTENCES[0])))
                 await socket.receive_json()
-                answer = asyncio.ensure_future(socket.receive_json())
+                answer = asyncio.ensure_future(last_answer(socket))
             return await answer
 
-    assert asyncio.run(session())["text"] == " ".join(SENTENCES[0])
+    answer, code = asyncio.run(session())
+    assert answer["text"] == " ".join(SENTENCES[0]) and code == WSCloseCode.GOING_AWAY
 
 
 def test_a_long_recording_does_not_delay_the_end(recognizer, streaming, monkeypatch):

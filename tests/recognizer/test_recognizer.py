@@ -536,6 +536,12 @@ def test_streams_of_a_calibrated_bundle_have_confidences(bundle):
     told = [word.confidence for word in streamed[-1].words if word.text != "TO"]
     assert all(0.8 < one < 0.925 for one in told)
     assert all(word.confidence is None for result in streamed[:-1] for word in result.words)
+    assert not any(result.num_stable for result in streamed[:-1])  # the second search may find other words
+    stable = replace(options, partial_policy="stable")
+    nine_words = tones([word for sentence in SENTENCES[:3] for word in sentence], seed=3)
+    *partials, final = recognize_stream(recognizer, nine_words.split(3000), options=stable)
+    assert partials and all(0 < len(result.words) == result.num_stable for result in partials)
+    assert len(final.words) == 9 and all(word.confidence is not None for word in final.words)
 
 
 def test_a_damaged_calibration_is_refused_when_a_recognizer_is_made(bundle):
