@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asr.audio.io import read_audio
+from asr.audio.io import AudioFile, read_audio
 from asr.audio.segments import (
     at_rate,
     batches_of_similar_length,
@@ -65,6 +65,8 @@ def test_channels_that_cancel_each_other_are_heard_as_in_files(rate: int, tmp_pa
     soundfile.write(path, stereo.T.numpy(), rate, subtype="FLOAT")
     expected = read_audio(path, rate)
     assert torch.equal(expected[: 10 * rate], left[: 10 * rate]) and torch.equal(expected[-rate:], left[-rate:] / 2)
+    (found,) = open_recordings(str(path), 16000, rate)
+    assert isinstance(found, AudioFile) and torch.equal(torch.cat(list(found)), expected)
     for audio in ([stereo], stereo[None].numpy(), [stereo, path]):
         found = open_recordings(audio, rate, rate)[0]
         assert isinstance(found, torch.Tensor) and torch.equal(found, expected)

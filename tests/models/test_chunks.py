@@ -208,6 +208,8 @@ def test_pieces_lie_inside_and_are_the_same_for_the_same_seed(corpus: PreparedCo
                 assert 0 <= first <= num_outputs - length
                 seen.add(utterance)
         assert 2 not in seen  # too short for the shortest piece
+    # It has 16 output frames, as many as the piece.
+    assert ChunkLoader(corpus, [2], lengths=(16, 40), frames_per_batch=16).plan(0) == [(16, [Chunk(2, 0, 0)])]
 
 
 @pytest.mark.parametrize(
