@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from asr.results import Alternative, RecognitionResult, StageTimes, StreamResult, Word, joined
+from asr.results import Alternative, RecognitionResult, StageTimes, StreamResult, Word, joined, later_cache
 
 
 def test_stages_add_up():
@@ -59,6 +59,11 @@ def test_sentences_of_segments_are_combined_and_their_words_copied_once():
         assert [(word.start, word.end) for word in one.words] == [(1.0, 2.0), (11.0, 12.0), (26.0, 27.0)]
     words = [word for one in found for word in one.words]
     assert len({id(word) for word in words}) == len(set(words)) < len(words)
+
+
+def test_counts_that_have_grown_most_are_the_latest():
+    assert later_cache({"num_queries": 3}, {}, {"num_queries": 7}, {"num_queries": 5}) == {"num_queries": 7}
+    assert later_cache({}, {"num_queries": 0}) == {"num_queries": 0}
 
 
 def test_json_has_all_values_in_times_of_a_millisecond_and_scores_of_four_digits():

@@ -90,6 +90,9 @@ def test_an_utterance_without_pause_counts_whole() -> None:
     torch.testing.assert_close(normal, UtteranceCmvn(pause_margin=300)(features, num_frames))
     silence = torch.zeros(1, 300, 5)
     assert not UtteranceCmvn()(silence, torch.tensor([300])).any()
+    # Also beside others.
+    both = torch.stack([features[0], torch.full((300, 5), 3.0)])
+    assert not UtteranceCmvn()(both, torch.tensor([300, 300]))[1].any()
 
 
 def frames_of(num: int, seed: int) -> Tensor:
