@@ -23,8 +23,9 @@ LOUDEST = 1e9
 # Full scale of each integer type of samples.
 _FULL_SCALE = {torch.int16: 2.0**15, torch.int32: 2.0**31}
 
-# Channels cancel each other if the power of their mean is below this fraction of their own, for this many seconds.
-_CANCELLED = 1e-4
+# Channels cancel each other if their mean has less than this fraction of the power of a mean of independent channels,
+# for this many seconds. The mean of opposite channels still has the noise of both.
+_CANCELLED = 0.1
 _JUDGED_SECONDS = 10.0
 
 
@@ -38,7 +39,7 @@ def to_mono(block: npt.NDArray[np.float32], rate: int) -> npt.NDArray[np.float32
         for begin in range(0, len(block), size):
             channels, mixed = block[begin : begin + size], mean[begin : begin + size]
             power, power_of_channels = (np.square(each, dtype=np.float64).mean() for each in (mixed, channels))
-            if power < _CANCELLED * power_of_channels:
+            if power < _CANCELLED * power_of_channels / block.shape[1]:
                 mixed[:] = channels[:, 0]
     return mean
 

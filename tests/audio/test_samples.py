@@ -23,6 +23,17 @@ def test_a_lists_entries_may_be_stereo():
     assert row.tolist() == [0.5, 0.25]
 
 
+def test_opposite_channels_are_not_heard_as_the_noise_of_both() -> None:
+    generator = torch.Generator().manual_seed(0)
+    speech = torch.randn(16000, generator=generator) * 0.05
+    noise = torch.randn(2, 16000, generator=generator) * 0.01
+    opposite = torch.stack([speech, -0.9 * speech]) + noise
+    assert torch.equal(as_recording(opposite, "it"), opposite[0])
+    for num_channels in (2, 16):
+        independent = torch.randn(num_channels, 16000, generator=generator)
+        assert torch.allclose(as_recording(independent, "it"), independent.mean(0), atol=1e-6)
+
+
 def test_zeros_at_the_end_of_a_row_of_a_batch_are_padding():
     batch = torch.tensor([[1.0, 0.0, 0.5, 0.0], [0.0, 0.0, 0.0, 0.0], [0.5, 0.5, 0.5, 0.5]])
     assert [row.tolist() for row in as_recordings(batch)] == [[1.0, 0.0, 0.5], [0.0] * 4, [0.5] * 4]
