@@ -25,7 +25,7 @@ _FULL_SCALE = {torch.int16: 2.0**15, torch.int32: 2.0**31}
 
 # Channels cancel each other if their mean has less than this fraction of the power of a mean of independent channels,
 # for this many seconds. The mean of opposite channels still has the noise of both.
-_CANCELLED = 0.1
+_CANCELLED = 0.2
 _JUDGED_SECONDS = 10.0
 
 
