@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from numbers import Real
 from typing import Any, NoReturn, TypeVar, cast
@@ -134,6 +134,9 @@ class StreamingOptions:
 
 _LARGEST = 10**9
 _LONGEST_TOKEN_SECONDS = 0.5
+# In utterances so long that short pauses end them, endpoints are looked for at this distance: few ends of chunks lie in
+# a short pause.
+_ENDPOINT_SECONDS = 0.1
 _NO_SAMPLES = torch.zeros(0, dtype=torch.float32)
 
 # Cache of the language model that a warm-up queries, and the frames of a chunk in the warm-up.
@@ -196,6 +199,7 @@ class _Stream:
         begin: the output frame at which its current utterance begins.
         best: word ids of the best path at the last chunk.
         shown: word ids of the last partial result.
+        rest: (T', C), the outputs of the last chunk that the search has not read, because the utterance ended before.
     """
 
     resampler: ResampleStream
@@ -208,6 +212,7 @@ class _Stream:
     is_closed: bool = False
     best: tuple[int, ...] = ()
     shown: tuple[int, ...] = ()
+    rest: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
 
 
 class SecondLook:
@@ -509,10 +514,8 @@ class StreamingRecognizer:
         device = self._recognizer.device
         with self.times.measure("acoustic model", device), self._recognizer.acoustic_arithmetic():
             chunks = self._windows.step([one.windows for one in streams])
-        num_frames = torch.tensor([len(chunk) for chunk in chunks])
-        log_prob = nn.utils.rnn.pad_sequence(chunks, batch_first=True)
         with self.times.measure("search", device):
-            self._decoder.advance([one.search for one in streams], log_prob, num_frames)
+            self._advance(streams, chunks)
             ended = self._ended(numbers)
         results = self._looked_at_again({number: found for number, found in ended.items() if found is not None})
         self._carry(results)
@@ -523,6 +526,30 @@ class StreamingRecognizer:
                 for number in numbers
                 for result in (self._final(number, ended[number]) if number in ended else self._partial(number))
             ]
+
+    def _advance(self, streams: Sequence[_Stream], chunks: Sequence[Tensor]) -> None:
+        """Searches a chunk (T', C) of each stream; in a long utterance, only up to its endpoint, if it has one."""
+        short, long = list[_Stream](), list[_Stream]()
+        for one, chunk in zip(streams, chunks, strict=True):
+            one.rest = chunk
+            seconds = (one.windows.num_outputs - one.begin) * self.frame_seconds
+            is_long = seconds > self.options.longest_utterance / 2 and not (one.windows.is_done or self._is_k2)
+            (long if is_long else short).append(one)
+        self._search_rest(short)
+        step = max(1, round(_ENDPOINT_SECONDS / self.frame_seconds))
+        for one in long:
+            while len(one.rest) and not self._decoder.is_endpoint(one.search):
+                self._search_rest([one], step)
+
+    def _search_rest(self, streams: Sequence[_Stream], most: int | None = None) -> None:
+        """Searches what is left of the chunks of streams, or at most so many outputs of each."""
+        if streams:
+            chunks = [one.rest[:most] for one in streams]
+            num_frames = torch.tensor([len(chunk) for chunk in chunks])
+            log_prob = nn.utils.rnn.pad_sequence(chunks, batch_first=True)
+            self._decoder.advance([one.search for one in streams], log_prob, num_frames)
+            for one, chunk in zip(streams, chunks, strict=True):
+                one.rest = one.rest[len(chunk) :]
 
     @property
     @_one_at_a_time
@@ -562,8 +589,10 @@ class StreamingRecognizer:
         """Replaces the results of utterances that have ended by those of the second look, if there is one."""
         if self._second_look is None or not ended:
             return ended
+        streams = [self._streams[number] for number in ended]
         with self.times.measure("acoustic model", self._recognizer.device), self._recognizer.acoustic_arithmetic():
-            log_probs = self._windows.utterance_log_probs([self._streams[number].windows for number in ended])
+            whole = self._windows.utterance_log_probs([one.windows for one in streams])
+        log_probs = [row[: len(row) - len(one.rest)] for row, one in zip(whole, streams, strict=True)]
         with self.times.measure("search", self._recognizer.device):
             again = self._second_look.at(log_probs, list(ended.values()), self._lm_state(list(ended)))
             return dict(zip(ended, again, strict=True))
@@ -613,13 +642,15 @@ class StreamingRecognizer:
                 self._carried.end(number)
         else:
             (one.search,) = self._start(self._lm_state([number]))
-            one.windows.begin_utterance()
-            one.begin, one.best, one.shown = one.windows.num_outputs, (), ()
+            one.windows.begin_utterance(len(one.rest))
+            one.begin, one.best, one.shown = one.windows.num_outputs - len(one.rest), (), ()
+            if len(one.rest):
+                self._search_rest([one])
 
     def _span(self, one: _Stream) -> tuple[float, float]:
         """Begin and end of the current utterance so far, in seconds of the stream."""
         heard = one.num_samples / one.sampling_rate
-        end = one.windows.num_outputs * self.frame_seconds
+        end = (one.windows.num_outputs - len(one.rest)) * self.frame_seconds
         return one.begin * self.frame_seconds, heard if one.windows.is_done else min(end, heard)
 
     def _words(self, one: _Stream, hypothesis: Hypothesis, num_words: int) -> tuple[Word, ...]:

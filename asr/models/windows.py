@@ -187,10 +187,11 @@ class WindowStream:
         """Ends the stream; no more features may be pushed."""
         self._is_closed = True
 
-    def begin_utterance(self) -> None:
-        """Begins a new utterance with the next outputs."""
-        self._utterance: list[Tensor] = []
-        self._begin = self.num_outputs
+    def begin_utterance(self, num_last: int = 0) -> None:
+        """Begins a new utterance with the next outputs, or with the last `num_last` of those so far."""
+        last = [torch.cat(self._utterance)[-num_last * self._factor :].clone()] if num_last else []
+        self._utterance: list[Tensor] = last
+        self._begin = self.num_outputs - num_last
 
     @property
     def is_ready(self) -> bool:

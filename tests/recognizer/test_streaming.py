@@ -378,6 +378,35 @@ def test_pauses_end_utterances(recognizer):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("lm_fusion", ["chunks", "search"])
+def test_long_utterances_end_in_short_pauses_wherever_chunks_end(tiny_bundle_folder, lm_fusion):
+    recognizer = Recognizer(Bundle.load(tiny_bundle_folder), mode="rnn", lm_fusion=lm_fusion)
+    quiet = 0.003 * torch.randn(RATE // 5, generator=torch.Generator().manual_seed(2))
+    sentences = [(*words, "KIT") for words in SENTENCES * 2]
+    spoken = [tones(words, seed=9) for words in sentences]
+    waveform = torch.cat([part for samples in spoken for part in (samples, quiet)])
+    begins = torch.tensor([0, *(len(samples) + len(quiet) for samples in spoken)]).cumsum(0) / RATE
+    options = StreamingOptions(chunk_seconds=0.64, left_seconds=1.0, right_seconds=0.2, longest_utterance=3.0)
+    results = list(recognize_stream(recognizer, waveform.split(2000), options=options))
+    finals = [result for result in results if result.is_final]
+    assert len(finals) > 4 and finals[0].begin == 0.0
+    assert all(one.end == two.begin for one, two in itertools.pairwise(finals))
+    for result in finals[1:-1]:  # the first one is not normalized yet
+        assert float((begins - result.end).abs().min()) < 0.35
+        assert all(result.begin <= word.start <= word.end <= result.end for word in result.words)
+    heard = " ".join(result.text for result in finals[1:])
+    # TO and TWO sound alike.
+    assert (
+        " ".join(word for words in sentences for word in words)
+        .replace("TWO", "TO")
+        .endswith(heard.replace("TWO", "TO"))
+    )
+    again = StreamingRecognizer(recognizer, options)
+    for one, two in zip(results, run(again, again.open(), waveform, [777, 50_000]), strict=True):
+        same(one, two)
+
+
+@pytest.mark.slow
 def test_pauses_without_words_end_utterances_of_which_nothing_is_told(recognizer):
     options = StreamingOptions(**QUICK, silence_before_words=0.5)
     (final,) = recognize_stream(recognizer, torch.zeros(3 * RATE).split(2000), options=options)

@@ -148,9 +148,9 @@ class StateStream:
         self.num_outputs = 0
         self.begin_utterance()
 
-    def begin_utterance(self) -> None:
-        """Begins a new utterance with the next outputs."""
-        self.utterance: list[Tensor] = []
+    def begin_utterance(self, num_last: int = 0) -> None:
+        """Begins a new utterance with the next outputs, or with the last `num_last` of those so far."""
+        self.utterance: list[Tensor] = [torch.cat(self.utterance)[-num_last:].clone()] if num_last else []
 
     def push(self, features: Tensor) -> None:
         """Adds samples (L, 1)."""
