@@ -119,7 +119,7 @@ def _tsv(transcript: Transcript) -> Iterator[str]:
 def _ctm(transcript: Transcript) -> Iterator[str]:
     for word in transcript.words:
         confidence = "" if word.confidence is None else f" {word.confidence:.4f}"
-        length = max(word.end - word.start, 0.0)
+        length = max(round(word.end, 3) - round(word.start, 3), 0.0)  # so that both add up to the end as rounded
         yield f"{transcript.name} {_CHANNEL} {word.start:.3f} {length:.3f} {_one_token(word.text)}{confidence}"
 
 

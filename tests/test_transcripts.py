@@ -44,6 +44,13 @@ def test_a_document_is_as_specified(name: str) -> None:
     assert format_transcript(TALK, name) == EXPECTED[name]
 
 
+def test_words_end_in_a_ctm_where_they_end_in_json() -> None:
+    word = Word("CRITICISM", 142.4394, 143.0096)
+    (line,) = format_transcript(Transcript("talk", (word,), 150.0, {}), "ctm").splitlines()
+    begin, length = map(float, line.split()[2:4])
+    assert (begin, begin + length) == pytest.approx((word.as_dict()["start"], word.as_dict()["end"]), abs=1e-9)
+
+
 def test_json_is_one_object() -> None:
     assert json.loads(format_transcript(TALK, "json")) == TALK.record
 
