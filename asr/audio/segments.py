@@ -44,7 +44,7 @@ def at_rate(waveform: Tensor, old_rate: int, new_rate: int) -> Tensor:
 def split_at_pauses(waveform: Tensor, sampling_rate: int, max_seconds: float) -> list[tuple[int, int]]:
     """Cuts a long recording where it is quietest, so that no segment is longer than `max_seconds`.
 
-    Each cut lies in the second half of the longest segment allowed, in the middle of the 0.2 s with the least energy.
+    Each cut lies in the second half of the longest segment allowed, in the middle of the 0.2 s with the least variance.
 
     Args:
         waveform: (L,).
@@ -97,10 +97,16 @@ def _quietest(longest: Tensor, window: int) -> int:
     """The sample at which the longest allowed segment (L,) is cut."""
     first = len(longest) // 2
     # Only this half is summed: in double precision, the sums over hours of audio would take a gigabyte.
-    power = longest[first:].double().square()
-    cumulative = torch.cat([power.new_zeros(1), power.cumsum(0)])
-    energy = cumulative[window:-1] - cumulative[: -window - 1]
+    half = longest[first:].double()
+    # Without each window's mean: in a recording with an offset, the sum of its samples would decide.
+    energy = _window_sums(half.square(), window) - _window_sums(half, window).square() / window
     return first + int(energy.argmin()) + window // 2
+
+
+def _window_sums(values: Tensor, window: int) -> Tensor:
+    """The sums over the windows of values (L,), (L - window,)."""
+    cumulative = torch.cat([values.new_zeros(1), values.cumsum(0)])
+    return cumulative[window:-1] - cumulative[: -window - 1]
 
 
 def batches_of_similar_length(lengths: Sequence[int], max_padded: float) -> list[list[int]]:

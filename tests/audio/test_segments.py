@@ -35,9 +35,18 @@ def test_pieces_are_the_whole_and_none_is_too_long(num_samples, max_seconds, see
 
 
 def test_the_cut_lies_in_the_pause():
-    waveform = torch.ones(4 * RATE)
-    waveform[1600:1900] = 0.01
+    waveform = torch.randn(4 * RATE, generator=torch.Generator().manual_seed(0))
+    waveform[1600:1900] *= 0.01
     assert split_at_pauses(waveform, RATE, 2.5)[0][1] in range(1690, 1811)
+
+
+@pytest.mark.parametrize("offset", [0.0, 0.01, -0.5])
+def test_an_offset_of_the_samples_moves_no_cut(offset: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    time = torch.arange(5 * RATE) / RATE
+    speech = torch.randn(5 * RATE, generator=generator) * 0.05 - 0.02 * torch.sin(4.0 * time)
+    speech[3000:3300] *= 0.02
+    assert split_at_pauses(speech + offset, RATE, 4.0)[0][1] in range(3090, 3211)
 
 
 def test_pieces_of_less_than_a_second_are_refused():
