@@ -208,7 +208,8 @@ def greedy_error_rate(network: Readout, blank: int, examples: Sequence[Example])
     counts = NO_ERRORS
     for own, target in examples:
         columns = network(own.float()[None])[0].argmax(1).unique_consecutive()
-        counts += count_errors(tuple(target.tolist()), tuple(columns[columns != blank].tolist()))
+        hypothesis = columns[columns != blank]
+        counts += count_errors([*map(str, target.tolist())], [*map(str, hypothesis.tolist())])
     return 100.0 * counts.rate
 
 

@@ -476,7 +476,6 @@ def test_the_bundles_options_and_the_users(bundle):
 def test_loading_and_recognizing_need_neither_lightning_nor_lhotse_nor_k2(tiny_bundle_folder):
     program = f"""
 import sys
-import time
 from dataclasses import replace
 for name in ("pytorch_lightning", "lightning", "lhotse", "k2", "torchaudio", "jsonargparse", "kaldifst", "soundfile"):
     sys.modules[name] = None
