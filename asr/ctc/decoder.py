@@ -338,16 +338,20 @@ class CTCDecoder:
     ) -> Lexicon:
         """The words that may be found, and how they are spelled."""
         tokens = self.tokens
-        known = set[str]() if ngram is None else set(listed_words(ngram))
-        if listed is None and lexicon is not None:
+        if lexicon is not None and listed is None:
             listed = list(lexicon.pronunciations)
             if ngram is not None:
+                known = set(listed_words(ngram))
+                names = (written_as(word, known) for word in listed)
                 # If none is known, keep all: `graph_ngram` then raises an error that says why.
-                listed = [word for word in listed if written_as(word, known) is not None] or listed
-        if listed is not None:
-            listed = [written_as(word, known) or word for word in listed]
+                listed = [name for name in names if name is not None] or listed
         elif ngram is not None:
-            listed = listed_words(ngram)
+            of_ngram = listed_words(ngram)
+            if listed is None:
+                listed = of_ngram
+            else:
+                known = set(of_ngram)
+                listed = [written_as(word, known) or word for word in listed]
         if lm is not None and listed is None:
             if isinstance(lm, (str, Path)) and is_ngram_file(lm):
                 raise AsrError(f"{lm}: without a word list, give an n-gram file as ngram=, not as lm=.")
