@@ -405,13 +405,13 @@ class Server:
 @web.middleware
 async def _errors_as_json(request: web.Request, handler: Callable[..., Awaitable[web.StreamResponse]]) -> Any:
     """OpenAI's clients read the message of an error from JSON, whatever its status."""
+    if not request.path.startswith("/v1/"):
+        return await handler(request)
     try:
         return await handler(request)
     except AsrError as error:
         status, message = web.HTTPBadRequest.status_code, str(error)
     except web.HTTPError as error:
-        if not request.path.startswith("/v1/"):
-            raise
         status, message = error.status, (error.text or error.reason).strip()
     kind = "invalid_request_error" if status < web.HTTPInternalServerError.status_code else "server_error"
     return web.json_response({"error": {"message": message, "type": kind}}, status=status)
