@@ -262,10 +262,11 @@ def _ignore_termination(_: int) -> None:
 @atexit.register
 def _end_workers() -> None:
     """Python would ask those that are left by SIGTERM and wait for ever."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch would raise an error
-    for child in multiprocessing.active_children():
-        if child.daemon:
-            child.kill()
+    workers = [child for child in multiprocessing.active_children() if child.daemon]
+    if workers:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch would raise an error
+    for worker in workers:
+        worker.kill()
 
 
 class _BatchSampler(DistributedSampler[PlannedBatch]):
