@@ -19,7 +19,7 @@ import torch
 from asr.decoding.nbest import PrefixTree, score_tree
 from asr.errors import AsrError
 from asr.lm.interface import LanguageModel
-from asr.text.normalize import written_as
+from asr.text.normalize import written_in_any_case
 from asr.text.symbols import Vocabulary
 
 NOT_WORDS = frozenset(
@@ -136,9 +136,7 @@ class Rescored:
 
 def word_ids(words: Sequence[str], vocabulary: Vocabulary) -> list[int]:
     """The ids of words as spelled or in an equivalent form, else in upper case, else in lower case, else of `<unk>`."""
-    forms = ((word, word.upper(), word.lower()) for word in words)
-    found = ((written_as(form, vocabulary) for form in spelled) for spelled in forms)
-    return [vocabulary.id_of(next((form for form in spelled if form is not None), "<unk>")) for spelled in found]
+    return [vocabulary.id_of(next(written_in_any_case(word, vocabulary), "<unk>")) for word in words]
 
 
 class Candidate(NamedTuple):

@@ -30,7 +30,7 @@ from asr.lm.ngram.model import NgramLM
 from asr.lm.ngram.trie import ROOT, NgramTrie
 from asr.options import require_type
 from asr.text.documents import read_text
-from asr.text.normalize import written_as
+from asr.text.normalize import written_in_any_case
 from asr.text.symbols import SPECIAL_WORDS, Vocabulary
 
 _LOGGER = logging.getLogger(__name__)
@@ -181,8 +181,7 @@ def _shown(phrases: list[str]) -> str:
 
 def _as_listed(word: str, vocabulary: Vocabulary) -> str:
     """The word as the vocabulary writes it; empty if it lacks the word."""
-    ways = (written_as(way, vocabulary) for way in (word, word.upper(), word.lower()))
-    return next((way for way in ways if way is not None and way not in SPECIAL_WORDS), "")
+    return next((way for way in written_in_any_case(word, vocabulary) if way not in SPECIAL_WORDS), "")
 
 
 class _Phrases:

@@ -67,6 +67,12 @@ def equivalent_forms(word: str) -> Iterator[str]:
                 yield form
 
 
+def written_in_any_case(word: str, known: Container[str]) -> Iterator[str]:
+    """A word as a collection has it, by `written_as`: as given, in upper case and in lower case."""
+    names = (written_as(way, known) for way in (word, word.upper(), word.lower()))
+    return (name for name in names if name is not None)
+
+
 def written_as(word: str, known: Container[str]) -> str | None:
     """A word as a collection has it: as given, or in one of its `equivalent_forms`; None if it has none of them."""
     return word if word in known else next((form for form in equivalent_forms(word) if form in known), None)

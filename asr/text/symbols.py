@@ -132,8 +132,7 @@ class Vocabulary:
         """
         if self == other:
             return torch.arange(len(self))
-        known = other._id_of
-        return other.ids_of([word if word in known else written_as(word, known) or word for word in self.words])
+        return other.ids_of([written_as(word, other._id_of) or word for word in self.words])
 
 
 BLANK = "<blk>"
