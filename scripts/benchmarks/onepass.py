@@ -208,13 +208,12 @@ def quick(bundle: Bundle, scored: Scored) -> dict[str, Any]:
     knee = Recognizer(bundle, decoder="token-passing").options
     context_beam = math.inf if knee.context_beam is None else knee.context_beam
     beams = Beams(knee.search_beam, knee.max_active_states, knee.output_beam, context_beam)
-    same = _network_scale(bundle)
 
     def fastest(system: System, *arguments: Any) -> Run:
         found = (run(bundle, scored.workload, system, *arguments) for _ in range(_REPETITIONS))
         return min(found, key=lambda one: one.seconds)
 
-    own, trigram, network = fastest(default), fastest(SYSTEMS["trigram"], beams, same), fastest(gru, beams, same)
+    own, trigram, network = fastest(default), fastest(SYSTEMS["trigram"], beams), fastest(gru, beams)
     systems = gru, chunks, one_pass
     lattice, *one_passes = ([fastest(one, BEAMS[row]) for row in _QUICK_BEAMS] for one in systems)
     n_best = measure_n_best(bundle, middle_sized(scored.workload.frames), 40)
@@ -246,7 +245,6 @@ def report(bundle: Bundle, scored: Scored, args: argparse.Namespace) -> None:
     """Prints all tables, each row as soon as it is measured."""
     systems = {name: SYSTEMS[name] for name in args.systems if _has(bundle, SYSTEMS[name])}
     more = dict(_option(text) for text in args.option)
-    same = {**_network_scale(bundle), **more}
     warm_up(bundle, scored.workload, list(systems.values()))
     seconds = scored.speech.seconds
     num_utts = len(scored.workload.frames)
@@ -257,7 +255,7 @@ def report(bundle: Bundle, scored: Scored, args: argparse.Namespace) -> None:
     for beams in [BEAMS[row] for row in args.beams]:
         row: dict[str, Any] = {"search beam / active / output / context beam": str(beams)}
         for name, system in systems.items():
-            curves[name].append(run(bundle, scored.workload, system, beams, same))
+            curves[name].append(run(bundle, scored.workload, system, beams, more))
             row[name] = _cell(curves[name][-1])
         rows.append(row)
     table("The same beams in each row: CPU s of search and language model, word error rate", rows)
@@ -265,7 +263,7 @@ def report(bundle: Bundle, scored: Scored, args: argparse.Namespace) -> None:
     if args.only_beams:
         return
     _own_beams(bundle, scored, systems, more)
-    _second_passes(bundle, scored, BEAMS[args.beams[-1] if args.second_beams is None else args.second_beams], same)
+    _second_passes(bundle, scored, BEAMS[args.beams[-1] if args.second_beams is None else args.second_beams], more)
     _equal_errors(curves, seconds)
     if args.plot is not None:
         points = [
@@ -274,11 +272,6 @@ def report(bundle: Bundle, scored: Scored, args: argparse.Namespace) -> None:
             for one in runs
         ]
         figures.error_over_time(points, scored.speech.name, args.plot)
-
-
-def _network_scale(bundle: Bundle) -> dict[str, float]:
-    """The acoustic scale of the mode `rnn`: beams are as wide as each other only with equal scales."""
-    return {"am_scale": Recognizer(bundle, mode="rnn", decoder="token-passing").options.am_scale}
 
 
 def _has(bundle: Bundle, system: System) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from asr.audio.segments import batches_of_similar_length
 from asr.bundle import Bundle
-from asr.decoding.build import build_decoder
+from asr.decoding.build import build_decoder, recognition_settings
 from asr.decoding.interface import DecodeResult
 from asr.decoding.rescoring import second_pass
 from asr.decoding.settings import NEEDS, Pass, Settings, setting_options
@@ -116,11 +116,18 @@ def batches_of(rows: Sequence[Tensor], longest: float) -> list[list[int]]:
     return [list(batch) for batch in batches_of_similar_length([len(row) for row in rows], int(longest))]
 
 
-def options_of(system: System, beams: Beams | None) -> dict[str, Any]:
-    """The beams that apply to the system."""
+def options_of(bundle: Bundle, system: System, beams: Beams | None) -> dict[str, Any]:
+    """The beams that apply to the system, and the acoustic scale of the mode `rnn`.
+
+    Beams are as wide as each other only with equal scales.
+    """
     if beams is None:
         return {}
-    shared = {"search_beam": beams.search_beam, "max_active_states": beams.max_active_states}
+    shared = {
+        "am_scale": recognition_settings(bundle, "rnn", {}).decoding.am_scale,
+        "search_beam": beams.search_beam,
+        "max_active_states": beams.max_active_states,
+    }
     if system.second_pass == "none" and (system.mode == "ngram" or system.lm_fusion == "search"):
         return shared
     if system.mode == "ngram" and system.second_pass == "nbest":
@@ -144,12 +151,12 @@ def run(
         bundle: its language models and, unless others are given, its options.
         workload: what to decode.
         system: modes and passes.
-        beams: None for the bundle's own.
+        beams: the same for all systems; None for the bundle's own beams and scales.
         more: other decoding options; the system gets those that have an effect in it.
         batch_seconds: how much speech is decoded together, with padding.
         caches: changes to the recurrent model's `CacheOptions`.
     """
-    options = {**options_of(system, beams), **_in_effect(more or {}, system), **system.options}
+    options = {**options_of(bundle, system, beams), **_in_effect(more or {}, system), **system.options}
     recognizer = Recognizer(bundle, system.mode, decoder="token-passing", lm_fusion=system.lm_fusion, options=options)
     settings = recognizer.settings
     recognizer.settings = replace(settings, cache=replace(settings.cache, **(caches or {})))
