@@ -91,22 +91,18 @@ class StatefulModel(LanguageModel):
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The words of `word_id`."""
         return self._vocabulary
 
     def start(self, num_streams: int) -> Tensor:
-        """The context of the first state, (num_streams,)."""
         return torch.zeros(num_streams, dtype=torch.int64)
 
     def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
-        """log P(word | history) and the next context, (Q,) each."""
         with self._lock:
             answers = [self._edge(*query) for query in zip(context_idx.tolist(), word_id.tolist(), strict=True)]
         log_prob = torch.tensor([score for score, _ in answers], dtype=torch.float32)
         return log_prob, torch.tensor([state for _, state in answers], dtype=torch.int64)
 
     def final(self, context_idx: Tensor) -> Tensor:
-        """log P(</s> | history), (Q,)."""
         with self._lock:
             scores = [self.at_end(self._states[idx]) for idx in context_idx.tolist()]
         return torch.tensor(scores, dtype=torch.float32)
@@ -185,7 +181,6 @@ class KenLanguageModel(StatefulModel):
         return int(self._model.order)
 
     def after(self, state: Any, word_id: int) -> tuple[float, Any]:
-        """Like `StatefulModel.after`."""
         following = self._kenlm.State()
         word = "<unk>" if word_id == UNK_ID else self.vocabulary.words[word_id]
         return self._model.BaseScore(state, word, following) * LN_10, following
@@ -197,7 +192,6 @@ class KenLanguageModel(StatefulModel):
         return self._context[state]
 
     def _keep(self, kept: set[int]) -> None:
-        """Like `StatefulModel._keep`."""
         super()._keep(kept)
         self._context = {state: idx for state, idx in self._context.items() if idx in kept}
 
@@ -206,7 +200,6 @@ class KenLanguageModel(StatefulModel):
         self._context = {first: 0}
 
     def at_end(self, state: Any) -> float:
-        """Like `StatefulModel.at_end`."""
         return float(self._model.BaseScore(state, "</s>", self._kenlm.State())) * LN_10
 
 
@@ -236,16 +229,13 @@ class SharedModel(CheckedLM):
         return SharedModel(self._lm, self._views)
 
     def start(self, num_streams: int) -> Tensor:
-        """The history `<s>`, (num_streams,)."""
         return self._hold(super().start(num_streams))
 
     def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
-        """Like `CheckedLM.score`."""
         log_prob, next_idx = super().score(context_idx, word_id)
         return log_prob, self._hold(next_idx)
 
     def start_from(self, state: Tensor) -> Tensor:
-        """The contexts of `<s>` after the carried states (N, D)."""
         return self._hold(super().start_from(state))
 
     def lookup_tables(self) -> LookupTables | None:

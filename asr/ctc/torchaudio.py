@@ -189,7 +189,6 @@ class CustomLanguageModel(StatefulModel):
         return score, following
 
     def at_end(self, state: Any) -> float:
-        """Like `StatefulModel.at_end`."""
         return float(self._model.finish(state)[1])
 
 

@@ -131,7 +131,6 @@ class CombinedLM(LanguageModel):
         return self._combined([model.final(own) for model, own in zip(self.models, contexts, strict=True)])
 
     def first_state(self, num_streams: int) -> Tensor:
-        """The models' carried states side by side, (num_streams, D)."""
         return torch.cat([model.first_state(num_streams) for model in self.models], dim=1)
 
     def start_from(self, state: Tensor) -> Tensor:
@@ -580,24 +579,17 @@ class CheckedLM(WrappedLM):
     words of a NaN, and use a single score for all queries.
 
     Numbers on a GPU are not checked, because that would wait for it at every call.
+
+    Raises:
+        AsrError: by `start`, `score` and `final`: the answers are something else, or a score is NaN or +inf.
     """
 
     def start(self, num_streams: int) -> Tensor:
-        """The history `<s>`, (num_streams,).
-
-        Raises:
-            AsrError: the answer is something else.
-        """
         context_idx = super().start(num_streams)
         self._require("start", context_idx, num_streams, is_score=False)
         return context_idx
 
     def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
-        """log P(word | history) and the next context, (Q,) each.
-
-        Raises:
-            AsrError: the answers are something else, or a score is NaN or +inf.
-        """
         log_prob, next_idx = super().score(context_idx, word_id)
         self._require("score, log_prob", log_prob, len(word_id), is_score=True)
         self._require("score, next_idx", next_idx, len(word_id), is_score=False)
@@ -607,11 +599,6 @@ class CheckedLM(WrappedLM):
         return log_prob, next_idx
 
     def final(self, context_idx: Tensor) -> Tensor:
-        """log P(</s> | history), (Q,).
-
-        Raises:
-            AsrError: the answer is something else, or a score is NaN or +inf.
-        """
         log_prob = super().final(context_idx)
         self._require("final", log_prob, len(context_idx), is_score=True)
         bad = self._first_bad(log_prob)
@@ -646,12 +633,10 @@ class FiniteLM(WrappedLM):
     """A model whose scores are finite, so that they can be multiplied by 0; compiled loops do not look them up."""
 
     def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
-        """log P(word | history), at least -1e20, and the next context, (Q,) each."""
         log_prob, next_idx = super().score(context_idx, word_id)
         return log_prob.clamp(min=_LEAST), next_idx
 
     def final(self, context_idx: Tensor) -> Tensor:
-        """log P(</s> | history), at least -1e20, (Q,)."""
         return super().final(context_idx).clamp(min=_LEAST)
 
     def lookup_tables(self) -> None:
@@ -676,27 +661,22 @@ class NumberedLM(WrappedLM):
         self._numbers, self._forget_at = ContextTable(device_of(self._lm)), FORGET_FROM
 
     def start(self, num_streams: int) -> Tensor:
-        """The history `<s>`, (num_streams,)."""
         return self._numbers.index_of(super().start(num_streams))
 
     def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
-        """log P(word | history) and the next context, (Q,) each."""
         log_prob, next_idx = super().score(self._numbers.key_of(context_idx), word_id)
         return log_prob, self._numbers.index_of(next_idx)
 
     def final(self, context_idx: Tensor) -> Tensor:
-        """log P(</s> | history), (Q,)."""
         return super().final(self._numbers.key_of(context_idx))
 
     def start_from(self, state: Tensor) -> Tensor:
-        """The contexts of `<s>` after the carried states (N, D)."""
         return self._numbers.index_of(super().start_from(state))
 
     def lookup_tables(self) -> None:
         """None."""
 
     def expand(self, context_idx: Tensor, live: Tensor) -> None:
-        """Tells the model which contexts (K,) a loop will query, and which (L,) the search holds."""
         super().expand(self._numbers.key_of(context_idx), self._numbers.key_of(live))
 
     def retain(self, live: Tensor) -> None:

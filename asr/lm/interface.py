@@ -215,7 +215,8 @@ class WordScorer(ABC):
         Args:
             hidden, history, word_id: as of `log_prob`.
             owner: (Q,) a row of `held` for each history.
-            held: (O, K) what is known about K inner nodes, NaN where nothing is; read and filled.
+            held: (O, K) 1 / P(node | history) of the K likeliest inner nodes by the counts, the root first; NaN where
+                it is not known; read and filled.
 
         Returns:
             log_prob (Q,), and how many decisions had to be computed.

@@ -122,11 +122,9 @@ class SpelledModule(_ModuleNetwork):
         self.hidden_size = self.state_size
 
     def step(self, state: Tensor, word_id: Tensor) -> Tensor:
-        """Reads all tokens of a word: state (Q, S), word_id (Q,) -> next state (Q, S)."""
         return self._spell(state, self.spelling[word_id])[0]
 
     def log_prob(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
-        """hidden (Q, S), word_id (Q,) -> log_prob (Q,), -inf for words without a spelling."""
         tokens = self.spelling[word_id]
         scores = self._spell(hidden, tokens, only_score=True)[1]
         return scores.masked_fill((tokens[:, 0] < 0) | (word_id == BOS_ID), -math.inf)

@@ -389,7 +389,6 @@ class Tdnnf(ChainNetwork):
             layer.semi_orthogonal_step()
 
     def encode(self, features: Tensor) -> Tensor:
-        """See `ChainNetwork`; (N, left + 3 T' + right, F) -> (N, T', prefinal_dim)."""
         hidden: Tensor = self.prefinal(self.layers(self.front_end(self.smooth(features))))
         return hidden
 

@@ -319,7 +319,6 @@ class CachedRNNLM(LanguageModel):
         return torch.full((num_streams,), START, dtype=torch.int64, device=self.device)
 
     def first_state(self, num_streams: int) -> Tensor:
-        """The network's initial state for each stream, (num_streams, S)."""
         return self.network.initial_state().repeat(num_streams, 1)
 
     @no_autograd()

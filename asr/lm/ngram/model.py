@@ -392,7 +392,6 @@ class NgramLM(LanguageModel):
         check_contexts(int(low), int(high), self.num_states, f"a language model ({self.name})")
 
     def lookup_tables(self) -> NgramTables | None:
-        """The arrays for the compiled loop, on a CPU with numba; otherwise None."""
         return None if self._loop is None else self._tables
 
     def score_sentence(self, words: Sequence[str]) -> Tensor:

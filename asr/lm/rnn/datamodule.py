@@ -95,7 +95,6 @@ class TextDataModule(ResumesEpoch, pl.LightningDataModule):
         return DataLoader(streams, batch_size=None, sampler=_WindowSampler(len(streams), start))
 
     def state_dict(self) -> dict[str, Any]:
-        """The position within the epoch, and what it depends on."""
         position = super().state_dict()
         return {**position, **self._windows()} if position["batches_done"] else position
 

@@ -226,7 +226,6 @@ class HuffmanOutput(OutputLayer):
 
     @property
     def cacheable_terms(self) -> CacheableTerms:
-        """`tree`: the decisions at the inner nodes."""
         return "tree"
 
     def set_unigram(self, counts: Tensor, *, reset_bias: bool) -> None:
@@ -237,7 +236,6 @@ class HuffmanOutput(OutputLayer):
             self.bias.weight.data[: len(node_odds), 0] = torch.from_numpy(node_odds).to(self.bias.weight)
 
     def loss(self, hidden: Tensor, history: Tensor, word_id: Tensor, generator: torch.Generator) -> Tensor:
-        """hidden (N, H), history (N, M), word_id (N,) -> negative log-likelihood, ()."""
         if jit_for(fill_paths, hidden.detach()) is not None:
             return self._looped_loss(hidden, history, word_id)
         query, node, sign = self._paths(word_id)
@@ -258,11 +256,6 @@ class HuffmanOutput(OutputLayer):
     def path_log_prob(
         self, hidden: Tensor, history: Tensor, word_id: Tensor, owner: Tensor, held: Tensor
     ) -> tuple[Tensor, int]:
-        """log_prob (Q,), and how many decisions had to be computed for it.
-
-        held (O, K) is 1 / P(node | history) of the K likeliest nodes by the counts, the root first, for the histories
-        owner (Q,); NaN where it is not known. It is read and filled.
-        """
         # The loops need the rows as one array, which a table in host memory is not.
         is_whole = isinstance(self.rows, nn.Embedding) and not torch.is_grad_enabled()
         loop = jit_for(add_path_log_prob, hidden.detach()) if is_whole else None

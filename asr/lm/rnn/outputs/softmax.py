@@ -48,18 +48,15 @@ class FullSoftmaxOutput(OutputLayer):
 
     @property
     def cacheable_terms(self) -> CacheableTerms:
-        """Each history's log Z."""
         return "history"
 
     def set_unigram(self, counts: Tensor, *, reset_bias: bool) -> None:
-        """Starts the biases at the unigram of the training text's counts (V,)."""
         if reset_bias:
             smoothed = counts.double() + 1
             with torch.no_grad():
                 self.bias.copy_((smoothed / smoothed.sum()).log())
 
     def loss(self, hidden: Tensor, history: Tensor, word_id: Tensor, generator: torch.Generator) -> Tensor:
-        """hidden (N, H), history (N, M), word_id (N,) -> negative log-likelihood, ()."""
         rows = self.rows(torch.arange(self.rows.num_embeddings, device=hidden.device))
         return softmax_loss(hidden, rows, self.bias, self.maxent, history, word_id, compute_dtype=self.compute_dtype)
 
@@ -120,7 +117,6 @@ class ClassSoftmaxOutput(OutputLayer):
 
     @property
     def cacheable_terms(self) -> CacheableTerms:
-        """Each history's log Z over the classes, and over the words of each class."""
         return "group"
 
     def set_unigram(self, counts: Tensor, *, reset_bias: bool) -> None:
@@ -135,7 +131,6 @@ class ClassSoftmaxOutput(OutputLayer):
             self.bias.weight.data[: self.num_classes, 0] = class_counts.clamp(min=1).log().to(self.bias.weight)
 
     def loss(self, hidden: Tensor, history: Tensor, word_id: Tensor, generator: torch.Generator) -> Tensor:
-        """hidden (N, H), history (N, M), word_id (N,) -> negative log-likelihood, ()."""
         by_class = list(self._by_class(self.class_of[word_id]))
         classes, members = [idx for idx, _ in by_class], [member for _, member in by_class]
         order, sizes = torch.cat(members), [len(member) for member in members]
@@ -156,20 +151,17 @@ class ClassSoftmaxOutput(OutputLayer):
         return torch.stack(losses).sum()
 
     def word_score(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
-        """The class's score and the word's together, (Q,)."""
         scores = self._row_score(hidden, history, self.class_of[word_id])
         scores = scores + self._row_score(hidden, history, self.row_of[word_id])
         return scores.masked_fill((word_id == EPSILON_ID) | (word_id == BOS_ID), -torch.inf)
 
     def history_normalizer(self, hidden: Tensor, history: Tensor) -> Tensor:
-        """log Z over the classes, (Q,)."""
         return self._scores(hidden, history, self.class_rows).logsumexp(dim=1)
 
     def group_of(self, word_id: Tensor) -> Tensor:
         return self.class_of[word_id]
 
     def group_normalizer(self, hidden: Tensor, history: Tensor, group: Tensor) -> Tensor:
-        """log Z over the words of the class `group` (Q,), (Q,)."""
         log_z = hidden.new_empty(len(hidden))
         for class_idx, member in self._by_class(group):
             row = torch.arange(*self.class_begin[class_idx : class_idx + 2], device=hidden.device)
