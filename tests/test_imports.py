@@ -46,7 +46,7 @@ ALLOWED = {
     "text",
     "streaming": "audio bundle decoding errors graph kernels lm models options recognizer results text",
     "server": "audio errors recognizer results streaming transcripts",
-    "testing": "audio bundle ctc decoding errors graph kernels lm models pipeline recognizer serialization text",
+    "testing": "audio bundle decoding errors graph kernels lm models serialization text",
 }
 EVERYTHING = {"asr", "cli", "__main__"}  # these may import what they like
 # Which modules may import the heavy packages.

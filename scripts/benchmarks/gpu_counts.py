@@ -29,11 +29,11 @@ from asr.decoding.frame import TokenSearch
 from asr.decoding.gpu import frame as gpu_frame
 from asr.decoding.words import Calibration
 from asr.recognizer import Recognizer
-from asr.testing.host_checks import HOST_MUTANTS, stream_hazards
-from asr.testing.kernel_checks import MUTANTS, interleavings, is_caught
 from asr.testing.simulated_gpu import simulated_gpu
 from asr.testing.tones import RATE, tiny_bundle, tones
+from scripts.benchmarks.host_checks import HOST_MUTANTS, stream_hazards
 from scripts.benchmarks.inputs import AN4_BUNDLE, ROOT
+from scripts.benchmarks.kernel_checks import MUTANTS, interleavings, is_caught
 
 # The interpreter runs a kernel's programs one by one: little room at first means few that have nothing to do.
 _CAPACITY = 1024

@@ -40,7 +40,7 @@ from scripts.benchmarks.report import provenance, table
 _T = TypeVar("_T")
 DEFAULT_MODULES = ("asr/lm", "asr/decoding")
 _NO_MODULES = ("asr/decoding/gpu/", "asr/lm/ngram/lookup_triton.py", "asr/old_paths.py")
-"""Kernels, whose mutants are `asr.testing.kernel_checks` and `asr.testing.host_checks`, and a list of names."""
+"""Kernels, whose mutants are in `kernel_checks.py` and `host_checks.py`, and a list of names."""
 
 _COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,

@@ -11,8 +11,8 @@ import torch
 pytest.importorskip("triton")
 
 from asr.bundle import Bundle
-from asr.testing import host_checks
-from asr.testing.host_checks import HOST_MUTANTS, HostMutant, stream_hazards
+from scripts.benchmarks import host_checks
+from scripts.benchmarks.host_checks import HOST_MUTANTS, HostMutant, stream_hazards
 
 pytestmark = [
     pytest.mark.slow,

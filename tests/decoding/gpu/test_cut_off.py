@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("triton", reason="the kernels need triton; its interpreter runs them without a GPU")
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
-from asr.testing.kernel_checks import check_cut_off
+from scripts.benchmarks.kernel_checks import check_cut_off
 
 
 @pytest.mark.slow

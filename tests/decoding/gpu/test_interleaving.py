@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("triton")
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
-from asr.testing.interleaving import interleaved_programs
-from asr.testing.kernel_checks import (
+from scripts.benchmarks.interleaving import interleaved_programs
+from scripts.benchmarks.kernel_checks import (
     MUTANTS,
     Mutant,
     check_search,

@@ -1,6 +1,6 @@
 """Checks of the Triton kernels whose programs share memory, and broken kernels that the checks must notice.
 
-A check runs kernels with some block size under `asr.testing.interleaving`, and compares the results with plain torch. A
+A check runs kernels with some block size under `interleaved_programs`, and compares the results with plain torch. A
 mutant is a kernel with one line changed, or an atomic operation that is not atomic. A mutant that no check notices
 shows that such a fault could go unnoticed.
 """
@@ -35,7 +35,7 @@ from asr.decoding.token_passing import TokenPassingDecoder
 from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels import hash_table_triton
 from asr.kernels.hash_table import marked_positions
-from asr.testing.interleaving import Interleaving, interleaved_programs
+from scripts.benchmarks.interleaving import Interleaving, interleaved_programs
 
 _CPU = torch.device("cpu")
 _MULTIPLIER = -7046029254386353131

@@ -1,7 +1,7 @@
 """Checks of the host's code around the kernels, and broken versions of it that they must notice.
 
 Such errors appear only now and then, on a GPU or with several threads: memory that passes between streams, ties decided
-by chance, state left behind by a failure. `asr.testing.kernel_checks` does the same for kernels.
+by chance, state left behind by a failure. `kernel_checks.py` does the same for kernels.
 
 `stream_hazards` runs a recognizer on a simulated GPU. In each call, the acoustic model runs in one stream, and each
 worker's language model, whose arrays grow, in another.
@@ -38,8 +38,8 @@ from asr.decoding.token_passing import TokenPassingDecoder
 from asr.kernels.hash_table import HashTable
 from asr.pipeline import EnginePool, StreamPool, pipelined
 from asr.recognizer import Recognizer
-from asr.testing.kernel_checks import Difference
 from asr.testing.simulated_gpu import simulated_gpu
+from scripts.benchmarks.kernel_checks import Difference
 
 _NUM_BATCHES, _NUM_QUERIES = 6, 64
 
