@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from scripts.benchmarks.gpu_plan import CHECKS
+from scripts.benchmarks.gpu import CHECKS
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,7 +16,7 @@ pytest.importorskip("triton", reason="GPUs run Triton's kernels")
 pytest.importorskip("kaldifst", reason="compiling the graph needs kaldifst")
 
 from scripts.benchmarks import gpu_tasks
-from scripts.benchmarks.gpu_plan import CHECKS
+from scripts.benchmarks.gpu import CHECKS
 
 pytestmark = [
     pytest.mark.slow,

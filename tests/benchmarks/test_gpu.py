@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.benchmarks.gpu_plan import CHECKS, Check, planned_seconds, run_plan, summary
+from scripts.benchmarks.gpu import CHECKS, Check, planned_seconds, run_plan, summary
 from scripts.benchmarks.gpu_tasks import TASKS
 
 _CHECK = """
