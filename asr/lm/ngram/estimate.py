@@ -97,7 +97,7 @@ class KneserNeyModel:
         trie: the n-grams that were kept, with their probabilities.
         count: (A,) how often each of them occurs in the text, in the trie's order.
         discounts: for each order, the discounts of n-grams counted once, twice, and three times or more.
-        fallback_orders: orders whose discounts the text does not determine, so that `fallback` was used.
+        fallback_orders: orders whose discounts the text does not determine, so that `FALLBACK_DISCOUNTS` were used.
         num_distinct: the number of distinct n-grams of each order in the text, before pruning.
     """
 
@@ -112,7 +112,6 @@ def estimate_kneser_ney(
     stream: WordStream,
     order: int,
     prune: Sequence[int] = (),
-    fallback: tuple[float, float, float] | None = FALLBACK_DISCOUNTS,
     keep_unseen: bool = False,
 ) -> KneserNeyModel:
     """Estimates a model of `<s> ... </s>` sentences.
@@ -126,12 +125,11 @@ def estimate_kneser_ney(
         stream: the text.
         order: length of the longest n-grams.
         prune: a threshold for each order; the last one holds for all further orders; never decreasing.
-        fallback: discounts for orders to which the closed form does not apply; None raises an error instead.
         keep_unseen: whether words of the vocabulary that do not occur in the text are listed, each as probable as
             `<unk>`.
 
     Raises:
-        AsrError: `order` or `prune` is invalid, or the text is too small to estimate discounts.
+        AsrError: `order` or `prune` is invalid.
     """
     thresholds = _thresholds(order, prune)
     num_words = len(stream.vocabulary)
@@ -147,14 +145,9 @@ def estimate_kneser_ney(
         adjusted = _adjusted(ngrams, longer, n)
         kept = _kept(ngrams, thresholds[n - 1], stream.num_listed, keep_unseen, kept)
         estimated = _discounts(adjusted)
-        if estimated is None and fallback is None:
-            raise AsrError(
-                f"order {n}: the text is too small or too regular to estimate the Kneser-Ney discounts of "
-                f"{n}-grams; give --discount-fallback or more text."
-            )
         if estimated is None:
             fallback_orders.append(n)
-        discounts.append(estimated or fallback or FALLBACK_DISCOUNTS)
+        discounts.append(estimated or FALLBACK_DISCOUNTS)
         usable = np.ones(len(ngrams), dtype=np.bool_)
         if n == 1:
             usable = _predicted(num_words)
