@@ -36,6 +36,7 @@ MOVED = {
     "asr.decoding.word_lattice_io": ("asr.decoding.slf", "asr.decoding.k2_lattice", "asr.decoding.kaldi_lattice"),
     "asr.graph.shared_exits": ("asr.graph.topology",),
     "asr.kernels.autograd": ("asr.kernels.memory",),
+    "asr.kernels.byte_layers": ("asr.kernels.byte_products",),
     "asr.kernels.heap": ("asr.kernels.memory",),
     "asr.kernels.threads": ("asr.kernels.jit", "asr.lm.evaluate"),
     "asr.kernels.transfers": ("asr.kernels.memory",),

@@ -32,6 +32,7 @@ NAMES = {
     "asr.decoding.word_lattice_io": "read_word_ids",
     "asr.graph.shared_exits": "SharedExits",
     "asr.kernels.autograd": "no_autograd",
+    "asr.kernels.byte_layers": "Int8Layers",
     "asr.kernels.heap": "release",
     "asr.kernels.threads": "in_threads",
     "asr.kernels.transfers": "to_device",

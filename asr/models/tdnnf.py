@@ -18,8 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asr.distributed import current_share, draw_rows, total
-from asr.kernels.byte_layers import Int8Layers, LayerWeights
-from asr.kernels.byte_products import joined_taps
+from asr.kernels.byte_products import Int8Layers, LayerWeights, joined_taps
 from asr.kernels.linear import ChannelsLastConv2d, KeptWhileUnchanged, PackedLinear, multiplies_bytes, norm_as_product
 from asr.models.interface import BoundedNetwork
 from asr.serialization import ACOUSTIC_MODEL_CLASSES, ModelSpec, build_network

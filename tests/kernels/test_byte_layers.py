@@ -9,8 +9,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from asr.kernels.byte_layers import Int8Layers, LayerWeights
-from asr.kernels.byte_products import Int8Weights, has_byte_products, joined_taps
+from asr.kernels.byte_products import Int8Layers, Int8Weights, LayerWeights, has_byte_products, joined_taps
 from asr.kernels.linear import byte_products
 from asr.models.tdnnf import FactorizedLayer, FactorizedLayers
 
