@@ -164,7 +164,7 @@ def run(args: argparse.Namespace) -> int:
 
 def examine() -> list[Finding]:
     """Tries all parts."""
-    findings = [_python(), _torch()]
+    findings = [Finding("Python", "ok", f"{platform.python_version()} ({sys.executable})"), _torch()]
     if findings[-1].state == "bad":
         return findings
     findings += [_stack(), _cpu(), *_gpus(), _k2(), _decoder(), _loops(), _torchaudio(), _triton()]
@@ -172,10 +172,6 @@ def examine() -> list[Finding]:
     findings.append(_mp3())
     findings += [_package(name, purpose, "no") for name, purpose in _OPTIONAL.items()]
     return findings
-
-
-def _python() -> Finding:
-    return Finding("Python", "ok", f"{platform.python_version()} ({sys.executable})")
 
 
 def _torch() -> Finding:

@@ -301,7 +301,7 @@ def _address(utterance: str, clips: Clips) -> str:
 
 
 def _document(title: str, summary: str, sections: Mapping[str, tuple[str, str]]) -> str:
-    style, script = (_beside(name) for name in ("page.css", "page.js"))
+    style, script = (Path(__file__).with_name(name).read_text("utf-8") for name in ("page.css", "page.js"))
     policy = (
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data:; "
         "media-src data: file: 'self'"
@@ -332,10 +332,6 @@ def _document(title: str, summary: str, sections: Mapping[str, tuple[str, str]])
 </body>
 </html>
 """
-
-
-def _beside(name: str) -> str:
-    return Path(__file__).with_name(name).read_text("utf-8")
 
 
 def _hash(text: str) -> str:

@@ -1,9 +1,11 @@
-"""A clock of work done: GPUs compute while the host goes on, so each reading waits for them."""
+"""Clocks of work done: of GPUs, which compute while the host goes on, so each reading waits; and of a process."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -18,3 +20,9 @@ def waiting_clock(*devices: torch.device) -> Callable[[], float]:
         return time.perf_counter()
 
     return now
+
+
+def processor_seconds(pid: int) -> float:
+    """The processor seconds that a process has used so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

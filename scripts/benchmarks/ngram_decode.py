@@ -33,7 +33,7 @@ from asr.decoding.settings import DecodingOptions
 from asr.graph.decoding_graph import DecodingGraph
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
-from asr.lm.combine import Difference, RemappedLM
+from asr.lm.combine import Difference, RemappedLM, mapped_to
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.io import load_ngram_lm, read_ngram_lm
 from asr.lm.offload import HostNgramLM, HostTable, bytes_to_find_arcs, table_bytes, with_host_tables
@@ -173,8 +173,7 @@ def _systems(bundle: Bundle, args: argparse.Namespace) -> dict[str, System]:
         return passes[key]
 
     def on_the_fly(lm: LanguageModel) -> System:
-        mapped = lm if lm.vocabulary == small.vocabulary else RemappedLM(lm, small.vocabulary)
-        return System(first_pass(bundle.graph, fly_options), Difference(mapped, small))
+        return System(first_pass(bundle.graph, fly_options), Difference(mapped_to(lm, small.vocabulary), small))
 
     def in_host_memory(budget: int) -> System:
         host = HostNgramLM(large, CPU, budget)

@@ -24,8 +24,7 @@ from asr.decoding.frame import FrameSearch, TorchFrameBackend
 from asr.decoding.settings import DecodingOptions
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.lm.cached.engine import CachedRNNLM
-from asr.lm.combine import CombinedLM, Difference, RemappedLM
-from asr.lm.interface import LanguageModel
+from asr.lm.combine import CombinedLM, Difference, mapped_to
 from asr.results import StageTimes
 from scripts.benchmarks.inputs import argument_parser
 
@@ -86,14 +85,11 @@ def main(argv: Sequence[str]) -> int:
     bundle = recognizer.bundle
     assert bundle.rnn_lm is not None and bundle.small_ngram is not None
     engine = CachedRNNLM(bundle.rnn_lm.network)  # type: ignore[arg-type]
-    large: LanguageModel = engine
-    if engine.vocabulary != bundle.small_ngram.vocabulary:
-        large = RemappedLM(engine, bundle.small_ngram.vocabulary)
     search = TokenPassingDecoder(
         *(bundle.graph, recognizer.options),
         backend=lambda graph, options, lm, _: FrameSearch(graph, options, lm, WatchedBackend(graph, options)),
     )
-    lm = WatchedBackend.lm = Difference(large, bundle.small_ngram)
+    lm = WatchedBackend.lm = Difference(mapped_to(engine, bundle.small_ngram.vocabulary), bundle.small_ngram)
     for path in audio_files(args.audio)[:: args.every]:
         with torch.no_grad():
             log_prob = recognizer.log_prob([read_audio(path, recognizer.sampling_rate)], StageTimes())

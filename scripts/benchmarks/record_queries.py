@@ -22,8 +22,7 @@ from asr.cli.options import add_recognizer_arguments, recognizer_from
 from asr.cli.recordings import audio_files
 from asr.decoding.build import build_decoder
 from asr.lm.cached.engine import CachedRNNLM
-from asr.lm.combine import Difference, RemappedLM
-from asr.lm.interface import LanguageModel
+from asr.lm.combine import Difference, mapped_to
 from asr.recognizer import Recognizer
 from asr.results import StageTimes
 from scripts.benchmarks.inputs import LIBRISPEECH_BUNDLE, argument_parser, cache_folder, with_progress
@@ -43,10 +42,7 @@ def record(recognizer: Recognizer, segments: Iterable[Tensor]) -> list[QueryStre
     bundle = recognizer.bundle
     assert bundle.rnn_lm is not None and bundle.small_ngram is not None
     recorder = QueryRecorder(CachedRNNLM(bundle.rnn_lm.network))  # type: ignore[arg-type]
-    large: LanguageModel = recorder
-    if recorder.vocabulary != bundle.small_ngram.vocabulary:
-        large = RemappedLM(recorder, bundle.small_ngram.vocabulary)
-    lm = Difference(large, bundle.small_ngram)
+    lm = Difference(mapped_to(recorder, bundle.small_ngram.vocabulary), bundle.small_ngram)
     choice = recognizer.decoder_name, recognizer.lm_fusion, bundle.graph, recognizer.options
     decoder = build_decoder(*choice, keep_lattices=False)
     for samples in segments:

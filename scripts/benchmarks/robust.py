@@ -28,6 +28,7 @@ from asr.cli.output import ResultsFile
 from asr.errors import AsrError
 from asr.serialization import sealed
 from asr.text.documents import parse_json
+from scripts.benchmarks.clock import processor_seconds
 from scripts.benchmarks.faults import FIELDS as FAULT_FIELDS
 from scripts.benchmarks.faults import report_of, run_faults
 from scripts.benchmarks.inputs import ROOT, argument_parser
@@ -166,18 +167,12 @@ def _child(
 
 def _answers(results: Any, pid: int) -> bool:
     """Waits for a result of a process; False if it takes too long."""
-    begin, used = time.monotonic(), _processor_seconds(pid)
+    begin, used = time.monotonic(), processor_seconds(pid)
     while not select.select([results], [], [], SECONDS_PER_INPUT)[0]:
         is_blocked = time.monotonic() - begin > BLOCKED_SECONDS
-        if is_blocked or _processor_seconds(pid) - used >= SECONDS_PER_INPUT:
+        if is_blocked or processor_seconds(pid) - used >= SECONDS_PER_INPUT:
             return False
     return True
-
-
-def _processor_seconds(pid: int) -> float:
-    """The processor seconds that a process has used so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _keep(name: str, kind: str, text: str, target: Target, seed: int, index: int, keep: Path) -> None:

@@ -16,6 +16,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from scripts.benchmarks.clock import processor_seconds
+
 MAXENT = "--direct 4 --direct-order 4".split()
 
 
@@ -47,7 +49,7 @@ def train(
         for line in process.stderr:
             found = re.search(r"valid:\s+(\S+)  elapsed: ([\d.]+)(.)\+([\d.]+)", line)
             if found:
-                now = _processor_seconds(process.pid)
+                now = processor_seconds(process.pid)
                 unit = {"s": 1, "m": 60, "h": 3600}[found[3]]
                 training, validation = unit * float(found[2]), unit * float(found[4])
                 seconds += training
@@ -86,8 +88,3 @@ def score(binary: Path, model: Path, text: Path, *, normalised: bool) -> PeerSco
     entropy = re.search(r"Test entropy (\S+)", done.stderr)
     perplexity = 2 ** float(entropy[1]) if entropy else float("nan")
     return PeerScoring(perplexity, seconds[1][0] - seconds[0][0], seconds[1][1] - seconds[0][1])
-
-
-def _processor_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
