@@ -51,6 +51,7 @@ from asr.lm.hot_words import DEFAULT_SCORE, HotWords
 from asr.lm.interface import LanguageModel, require_language_model
 from asr.models.adaptation import RecognizedSpeech, Speaker, SpeakerTransform, adapt, score_of_speaker
 from asr.models.interface import ACOUSTIC_SECONDS, NormalizingNetwork, SpeakerStatistics, in_parts, moves_only
+from asr.models.levels import with_equal_levels
 from asr.models.pauses import with_silence_in_pauses
 from asr.options import options_of, require_type
 from asr.pipeline import EnginePool, Engines, StreamPool, pipelined
@@ -515,12 +516,14 @@ class Recognizer(nn.Module):
         return self._log_prob(*self._features(samples, times), times, speaker)
 
     def _features(self, samples: Sequence[Tensor], times: StageTimes) -> tuple[Tensor, Tensor]:
-        """Features (N, T, F) and their number of frames (N,)."""
+        """Features (N, T, F) without lasting changes of level, and their number of frames (N,)."""
         device = self.device
         num_samples = to_device(torch.tensor([len(row) for row in samples]), device)
         with times.measure("features", device):
             padded = to_device(nn.utils.rnn.pad_sequence(list(samples), batch_first=True), device)
             features, num_frames = self.features(padded, num_samples)
+            if isinstance(self.acoustic_model, NormalizingNetwork):
+                features = with_equal_levels(features, num_frames)
         return features, num_frames
 
     def _log_prob(
