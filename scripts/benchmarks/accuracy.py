@@ -1,4 +1,4 @@
-"""Word error rates of a bundle on clean speech, at 8 kHz, in noise, as streams, with long pauses; confidences.
+"""Word error rates of a bundle on clean speech, at 8 kHz, in noise, with changes of level, as streams; confidences.
 
     scripts/bench accuracy --quick              # under a minute on two cores; the last line is one JSON object
     scripts/bench accuracy --every 1            # all of dev-clean-2, every mode
@@ -36,6 +36,8 @@ _NOISE_SECONDS = 60
 _PIECE = 4000
 # Utterances of a stream with long pauses, the length of these, and the level of their noise.
 _IN_STREAM, _PAUSE_SECONDS, _PAUSE_NOISE = 8, 4, 3e-4
+# The amplitude of every second utterance where the level changes: -20 dB.
+_SOFT = 0.1
 
 
 def main(argv: Sequence[str]) -> int:
@@ -92,13 +94,24 @@ def measure(bundle: Bundle, speech: Sequence[Recording], is_quick: bool) -> dict
         return spoken_words(recognize_stream(default, torch.cat(parts).split(_PIECE), rate))
 
     groups = [speech[first : first + _IN_STREAM] for first in range(0, len(speech), _IN_STREAM)]
-    whole = [group[0]._replace(words=[word for one in group for word in one.words]) for group in groups]
-    report["wer_pauses"], _ = errors("stream with long pauses", whole, map(paused, groups))
+    report["wer_pauses"], _ = errors("stream with long pauses", [*map(as_one, groups)], map(paused, groups))
     report["wer_8k"], _ = errors("8 kHz", speech, batches(default, speech, narrow, 8000))
     report["wer_noise10db"], _ = errors("noise at 10 dB", speech, batches(default, speech, noisy, rate))
     noise = 0.02 * torch.randn(_NOISE_SECONDS * rate, generator=generator)
     report["words_from_noise_per_minute"] = len(default([noise], rate)[0].words) * 60 / _NOISE_SECONDS
+    pairs = [speech[first : first + 2] for first in range(0, len(speech) - 1, 2)]
+    for pair in pairs:
+        pause = _PAUSE_NOISE * torch.randn(rate // 2, generator=generator)
+        both = [waveforms[one.path] for one in pair]
+        waveforms[pair[0].path] = torch.cat([both[0], pause, _SOFT * torch.cat([pause, both[1]])])
+    soft = batches(default, [pair[0] for pair in pairs], waveforms.__getitem__, rate)
+    report["wer_20db_softer"], _ = errors("20 dB softer from the middle", [*map(as_one, pairs)], soft)
     return report
+
+
+def as_one(group: Sequence[Recording]) -> Recording:
+    """The recording of a group of utterances, by the name of the first."""
+    return group[0]._replace(words=tuple(word for one in group for word in one.words))
 
 
 def an4(speech: Sequence[Recording]) -> float:
