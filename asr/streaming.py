@@ -25,7 +25,7 @@ from asr.audio.samples import LOUDEST, as_samples
 from asr.decoding import mbr
 from asr.decoding.build import device_with_loops
 from asr.decoding.interface import DecodeResult, Hypothesis, LanguageModels
-from asr.decoding.online import EndpointRules, StreamingDecoder
+from asr.decoding.online import SHORTEST_COMMIT_SECONDS, EndpointRules, StreamingDecoder
 from asr.decoding.settings import Pass
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.decoding.warmup import made_up_log_prob, needs_warm_up
@@ -67,8 +67,9 @@ class StreamingOptions:
         silence_before_words: a pause this long ends an utterance without words.
         silence_after_words: a pause this long ends an utterance with words.
         longest_utterance: maximum duration of an utterance; after half of it, ever shorter pauses end it.
-        force_commit_seconds: words of the best path become final at this age. With None, words become final only when
-            all paths share them, which is exact; memory is still bounded by `longest_utterance`. Token passing only.
+        force_commit_seconds: words of the best path become final at this age, 0.2 or more: sooner, the word that
+            follows has not been heard. With None, words become final only when all paths share them, which is exact;
+            memory is still bounded by `longest_utterance`. Token passing only.
         partial_search_beam, partial_max_active_states: upper limits for the live search's beams where it only provides
             partial results and endpoints, because each utterance is searched again when it has ended.
         decoder: `token-passing`, or `k2`, which rescores its lattice. The cost and memory of k2 grow with the length of
@@ -100,8 +101,11 @@ class StreamingOptions:
             if not _is_positive(getattr(self, name)):
                 raise AsrError(f"streaming: {name} is {getattr(self, name)!r}; it must be above 0, at most 10^9.")
         commit = self.force_commit_seconds
-        if commit is not None and not _is_positive(commit):
-            raise AsrError(f"streaming: force_commit_seconds is {commit!r}; it must be above 0, at most 10^9, or None.")
+        if commit is not None and not (_is_positive(commit) and commit >= SHORTEST_COMMIT_SECONDS):
+            raise AsrError(
+                f"streaming: force_commit_seconds is {commit!r}; it must be from {SHORTEST_COMMIT_SECONDS} to 10^9, or "
+                "None."
+            )
         for name in ("left_seconds", "right_seconds", "memory_seconds", "min_feature_std"):
             if getattr(self, name) != 0 and not _is_positive(getattr(self, name)):
                 raise AsrError(f"streaming: {name} is {getattr(self, name)!r}; it must be from 0 to 10^9.")

@@ -24,6 +24,7 @@ from asr.ctc.spelled_words import SpellingModel
 from asr.ctc.stream import CTCStream
 from asr.ctc.word_models import listed_words, ngram_of_spellings, read_ngram, uniform_ngram
 from asr.decoding.build import device_with_loops
+from asr.decoding.online import SHORTEST_COMMIT_SECONDS
 from asr.errors import AsrError
 from asr.kernels.memory import no_autograd, on_cpu_by_default
 from asr.lm.combine import Difference, Interpolated, mapped_to, on_device
@@ -271,8 +272,9 @@ class CTCDecoder:
         """Opens a stream, which accepts frames as they arrive; its result does not depend on how they are chunked.
 
         Args:
-            commit_seconds: words of the best hypothesis become final at this age, which bounds the memory of a stream
-                without pauses. None makes words final only when all hypotheses share them. Needs a frame shift.
+            commit_seconds: words of the best hypothesis become final at this age, 0.2 or more, which bounds the memory
+                of a stream without pauses. None makes words final only when all hypotheses share them. Needs a frame
+                shift.
 
         Raises:
             AsrError: `commit_seconds` is out of range, or given though the decoder has no frame shift or no words; or
@@ -282,8 +284,11 @@ class CTCDecoder:
             raise AsrError("the words of a stream have no confidences; build the decoder without confidences=True.")
         commit_frames = None
         if commit_seconds is not None:
-            if isinstance(commit_seconds, bool) or not isinstance(commit_seconds, Real) or not 0 < commit_seconds < 1e6:
-                raise AsrError(f"commit_seconds is {commit_seconds!r}; give seconds, such as 5.")
+            is_number = isinstance(commit_seconds, Real) and not isinstance(commit_seconds, bool)
+            if not is_number or not SHORTEST_COMMIT_SECONDS <= commit_seconds < 1e6:
+                raise AsrError(
+                    f"commit_seconds is {commit_seconds!r}; give seconds, {SHORTEST_COMMIT_SECONDS} or more, such as 5."
+                )
             if self.word_graph is None:
                 raise AsrError("commit_seconds has no effect here: it is for searches of words; leave it out.")
             if self.frame_shift is None:

@@ -23,6 +23,9 @@ from asr.graph.decoding_graph import DecodingGraph
 from asr.lm.combine import mapped_to, on_device, without_weight
 from asr.lm.interface import LanguageModel
 
+SHORTEST_COMMIT_SECONDS = 0.2
+"""The youngest age at which users may make words final: sooner, the word that follows has not been heard."""
+
 
 @dataclass(frozen=True)
 class EndpointRules:

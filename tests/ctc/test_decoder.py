@@ -635,6 +635,7 @@ def test_bad_calls_are_told() -> None:
         (lambda: decoder(log_prob.exp()), "are probabilities"),
         (lambda: decoder.stream(commit_seconds=1.0), "commit_seconds needs the frame shift"),
         (lambda: decoder.stream(commit_seconds=0), "commit_seconds is 0; give seconds"),
+        (lambda: decoder.stream(commit_seconds=0.1), "commit_seconds is 0.1; give seconds, 0.2 or more"),
         (lambda: decoder.stream(commit_seconds=math.nan), "commit_seconds is nan; give seconds"),
         (lambda: decoder.stream(commit_seconds="5"), "commit_seconds is '5'; give seconds"),  # type: ignore[arg-type]
         (lambda: CTCDecoder(SYMBOLS, device="gpu"), "device gpu: there is no such device"),

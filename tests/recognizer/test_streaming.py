@@ -519,6 +519,8 @@ def test_bad_pieces_are_refused_and_the_stream_goes_on(recognizer):
         for value in (math.inf, 1e308):  # as a number of frames, the latter is infinite
             with pytest.raises(AsrError, match=re.escape(f"{name} is {value}; it must be")):
                 StreamingOptions(**{name: value})
+    with pytest.raises(AsrError, match=r"force_commit_seconds is 0\.1; it must be from 0\.2 to 10\^9, or None"):
+        StreamingOptions(force_commit_seconds=0.1)  # words that sound alike could not be told apart
     with pytest.raises(AsrError, match="no decoder 'k3'"):
         StreamingOptions(decoder="k3")
     for name, value in (("right_seconds", None), ("chunk_seconds", "1"), ("force_commit_seconds", "5")):
