@@ -114,6 +114,14 @@ def test_no_bundle_is_one_sentence(tmp_path):
         (lambda m: m["acoustic_model"]["arguments"].update(depth=3), "does not take the arguments"),
         (lambda m: m["acoustic_model"]["arguments"].update(hidden_dim=31), "weights do not fit the network"),
         (lambda m: m["features"]["arguments"].update(num_mel_bins=21), "per frame, but there are 21"),
+        (
+            lambda m: m["features"]["arguments"].update(sampling_rate=16000.5),
+            r"bundle\.json: Fbank: sampling_rate is 16000\.5; give a whole number of Hz",
+        ),
+        (
+            lambda m: m["features"].update({"class": "Samples", "arguments": {"sampling_rate": 16000.5}}),
+            r"bundle\.json: Samples: sampling_rate is 16000\.5; give a whole number of Hz",
+        ),
     ],
 )
 def test_a_wrong_description_is_one_sentence(folder, change, message):

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from asr.audio.resample import checked_rate
 from asr.errors import AsrError
 
 WindowType = Literal["povey", "hamming", "hanning", "rectangular"]
@@ -52,8 +53,9 @@ class Fbank(nn.Module):
         snip_edges: use only whole windows; otherwise the ends are mirrored and T = round(samples / shift).
 
     Raises:
-        AsrError: windows without samples, numbers that are not finite, a negative dither, a band outside 0 to half the
-            sampling rate, no or too many filters, or filters and windows that would take too much memory.
+        AsrError: a sampling rate that is not a whole number or out of range, windows without samples, numbers that are
+            not finite, a negative dither, a band outside 0 to half the sampling rate, no or too many filters, or
+            filters and windows that would take too much memory.
     """
 
     window: Tensor
@@ -81,7 +83,7 @@ class Fbank(nn.Module):
         self.num_mel_bins = num_mel_bins
         self.low_freq, self.high_freq = low_freq, upper_band_edge(high_freq, sampling_rate)
         self.use_energy = use_energy
-        self.sampling_rate = sampling_rate
+        self.sampling_rate = checked_rate(sampling_rate, "Fbank: sampling_rate")
         self.dither = dither
         self.snip_edges = snip_edges
         if not all(map(math.isfinite, (frame_length_ms, frame_shift_ms))) or not 0.0 <= dither < math.inf:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from asr.audio.resample import checked_rate
 from asr.errors import AsrError
 from asr.graph.topology import with_last_boundary
 from asr.models.external.base import FEWEST_SECONDS, ExternalModel, load_acoustic_model, named
@@ -26,6 +27,9 @@ class Samples(nn.Module):
 
     Args:
         sampling_rate: in Hz.
+
+    Raises:
+        AsrError: the sampling rate is not a whole number, or out of range.
     """
 
     window: Tensor
@@ -33,7 +37,7 @@ class Samples(nn.Module):
 
     def __init__(self, sampling_rate: int) -> None:
         super().__init__()
-        self.sampling_rate = sampling_rate
+        self.sampling_rate = checked_rate(sampling_rate, "Samples: sampling_rate")
         self.register_buffer("window", torch.ones(1), persistent=False)
 
     def num_frames(self, num_samples: Tensor) -> Tensor:
