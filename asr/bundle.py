@@ -438,8 +438,8 @@ _PREFERRED = "librispeech"
 
 
 def all_bundle_folders(checkpoints: Path = _CHECKPOINTS) -> list[Path]:
-    """The folders of the checkout's own bundles, sorted by name."""
-    return sorted(path.parent for path in checkpoints.glob(f"*/{FILE_NAME}"))
+    """The folders of the checkout's own bundles, sorted by name, without hidden ones, which may be unfinished."""
+    return sorted(path.parent for path in checkpoints.glob(f"[!.]*/{FILE_NAME}"))
 
 
 def local_bundle_folder(name: str | Path | None, checkpoints: Path = _CHECKPOINTS) -> Path | None:

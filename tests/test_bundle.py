@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from asr.bundle import Bundle, read_rnn_lm
+from asr.bundle import Bundle, all_bundle_folders, read_rnn_lm
 from asr.cli.main import main
 from asr.decoding.build import available_modes, chosen_mode, language_models
 from asr.errors import AsrError
@@ -129,6 +129,13 @@ def test_a_wrong_description_is_one_sentence(folder, change, message):
     with pytest.raises(AsrError, match=message) as caught:
         Bundle.load(folder)
     assert "\n" not in str(caught.value)
+
+
+def test_unfinished_bundles_are_not_chosen(tmp_path):
+    for name in (".0123456789abcdef.new.an4", "an4"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "bundle.json").touch()
+    assert all_bundle_folders(tmp_path) == [tmp_path / "an4"]
 
 
 def test_wrong_decoding_options_are_told_with_bundle_and_mode(folder):

@@ -197,7 +197,8 @@ class TranscriptFolder:
             here = {entry.name for entry in os.scandir(folder)}
         except OSError as error:
             raise AsrError(f"{folder}: transcripts cannot be written there ({error.strerror}).") from error
-        self._has_transcripts = any(name.endswith(tuple(SUFFIXES.values())) for name in here)
+        # Hidden files may be unfinished.
+        self._has_transcripts = any(name.endswith(tuple(SUFFIXES.values())) and name[0] != "." for name in here)
         known = read_names(folder / TRANSCRIPTS)
         self.names = with_names(known, stems)
         self.done: dict[str, str] = {}

@@ -676,6 +676,7 @@ def lexicon_of_letters() -> Lexicon:
 
 def test_bad_onnx_is_told(folder: Path) -> None:
     path = folder / "model.onnx"
+    (folder / ".0123456789abcdef.model.onnx").write_bytes(b"unfinished")
     with pytest.raises(AsrError, match="0 ONNX files"):
         load_acoustic_model(f"onnx:{folder}")
     path.write_bytes(b"nothing")

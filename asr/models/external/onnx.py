@@ -388,7 +388,7 @@ def load(path: str, **options: Any) -> OnnxModel:
     """
     place = Path(path)
     if place.is_dir():
-        files = sorted(place.glob("*.onnx"))
+        files = sorted(place.glob("[!.]*.onnx"))  # hidden ones may be unfinished
         chosen = [file for file in files if file.name == "model.onnx"] or files
         if len(chosen) != 1:
             raise AsrError(f"onnx:{path}: the folder has {len(files)} ONNX files; give the path of one of them.")
