@@ -7,9 +7,11 @@ import importlib
 import importlib.machinery
 import json
 import math
+import os
 import pickle
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -583,6 +585,47 @@ def test_bundles_of_onnx_files_with_weights_elsewhere_are_refused(folder: Path) 
     with pytest.raises(AsrError, match=f"^onnx:{folder}/model.onnx: a bundle holds one file .* other files, save them"):
         bundle.save(folder / "bundle")
     assert not (folder / "bundle").exists()
+
+
+@pytest.fixture
+def weights_elsewhere(folder: Path) -> Callable[[str], Any]:
+    """Writes `model.onnx` with its weights in the file of a location, and loads it."""
+
+    def load(location: str) -> Any:
+        import onnx
+
+        onnx_file(folder / "model.onnx", "x", {"subsampling_factor": "1"})
+        model = onnx.load(str(folder / "model.onnx"))
+        weight = next(one for one in model.graph.initializer if one.name == "weight")
+        (folder / location).write_bytes(weight.raw_data)
+        weight.ClearField("raw_data")
+        weight.data_location = onnx.TensorProto.EXTERNAL
+        weight.external_data.add(key="location", value=location)
+        (folder / "model.onnx").write_bytes(model.SerializeToString())
+        return load_acoustic_model(f"onnx:{folder}")
+
+    return load
+
+
+def test_onnx_with_weights_outside_of_its_folder_is_refused(
+    folder: Path, weights_elsewhere: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "weights"
+    (folder / "link").symlink_to(elsewhere)
+    for location in (str(elsewhere), os.path.relpath(elsewhere, folder), "link"):
+        message = f"^onnx:{folder}/model.onnx: it has weights in '{location}', which is not in its folder; save them"
+        with pytest.raises(AsrError, match=message):
+            weights_elsewhere(location)
+
+
+def test_onnx_with_weights_in_its_folder_is_read(folder: Path, weights_elsewhere: Callable[[str], Any]) -> None:
+    whole = weights_elsewhere("weights")(noise(0.3))[0]
+    # The Hugging Face Hub's cache has links to files in a folder with all of them.
+    (folder / "blobs").mkdir()
+    for name in ("model.onnx", "weights"):
+        (folder / name).rename(folder / "blobs" / f"{name}-1")
+        (folder / name).symlink_to(folder / "blobs" / f"{name}-1")
+    assert torch.equal(load_acoustic_model(f"onnx:{folder}")(noise(0.3))[0], whole)
 
 
 def test_onnx_without_lengths_reads_each_recording_alone(folder: Path) -> None:

@@ -20,6 +20,7 @@ Shapes: N utterances, L samples, T frames, F features, C tokens.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,9 @@ _OTHER_FEATURES: dict[str, tuple[str, ...] | None] = {
 }
 _DTYPES: dict[str, Any] = {"tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(double)": np.float64}
 
+# Where a tensor names the file with its numbers.
+_EXTERNAL_DATA, _LOCATION = "external_data", "location"
+
 # The beginning of a field of `metadata_props` at the end of a file: its key; a value of 64 characters follows.
 _SEAL = b"r\x4e\n\x0aasr_sha256\x12@"
 
@@ -98,6 +102,43 @@ def require_intact(path: Path) -> None:
         )
 
 
+def _require_weights_beside(path: Path) -> None:
+    """Refuses weights in files outside of the file's folder, which older versions of onnxruntime read.
+
+    Raises:
+        AsrError: it has such weights, or names files and cannot be read.
+    """
+    content, name = path.read_bytes(), f"onnx:{path}"
+    if _LOCATION.encode() not in content:
+        return
+    onnx = package("onnx", name)
+    try:
+        model = onnx.load_from_string(content)
+    except Exception as error:  # protobuf's own classes derive from Exception alone
+        raise _unreadable(name, error) from error
+    # The Hugging Face Hub's cache has links to files that are in one folder.
+    folders = path.parent.resolve(), path.resolve().parent
+    for location in _locations(model):
+        with named(f"{name}: its weights cannot be found", "save them in the same file"):
+            place = (path.parent / location).resolve()
+        if not any(place.is_relative_to(folder) for folder in folders):
+            raise AsrError(f"{name}: it has weights in {location!r}, which is not in its folder; save them beside it.")
+
+
+def _locations(message: Any) -> Iterator[str]:
+    """The files that the tensors of an ONNX message name, relative to its folder."""
+    for field, value in message.ListFields():
+        if field.name == _EXTERNAL_DATA:
+            yield from (entry.value for entry in value if entry.key == _LOCATION)
+        elif field.type == field.TYPE_MESSAGE:
+            for each in value if isinstance(value, Sequence) else [value]:
+                yield from _locations(each)
+
+
+def _unreadable(name: str, error: Exception) -> AsrError:
+    return AsrError(f"{name}: this is not a readable ONNX file ({reason_of(error)}).")
+
+
 class OnnxModel(ChunkedModel):
     """A network in an ONNX file that reads whole utterances, or a streaming one, chunk by chunk.
 
@@ -115,8 +156,8 @@ class OnnxModel(ChunkedModel):
         normalizes: whether it does; None if the network does not read samples.
 
     Raises:
-        AsrError: onnxruntime is missing, the file cannot be read, its inputs are not among those above, its metadata
-            cannot be used, or there are no tokens.
+        AsrError: onnxruntime is missing, the file cannot be read or has weights in files outside of its folder, its
+            inputs are not among those above, its metadata cannot be used, or there are no tokens.
     """
 
     def __init__(
@@ -135,13 +176,14 @@ class OnnxModel(ChunkedModel):
         if not path.is_file():
             raise AsrError(f"{self.name}: there is no such file.")
         require_intact(path)
+        _require_weights_beside(path)
         options = runtime.SessionOptions()
         options.intra_op_num_threads = jit.num_threads() if num_threads is None else num_threads
         options.log_severity_level = 3
         try:
             self._session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime's own classes derive from Exception alone
-            raise AsrError(f"{self.name}: this is not a readable ONNX file ({reason_of(error)}).") from error
+            raise _unreadable(self.name, error) from error
         self.metadata: dict[str, str] = dict(self._session.get_modelmeta().custom_metadata_map)
         self._require_known_features()
         self._inputs = {each.name: each for each in self._session.get_inputs()}
