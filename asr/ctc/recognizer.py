@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy.typing as npt
 from torch import Tensor
-from torch.nn.functional import pad
 
 from asr.audio.samples import as_recordings
 from asr.audio.segments import at_rate, split_at_pauses
@@ -18,7 +17,6 @@ from asr.ctc.decoder import CTCDecoder
 from asr.ctc.interface import CTCHypothesis
 from asr.errors import AsrError
 from asr.models.external import ExternalModel
-from asr.models.external.base import FEWEST_SECONDS
 from asr.results import RecognitionResult, StageTimes, Word, joined
 
 
@@ -71,12 +69,11 @@ class CTCRecognizer:
     def _recognize(self, waveform: Tensor, sampling_rate: int) -> RecognitionResult:
         rate = self.model.sampling_rate
         waveform = at_rate(waveform, sampling_rate, rate)
-        pieces, offsets, fewest = [], [], int(FEWEST_SECONDS * rate)
+        pieces, offsets = [], []
         for begin, end in split_at_pauses(waveform, rate, self.max_segment_seconds):
             times = StageTimes((end - begin) / rate)
             with times.measure("acoustic model"):
-                missing = max(0, fewest - (end - begin))
-                log_probs, lengths = self.model(pad(waveform[begin:end], (0, missing)))
+                log_probs, lengths = self.model(waveform[begin:end])
             with times.measure("search"):
                 (found,) = self.decoder(log_probs, lengths)
             assert isinstance(found, list)

@@ -90,6 +90,7 @@ def test_recordings_shorter_than_a_window_of_the_network() -> None:
     long, short = recognizer([noise(0.4), noise(0.001)])
     assert (long.duration, short.duration) == (0.4, 0.001)
     assert all(word.end <= 0.001 for word in short.words)
+    assert model([noise(0.001), noise(0.4)])[1].tolist() == [5, 19]  # 0.1 s and 0.4 s
 
 
 def test_samples_of_any_type() -> None:
@@ -906,7 +907,7 @@ def test_torchaudio_network() -> None:
     with pytest.raises(AsrError, match=r"^Wav2Vec2Model: .*the token 'A' occurs twice"):
         TorchaudioModel(tiny_wav2vec2(models, 5), ("-", "|", "A", "A", "C"))
     with pytest.raises(AsrError, match=r"^Wav2Vec2Model: the network cannot read this audio .* may be too short"):
-        model(noise(0.0005))
+        model.forward(noise(0.0005)[None], torch.tensor([8]))
 
 
 @pytest.mark.slow

@@ -29,8 +29,7 @@ from asr.text.ctc_tokens import CTCTokens
 # How far the sum of a row of probabilities may be from 1, and its log from 0.
 _TOLERANCE = 0.05
 _LONGEST_REASON = 300
-FEWEST_SECONDS = 0.1
-"""Recognizers pad shorter recordings with silence: convolutions over samples need some hundreds of them."""
+_FEWEST_SECONDS = 0.1
 
 # What icefall and NeMo call the model of their pieces.
 _PIECE_MODELS = ("bpe.model", "tokenizer.model")
@@ -96,10 +95,14 @@ class ExternalModel(ABC):
     def run(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
         """Like `forward`, checked: log-probabilities (N, T, C) float32 and frames (N,) int64 on the host.
 
+        Silence is appended to what is shorter than 0.1 s: convolutions over samples need some hundreds of them.
+
         Raises:
             AsrError: as for `checked`.
         """
-        return self.checked(*self.forward(waveform, num_samples), len(num_samples))
+        fewest = int(_FEWEST_SECONDS * self.sampling_rate)
+        waveform = torch.nn.functional.pad(waveform, (0, max(0, fewest - waveform.shape[1])))
+        return self.checked(*self.forward(waveform, num_samples.clamp(min=fewest)), len(num_samples))
 
     def measured_shift(self) -> float:
         """Seconds from one output frame to the next: 4 seconds of noise by the frames that they add to 4 others.

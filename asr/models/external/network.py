@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from asr.audio.resample import checked_rate
 from asr.errors import AsrError
 from asr.graph.topology import with_last_boundary
-from asr.models.external.base import FEWEST_SECONDS, ExternalModel, load_acoustic_model, named
+from asr.models.external.base import ExternalModel, load_acoustic_model, named
 from asr.serialization import ModelSpec, OwnFormat
 from asr.text.ctc_tokens import CTCTokens
 
@@ -75,7 +75,6 @@ class ExternalNetwork(nn.Module, OwnFormat):
         self.normalize = normalize
         self.num_tokens = len(self.tokens)
         self.subsampling_factor = max(1, round(frame_shift * sampling_rate))
-        self._fewest_samples = int(FEWEST_SECONDS * sampling_rate)
         # Its device is that of the network, even if the network is not a torch module.
         self.place = nn.Parameter(torch.zeros(0), requires_grad=False)
         self._model: ExternalModel | None = None
@@ -133,10 +132,7 @@ class ExternalNetwork(nn.Module, OwnFormat):
 
     def forward(self, features: Tensor, num_frames: Tensor) -> tuple[Tensor, Tensor]:
         """Samples (N, L, 1), their numbers (N,) -> natural log-probabilities (N, T, C) float32, blank first, (N,)."""
-        model = self.model
-        waveform = features.squeeze(2).cpu()
-        waveform = nn.functional.pad(waveform, (0, max(0, self._fewest_samples - waveform.shape[1])))
-        log_prob, num_outputs = model.run(waveform, num_frames.cpu().clamp(min=self._fewest_samples))
+        log_prob, num_outputs = self.model.run(features.squeeze(2).cpu(), num_frames.cpu())
         log_prob = self.blank_first(log_prob.to(features.device))
         return with_last_boundary(log_prob, num_outputs.to(num_frames), self.tokens.boundary_id)
 
