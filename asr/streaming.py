@@ -533,11 +533,11 @@ class StreamingRecognizer:
 
     def _advance(self, streams: Sequence[_Stream], chunks: Sequence[Tensor]) -> None:
         """Searches a chunk (T', C) of each stream; in a long utterance, only up to its endpoint, if it has one."""
+        rules = self.options.endpoint_rules(self.frame_seconds)
         short, long = list[_Stream](), list[_Stream]()
         for one, chunk in zip(streams, chunks, strict=True):
             one.rest = chunk
-            seconds = (one.windows.num_outputs - one.begin) * self.frame_seconds
-            is_long = seconds > self.options.longest_utterance / 2 and not (one.windows.is_done or self._is_k2)
+            is_long = rules.is_long(one.windows.num_outputs - one.begin) and not (one.windows.is_done or self._is_k2)
             (long if is_long else short).append(one)
         self._search_rest(short)
         step = max(1, round(_ENDPOINT_SECONDS / self.frame_seconds))

@@ -69,8 +69,12 @@ class EndpointRules:
             num_frames: frames read.
         """
         silence = self.silence_after_words if has_words else self.silence_before_words
-        too_long = max(0.0, 2.0 * num_frames / self.longest - 1.0)
+        too_long = 2.0 * num_frames / self.longest - 1.0 if self.is_long(num_frames) else 0.0
         return num_trailing_blanks >= silence * (1.0 - too_long)
+
+    def is_long(self, num_frames: int) -> bool:
+        """Whether an utterance of this length ends in shorter pauses than the usual ones."""
+        return 2 * num_frames > self.longest
 
 
 _FRAMES_BETWEEN_SETTLINGS = 8

@@ -145,6 +145,7 @@ def test_endpoint_after_blanks() -> None:
     decoder.advance([stream], blanks, torch.tensor([1]))
     assert decoder.is_endpoint(stream)
     rules = EndpointRules(silence_before_words=100, silence_after_words=5, longest=50)
+    assert [rules.is_long(num_frames) for num_frames in (25, 26)] == [False, True]
     assert rules.apply(True, 5, 20) and not rules.apply(False, 5, 20) and rules.apply(False, 0, 50)
 
 
