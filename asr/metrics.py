@@ -137,9 +137,10 @@ def score_transcripts(
 
 def _require_same_ids(kind: str, known: Iterable[str], missing: Sequence[str]) -> None:
     if missing:
+        forms = "" if missing[0].isascii() else ", in the same Unicode form (NFC or NFD)"
         raise AsrError(
             f"{len(missing)} of {len(list(known))} utterances have no {kind}, first {missing[0]!r}; "
-            "check that both files use the same ids."
+            f"check that both files use the same ids{forms}."
         )
 
 

@@ -69,6 +69,16 @@ def test_a_character_error_rate_counts_no_gaps_where_scripts_have_none(words, wa
     assert "".join(characters(words.split())) == wanted
 
 
+def test_ids_that_look_alike_are_different():
+    composed, decomposed = "caf\u00e9", "cafe\u0301"
+    references = {composed: ("x",), decomposed: ("y",)}
+    assert score_transcripts(references, dict(reversed(references.items()))).total_words.num_errors == 0
+    with pytest.raises(
+        AsrError, match=r"check that both files use the same ids, in the same Unicode form \(NFC or NFD\)"
+    ):
+        score_transcripts({composed: ("x",)}, {decomposed: ("x",)})
+
+
 def test_ids_must_match():
     with pytest.raises(AsrError, match=r"1 of 2 utterances have no hypothesis, first 'b'"):
         score_transcripts({"a": ("x",), "b": ("y",)}, {"a": ("x",)})
