@@ -122,6 +122,10 @@ def transcribe(
         except Exception as error:  # one odd file must not end the run
             waiting.append((name, f"{name}: it cannot be read ({in_one_line(error)})."))
             continue
+        if not isinstance(recording, Tensor) and waiting and not recognizer.carries_history:
+            # Short recordings do not wait for a long one.
+            yield from _recognized(recognize, waiting, session_of)
+            waiting, num_samples = [], 0.0
         waiting.append((name, recording))
         if not is_next:
             size = len(recording) if isinstance(recording, Tensor) else math.inf

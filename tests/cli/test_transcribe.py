@@ -12,10 +12,13 @@ import pytest
 import soundfile
 import torch
 
+from asr.audio.io import open_audio
 from asr.bundle import Bundle
 from asr.cli.main import main
+from asr.cli.transcribe import transcribe as results_of
 from asr.decoding.kaldi_lattice import read_kaldi_lattices
 from asr.decoding.slf import read_slf
+from asr.recognizer import Recognizer
 from asr.testing.tones import RATE, tones
 from tests.reference.lattice_oracle import oracle_errors
 
@@ -39,6 +42,20 @@ def transcribe(tiny_bundle_folder, capsys):
         return code, captured.out.splitlines(), errors
 
     return run
+
+
+def test_short_recordings_do_not_wait_for_a_long_one(tiny_bundle_folder, tmp_path):
+    recognizer = Recognizer(Bundle.load(tiny_bundle_folder), mode="ngram")
+    paths = [write(tmp_path / f"{name}.wav", tones(WORDS)) for name in "abcd"]
+    recognized = []
+
+    def read(path, rate):
+        return open_audio(path, rate, whole_seconds=0.5 if path.stem == "c" else 300.0)
+
+    forward = recognizer.forward
+    recognizer.forward = lambda audio, **options: recognized.append(len(audio)) or forward(audio, **options)
+    outcomes = [outcome.result.text for outcome in results_of(recognizer, paths, read)]
+    assert outcomes == ["PAT TO KIT"] * 4 and recognized == [2, 1, 1]
 
 
 def test_any_format_rate_and_number_of_channels(tmp_path, transcribe):
