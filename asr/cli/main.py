@@ -243,14 +243,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with interrupts_between_loops(), _warnings_as_lines():
             code = run(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()  # errors of writing must show here, where they are reported
+        _end_at_once(arguments)
         return code
     except AsrError as error:
         # Messages of libraries may have several lines.
         print("asr: error:", *(printable(line.strip()) for line in str(error).splitlines()), file=sys.stderr)
         code = 2
     except KeyboardInterrupt:
-        if arguments is None:  # this process is about to end: pressed again, Ctrl-C ends it at once
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        _end_at_once(arguments)
         print("asr: interrupted", file=sys.stderr)
         code = 130
     except BrokenPipeError:
@@ -272,6 +272,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = 2
     _discard_output()
     return code
+
+
+def _end_at_once(arguments: Sequence[str] | None) -> None:
+    """Lets Ctrl-C end a process that is about to end, without traceback; not one that gave arguments to `main`."""
+    # Shells let background jobs ignore it.
+    if arguments is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _open_closed_streams() -> None:

@@ -127,24 +127,29 @@ def test_warnings_of_modules_look_like_other_messages(monkeypatch, capsys):
     assert not logging.getLogger("asr").handlers and warnings.showwarning is usual
 
 
-PRESSED_AGAIN = """
+PRESSED_AT_THE_END = """
 import atexit, os, signal, sys
 from asr.cli import main
+
+def done(arguments):
+    return 0
 
 def interrupted(arguments):
     raise KeyboardInterrupt
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let background jobs ignore it
 atexit.register(os.kill, os.getpid(), signal.SIGINT)
-main.run = interrupted
+main.run = globals()[sys.argv[1]]
 sys.exit(main.main())
 """
 
 
 @pytest.mark.slow
-def test_a_second_ctrl_c_while_the_process_ends_gives_no_traceback():
-    done = subprocess.run([sys.executable, "-c", PRESSED_AGAIN], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (-signal.SIGINT, "asr: interrupted\n")
+@pytest.mark.parametrize(("run", "told"), [("done", ""), ("interrupted", "asr: interrupted\n")])
+def test_ctrl_c_while_the_process_ends_gives_no_traceback(run, told):
+    command = [sys.executable, "-c", PRESSED_AT_THE_END, run]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, told)
 
 
 def test_a_missing_package_is_named(monkeypatch, capsys):
