@@ -762,7 +762,7 @@ def test_bad_onnx_is_told(folder: Path) -> None:
         ("x", {"model_type": "telespeech_ctc"}, "say model_type = telespeech_ctc, so that it reads features"),
         ("x", {"mean": "1.0,2.0", "invstd": "1.0,1.0"}, "say mean, so that it reads features"),
         ("audio_signal", {"is_giga_am": "1", "normalize_type": ""}, "say is_giga_am = 1, so that it reads features"),
-        ("x", {"sample_rate": "50"}, "windows of 25.0 ms every 10.0 ms have no samples"),
+        ("x", {"sample_rate": "50"}, "Fbank: sampling_rate is 50; give a whole number of Hz from 1000"),
         ("audio_signal", {"sample_rate": "50"}, "cannot be used at 50 Hz, only from 100 to 20480 Hz"),
         ("audio_signal", {"sample_rate": "44100"}, "cannot be used at 44100 Hz, only from 100 to 20480 Hz"),
         ("audio_signal", {"normalize_type": "all"}, "the normalization 'all' is unknown"),
