@@ -324,6 +324,7 @@ class StreamingRecognizer:
         if not self._is_k2:
             self._graph = self._graph.to(device_with_loops(recognizer.device))
         self.times = StageTimes()
+        self._rules = self.options.endpoint_rules(self.frame_seconds)
         self._decoder = self._new_search()
         self._windows = _encoder(recognizer, self.options, self.frame_seconds, self._is_draft)
         self._warm_up()
@@ -386,7 +387,7 @@ class StreamingRecognizer:
         return SecondLook(recognizer, self._graph, models, self._keeps_words)
 
     def _new_decoder(self, model: LanguageModel | None) -> Any:
-        options, rules = self._recognizer.options, self.options.endpoint_rules(self.frame_seconds)
+        options = self._recognizer.options
         if self._is_draft:
             most = min(options.max_active_states, self.options.partial_max_active_states)
             beam = min(options.search_beam, self.options.partial_search_beam)
@@ -395,10 +396,10 @@ class StreamingRecognizer:
             model = None
         if self._is_k2:
             k2_online = importlib.import_module("asr.decoding.k2_online")
-            return k2_online.K2StreamingDecoder(self._graph, options, model, rules)
+            return k2_online.K2StreamingDecoder(self._graph, options, model, self._rules)
         seconds = self.options.force_commit_seconds
         commit_frames = None if seconds is None else max(1, round(seconds / self.frame_seconds))
-        return StreamingDecoder(self._graph, options, model, rules, commit_frames)
+        return StreamingDecoder(self._graph, options, model, self._rules, commit_frames)
 
     def _warm_up(self) -> None:
         """Compiles all loops that streams need, so that the first stream does not wait for it."""
@@ -533,12 +534,11 @@ class StreamingRecognizer:
 
     def _advance(self, streams: Sequence[_Stream], chunks: Sequence[Tensor]) -> None:
         """Searches a chunk (T', C) of each stream; in a long utterance, only up to its endpoint, if it has one."""
-        rules = self.options.endpoint_rules(self.frame_seconds)
         short, long = list[_Stream](), list[_Stream]()
         for one, chunk in zip(streams, chunks, strict=True):
             one.rest = chunk
-            is_long = rules.is_long(one.windows.num_outputs - one.begin) and not (one.windows.is_done or self._is_k2)
-            (long if is_long else short).append(one)
+            is_long = self._rules.is_long(one.windows.num_outputs - one.begin)
+            (long if is_long and not (one.windows.is_done or self._is_k2) else short).append(one)
         self._search_rest(short)
         step = max(1, round(_ENDPOINT_SECONDS / self.frame_seconds))
         for one in long:
