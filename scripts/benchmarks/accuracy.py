@@ -10,6 +10,7 @@ perfect, 0 is no better than the share of correct words). Each line of results i
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
@@ -99,13 +100,14 @@ def measure(bundle: Bundle, speech: Sequence[Recording], is_quick: bool) -> dict
     report["wer_noise10db"], _ = errors("noise at 10 dB", speech, batches(default, speech, noisy, rate))
     noise = 0.02 * torch.randn(_NOISE_SECONDS * rate, generator=generator)
     report["words_from_noise_per_minute"] = len(default([noise], rate)[0].words) * 60 / _NOISE_SECONDS
-    pairs = [speech[first : first + 2] for first in range(0, len(speech) - 1, 2)]
-    for pair in pairs:
+    following = dict(itertools.pairwise(one.path for one in speech))
+
+    def softer(path: Path) -> Tensor:
         pause = _PAUSE_NOISE * torch.randn(rate // 2, generator=generator)
-        both = [waveforms[one.path] for one in pair]
-        waveforms[pair[0].path] = torch.cat([both[0], pause, _SOFT * torch.cat([pause, both[1]])])
-    soft = batches(default, [pair[0] for pair in pairs], waveforms.__getitem__, rate)
-    report["wer_20db_softer"], _ = errors("20 dB softer from the middle", [*map(as_one, pairs)], soft)
+        return torch.cat([waveforms[path], pause, _SOFT * torch.cat([pause, waveforms[following[path]]])])
+
+    pairs = [as_one(speech[first : first + 2]) for first in range(0, len(speech) - 1, 2)]
+    report["wer_20db_softer"], _ = errors("20 dB softer from the middle", pairs, batches(default, pairs, softer, rate))
     return report
 
 
