@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,15 @@ from torch import nn
 from asr.errors import AsrError
 from asr.graph.denominator_graph import DenominatorGraph
 from asr.kernels.linear import PackedLinear, byte_products, has_byte_products
-from asr.serialization import LANGUAGE_MODEL_CLASSES, build_network, load_arrays, load_weights, save_weights
+from asr.lm.rnn.maxent import HashedMaxEnt
+from asr.serialization import (
+    LANGUAGE_MODEL_CLASSES,
+    build_network,
+    load_arrays,
+    load_weights,
+    require_finite,
+    save_weights,
+)
 from asr.text.symbols import Vocabulary
 
 
@@ -125,6 +134,37 @@ def test_weights_that_are_infinite_in_float32_are_refused(tmp_path: Path) -> Non
         _written(tmp_path / "w", bias=bias, **tensors)
         with pytest.raises(AsrError, match="w: the weights 'weight' are not all finite numbers"):
             load_weights(nn.Linear(2, 1), tmp_path / "w")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1, 65, 40_001])
+def test_a_weight_that_is_not_finite_is_found_anywhere(dtype: torch.dtype, size: int) -> None:
+    weights = torch.randn(size).to(dtype)
+    weights[size // 2] = 6e4  # sums of such numbers are beyond the range of float16
+    require_finite({"empty": weights[:0], "count": torch.tensor(3), "large": weights.repeat(3)}, Path("w"))
+    for number in (math.nan, math.inf, -math.inf):
+        for place in (0, size // 3, size - 1):
+            damaged = weights.clone()
+            damaged[place] = number
+            with pytest.raises(AsrError, match="w: the weights 'damaged' are not all finite numbers"):
+                require_finite({"weights": weights, "damaged": damaged}, Path("w"))
+
+
+@pytest.mark.parametrize("damage", ["no weights", "a weight too few", "other bits"])
+def test_bits_of_features_must_fit_their_weights(tmp_path: Path, damage: str) -> None:
+    saved = HashedMaxEnt(5, 2, 50)
+    nn.init.normal_(saved.weight)
+    saved.prune(7)
+    state = saved.state_dict()
+    if damage == "no weights":
+        del state["kept_weight"]
+    elif damage == "a weight too few":
+        state["kept_weight"] = state["kept_weight"][1:]
+    else:
+        state["kept_bits"] = state["kept_bits"].long()
+    save_file(state, tmp_path / "w")
+    with pytest.raises(AsrError, match="w: the weights do not fit the network"):
+        load_weights(HashedMaxEnt(5, 2, 50), tmp_path / "w")
 
 
 @pytest.mark.parametrize("name, size", [("hidden_size", 1 << 22), ("num_layers", 1 << 40), ("maxent_size", 1 << 25)])

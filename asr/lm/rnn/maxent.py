@@ -44,7 +44,7 @@ class HashedMaxEnt(nn.Module):
         self.vocabulary_size = vocabulary_size
         self.order = order
         self.table_size = table_size
-        self.weight = nn.Parameter(torch.zeros(table_size + vocabulary_size))
+        self.weight = nn.Parameter(nn.init.constant_(torch.empty(table_size + vocabulary_size), 0.0))
         self.is_pruned = False
 
     def prune(self, num_kept: int) -> None:
@@ -105,11 +105,15 @@ class HashedMaxEnt(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         bits = state_dict.pop(prefix + "kept_bits", None)
         if bits is not None:
-            kept = state_dict.pop(prefix + "kept_weight")
-            is_kept = torch.from_numpy(np.unpackbits(bits.cpu().numpy(), count=len(self.weight))).bool()
+            kept = state_dict.pop(prefix + "kept_weight", None)
+            if kept is None or bits.dtype != torch.uint8:
+                raise RuntimeError(f"{prefix}kept_bits is not a list of bits with weights")
+            is_kept = torch.from_numpy(np.unpackbits(bits.cpu().numpy(), count=len(self.weight)).view(np.bool_))
+            if int(is_kept.count_nonzero()) != kept.numel():
+                raise RuntimeError(f"{prefix}kept_bits has {int(is_kept.count_nonzero())} bits, not {kept.numel()}")
             # In place: another table of this size would be a third of the memory that loading a bundle takes.
             weight = self.weight.detach().zero_()
-            weight[is_kept.to(weight.device)] = kept.to(weight)
+            weight.masked_scatter_(is_kept.to(weight.device), kept.to(weight))
             state_dict[prefix + "weight"] = weight
             self.is_pruned = True
         super()._load_from_state_dict(state_dict, prefix, *args)
