@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -196,8 +196,11 @@ class Bundle:
         rnn_lm: Any = None if self.rnn_lm is None else self.rnn_lm.network
         models = {"small_ngram": self.small_ngram, "large_ngram": self.large_ngram, "rnn_lm": rnn_lm}
         for name, model in models.items():
-            if model is not None:
-                file = (given or {}).get(name)
+            if model is None:
+                continue
+            file = (given or {}).get(name)
+            # Only a warning needs the number of words; otherwise one that both have is enough.
+            if file or not any(word in model.vocabulary for word in self.graph.vocabulary.ordinary):
                 num_oov_words(model.vocabulary, self.graph.vocabulary, f"The language model {file}" if file else "")
         num_tokens = int(self.acoustic_model.network.num_tokens)  # type: ignore[arg-type]
         if num_tokens != len(self.graph.tokens):
@@ -352,7 +355,10 @@ class Bundle:
             vocabulary = Vocabulary.from_file(folder / manifest["rnn_lm"]["words"])
             rnn_lm = _load_network(folder, manifest["rnn_lm"], LANGUAGE_MODEL_CLASSES, vocabulary)
         denominator = manifest.get("denominator")
-        ngrams = {part: folder / manifest[part]["file"] for part in _NGRAM_FILES if part in manifest}
+        ngrams: dict[str, NgramLM] = {}
+        for part in (part for part in _NGRAM_FILES if part in manifest):
+            known = next((model.vocabulary for model in ngrams.values()), None)
+            ngrams[part] = load_ngram_lm(folder / manifest[part]["file"], verify=False, known=known)
         return cls(
             name=manifest["name"],
             features=_load_network(folder, manifest["features"], FEATURE_CLASSES),
@@ -365,9 +371,15 @@ class Bundle:
             confidence=manifest.get("confidence", {}),
             fingerprint=fingerprint_of_description(manifest),
             card=read_card(folder),
-            **{part: load_ngram_lm(path, verify=False) for part, path in ngrams.items()},
-            graph=graph(),  # the last to be ready
+            **ngrams,
+            graph=_with_shared_words(graph(), ngrams.values()),  # the last to be ready
         )
+
+
+def _with_shared_words(graph: DecodingGraph, models: Iterable[NgramLM]) -> DecodingGraph:
+    """The graph with the vocabulary of a model that has the same words, which saves memory and comparisons."""
+    same = (model.vocabulary for model in models if model.vocabulary == graph.vocabulary)
+    return replace(graph, vocabulary=next(same, graph.vocabulary))
 
 
 def read_rnn_lm(path: str | Path) -> ModelSpec:

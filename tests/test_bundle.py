@@ -54,6 +54,11 @@ def test_saved_and_loaded_again_is_the_same(folder, tmp_path, compress_ngrams):
     assert again.card == "# Tones\n"
 
 
+def test_the_parts_share_one_vocabulary(folder):
+    bundle = Bundle.load(folder)
+    assert bundle.graph.vocabulary is bundle.small_ngram.vocabulary is bundle.large_ngram.vocabulary
+
+
 def test_word_vectors_are_stored_as_bytes(folder, tmp_path):
     bundle = Bundle.load(folder)
     bundle.save(tmp_path / "bytes", half_precision=False, byte_matrices=True)

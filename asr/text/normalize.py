@@ -56,9 +56,14 @@ def is_unspaced(character: str) -> bool:
     return _IS_UNSPACED.match(character) is not None
 
 
+def has_other_forms(word: str) -> bool:
+    """Whether a word may have `equivalent_forms`; false for most words."""
+    return "'" in word or not word.isascii()
+
+
 def equivalent_forms(word: str) -> Iterator[str]:
     """The same word in Unicode's forms NFC and NFD, with its apostrophes as they are, as ' and as ’; not the word."""
-    if word.isascii() and "'" not in word:
+    if not has_other_forms(word):
         return
     straight = word.translate(_APOSTROPHES)
     for text in dict.fromkeys((word, straight, straight.replace("'", "’"))):

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import repeat
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from asr.errors import AsrError
 from asr.text.documents import read_text
-from asr.text.normalize import written_as
+from asr.text.normalize import has_other_forms, written_as
 
 EPSILON_ID = 0
 BOS_ID = 1
@@ -111,7 +113,7 @@ class Vocabulary:
         return word in self._id_of
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Vocabulary) and self.words == other.words
+        return self is other or (isinstance(other, Vocabulary) and self.words == other.words)
 
     def __hash__(self) -> int:
         return hash(self.words)
@@ -122,8 +124,8 @@ class Vocabulary:
 
     def ids_of(self, words: Sequence[str]) -> Tensor:
         """The ids of several words, (len(words),) int64."""
-        known = self._id_of
-        return torch.tensor([known.get(word, UNK_ID) for word in words], dtype=torch.int64)
+        ids = map(self._id_of.get, words, repeat(UNK_ID))
+        return torch.from_numpy(np.fromiter(ids, dtype=np.int64, count=len(words)))
 
     def map_to(self, other: Vocabulary) -> Tensor:
         """The ids of this vocabulary's words in another one, (V,) int64; `UNK_ID` for words that it does not have.
@@ -132,7 +134,12 @@ class Vocabulary:
         """
         if self == other:
             return torch.arange(len(self))
-        return other.ids_of([written_as(word, other._id_of) or word for word in self.words])
+        ids = other.ids_of(self.words)
+        for place in ids.eq(UNK_ID).nonzero()[:, 0].tolist():
+            word = self.words[place]
+            if has_other_forms(word) and (form := written_as(word, other._id_of)) is not None:
+                ids[place] = other._id_of[form]
+        return ids
 
 
 BLANK = "<blk>"

@@ -64,12 +64,13 @@ def save_ngram_lm(lm: NgramLM, path: str | Path, compressed: bool = False) -> No
         _write(stream, version, header, arrays)
 
 
-def load_ngram_lm(path: str | Path, verify: bool = True) -> NgramLM:
+def load_ngram_lm(path: str | Path, verify: bool = True, known: Vocabulary | None = None) -> NgramLM:
     """Maps a model into memory; pages are read when they are first used. Compressed arrays are decompressed.
 
     Args:
         path: the file.
         verify: whether to check every array against its checksum first, which reads the whole file.
+        known: a vocabulary that the model shares if it has the same words, which saves time and memory.
 
     Raises:
         AsrError: the file is missing, of another kind or version, cut short or damaged.
@@ -77,14 +78,16 @@ def load_ngram_lm(path: str | Path, verify: bool = True) -> NgramLM:
     path = Path(path)
     version, header, begin = _read_header(path)
     try:
-        return _mapped_model(path, version, header, begin, verify)
+        return _mapped_model(path, version, header, begin, verify, known)
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, RuntimeError, AttributeError) as error:
         raise AsrError(
             f"{path}: the header does not describe an n-gram model ({error}); build the file again."
         ) from error
 
 
-def _mapped_model(path: Path, version: int, header: dict[str, Any], begin: int, verify: bool) -> NgramLM:
+def _mapped_model(
+    path: Path, version: int, header: dict[str, Any], begin: int, verify: bool, known: Vocabulary | None
+) -> NgramLM:
     mapped = np.memmap(path, dtype=np.uint8, mode="c")
     if len(mapped) != begin + header["num_bytes"]:
         raise AsrError(
@@ -103,7 +106,10 @@ def _mapped_model(path: Path, version: int, header: dict[str, Any], begin: int, 
         arrays[name] = _decompressed(stored, dtype, length) if version == COMPRESSED else stored.view(dtype)
         room -= arrays[name].nbytes
     words = arrays.pop("words").tobytes().decode()
-    vocabulary = Vocabulary(words.split("\n") if words else [], name=str(path))
+    if known is not None and "\n".join(known.ordinary) == words:
+        vocabulary = known
+    else:
+        vocabulary = Vocabulary(words.split("\n") if words else [], name=str(path))
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     slot = tensors.pop("slot", None)
     index = ArcIndex(slot, *header["index"]) if slot is not None else None
