@@ -184,6 +184,8 @@ def how_to_install(package: str) -> str:
 
 
 def _import_command(module_name: str) -> ModuleType:
+    was_enabled = gc.isenabled()
+    gc.disable()  # Python would look several times for cycles among the objects of torch, which stay
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -194,6 +196,9 @@ def _import_command(module_name: str) -> ModuleType:
             f"this command needs the Python package {missing!r}, which is not installed; "
             f"{how_to_install(missing.partition('.')[0])}."
         ) from error
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class _WarningLines(logging.Handler):

@@ -28,7 +28,6 @@ from rich.progress import (
 
 from asr import hub
 from asr.bundle import MODES_WITH, Bundle, bundle_folder, local_bundle_folder, read_manifest
-from asr.ctc.bundles import bundle_with_acoustic_model, graph_cache
 from asr.decoding.build import DECODERS, OLD_FIRST_PASSES, OLD_MODES
 from asr.decoding.settings import MODES, OLD_NAMES, Pass, ResourceOptions, setting_options
 from asr.decoding.token_passing import LM_FUSIONS
@@ -368,6 +367,8 @@ def fetched_bundle_folder(bundle: str | None) -> Path:
 
 
 def _bundle_with_acoustic_model(args: argparse.Namespace) -> Bundle:
+    from asr.ctc.bundles import bundle_with_acoustic_model
+
     is_alone = args.bundle is None and any(part is not None for part in (args.ngram, args.lexicon, args.graph))
     base = None if is_alone else Bundle.load(fetched_bundle_folder(args.bundle))
     with graph_notice() as progress:
@@ -452,6 +453,8 @@ def notice(why: str) -> Iterator[Callable[[str], None]]:
 
 def graph_notice() -> contextlib.AbstractContextManager[Callable[[str], None]]:
     """`notice` for a block that may compile a graph."""
+    from asr.ctc.bundles import graph_cache
+
     return notice(
         f"compiling a decoding graph for the acoustic model's tokens; needed once, it is kept in {graph_cache()}"
     )
