@@ -19,6 +19,7 @@ from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.graph.denominator_graph import DenominatorGraph
 from asr.hub import CARD, KNOWN_BUNDLES, MANIFEST, Progress, cached_bundles, fetch, source_of
+from asr.kernels.jit import torch_on_one_thread
 from asr.kernels.memory import on_cpu_by_default, paused_collector, release
 from asr.lm.combine import num_oov_words
 from asr.lm.ngram.io import load_ngram_lm, read_ngram_lm, save_ngram_lm
@@ -328,6 +329,7 @@ class Bundle:
     @classmethod
     @on_cpu_by_default()
     @paused_collector()
+    @torch_on_one_thread()
     def load(cls, folder: str | Path) -> Bundle:
         """Reads and checks a bundle.
 

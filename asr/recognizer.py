@@ -44,7 +44,7 @@ from asr.decoding.words import WordAligner, can_align, with_final_words
 from asr.errors import AsrError
 from asr.graph.context import TIED_STATES, TiedStates
 from asr.graph.decoding_graph import GraphModule
-from asr.kernels.jit import each_in_threads
+from asr.kernels.jit import each_in_threads, torch_on_one_thread
 from asr.kernels.linear import byte_products
 from asr.kernels.memory import limit_compiled_shapes, no_autograd, on_cpu_by_default, release_now_and_then, to_device
 from asr.lm.hot_words import DEFAULT_SCORE, HotWords
@@ -650,6 +650,7 @@ class Recognizer(nn.Module):
                 self._decoders[keep_lattices] = decoder
             return self._decoders[keep_lattices]
 
+    @torch_on_one_thread()
     def _warm_up(self, decoder: Decoder, keep_lattices: bool) -> None:
         """Compiles all loops that recognition needs, so that the first recording's times do not include it."""
         second = self.settings.language_models

@@ -32,6 +32,7 @@ from asr.decoding.warmup import made_up_log_prob, needs_warm_up
 from asr.decoding.words import only_words, spoken, with_final_words
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
+from asr.kernels.jit import torch_on_one_thread
 from asr.kernels.memory import no_autograd, release_now_and_then
 from asr.lm.interface import LanguageModel
 from asr.models.adaptation import Speaker
@@ -401,6 +402,7 @@ class StreamingRecognizer:
         commit_frames = None if seconds is None else max(1, round(seconds / self.frame_seconds))
         return StreamingDecoder(self._graph, options, model, self._rules, commit_frames)
 
+    @torch_on_one_thread()
     def _warm_up(self) -> None:
         """Compiles all loops that streams need, so that the first stream does not wait for it."""
         recognizer = self._recognizer

@@ -393,22 +393,33 @@ def built_for() -> list[str]:
 
 
 _num_of_loops: ContextVar[int | None] = ContextVar("_num_of_loops", default=None)
+_on_one_thread = threading.Lock()
+_num_on_one_thread = _num_usual = 0
 
 
 @contextmanager
 def torch_on_one_thread() -> Iterator[None]:
     """Within the block, torch's own operations use one thread, and `in_threads` uses as many as torch had before.
 
-    Between operations torch's threads busy-wait, and take processor time from the threads that loops run on.
+    Between operations torch's threads busy-wait, and take processor time from the threads that loops run on. Where
+    other programs keep a core busy, they wait for each other for most of the time.
     """
-    before = torch.get_num_threads()
-    token = _num_of_loops.set(num_threads())
-    torch.set_num_threads(1)
+    global _num_on_one_thread, _num_usual  # noqa: PLW0603
+    with _on_one_thread:
+        # A thread that starts while another one is in such a block has one thread only, but not after its own block.
+        if not _num_on_one_thread:
+            _num_usual = torch.get_num_threads()
+        _num_on_one_thread += 1
+        before = _num_usual if _num_of_loops.get() is None else torch.get_num_threads()
+        torch.set_num_threads(1)
+    token = _num_of_loops.set(_num_of_loops.get() or before)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
         _num_of_loops.reset(token)
+        with _on_one_thread:
+            _num_on_one_thread -= 1
+            torch.set_num_threads(before)
 
 
 def in_threads(work: Callable[[int, int], None], num_rows: int, rows_at_least: int) -> None:

@@ -27,6 +27,32 @@ def test_loops_keep_the_threads_that_torch_gives_up(threads: int) -> None:
     assert len(parts) == threads == torch.get_num_threads()
 
 
+def test_threads_that_give_up_torchs_threads_at_once_leave_them_as_they_were(threads: int) -> None:
+    is_inside, may_end = threading.Event(), threading.Event()
+    parts: list[tuple[int, int]] = []
+    found: list[int] = []
+
+    def second() -> None:
+        with torch_on_one_thread():
+            is_inside.set()
+            assert may_end.wait(60.0)
+            in_threads(lambda begin, end: parts.append((begin, end)), 6, 2)
+        found.append(torch.get_num_threads())
+
+    other, third = (
+        threading.Thread(target=second),
+        threading.Thread(target=lambda: found.append(torch.get_num_threads())),
+    )
+    with torch_on_one_thread():
+        other.start()
+        assert is_inside.wait(60.0)
+    may_end.set()
+    other.join()
+    third.start()
+    third.join()
+    assert found == [threads, threads] and len(parts) == threads == torch.get_num_threads()
+
+
 @pytest.mark.parametrize("threads", [3], indirect=True)
 def test_an_error_of_any_part_comes_out(threads: int) -> None:
     for wrong in range(3):
