@@ -156,9 +156,11 @@ class SearchGraph:
 
     def __init__(self, graph: DecodingGraph, options: DecodingOptions) -> None:
         self.num_states = graph.num_states
-        num_words = graph.word_begin[1:] - graph.word_begin[:-1]
-        penalty = num_words.to(graph.score.dtype) * options.word_insertion_penalty
-        score = graph.score * options.graph_scale + penalty
+        # Steps without effect are left out, since their results would be as large as the graph.
+        score = graph.score if options.graph_scale == 1.0 else graph.score * options.graph_scale
+        if options.word_insertion_penalty:
+            num_words = graph.word_begin[1:] - graph.word_begin[:-1]
+            score = score + num_words.to(score.dtype) * options.word_insertion_penalty
         self.final_graph_score = graph.final_score
         self.final_score = graph.final_score * options.graph_scale
         self.epsilon: ArcSet | None = None
