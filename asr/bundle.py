@@ -87,10 +87,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             if not isinstance(manifest[key].get(field_name), kind):
                 raise AsrError(f"{path}: {key!r} lacks a valid {field_name!r}; fetch the bundle again.")
     _require_printable(manifest["name"], str(path))
-    for name in _files_of(manifest):
+    names = _files_of(manifest)
+    for name in names:
         if Path(name).name != name or name in ("", ".."):
             raise AsrError(f"{path}: it names the file {name!r}, which is not in the bundle's folder.")
-        require_intact(folder / name, manifest["files"].get(name), "bundle")
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda name: require_intact(folder / name, manifest["files"].get(name), "bundle"), names))
     return manifest
 
 

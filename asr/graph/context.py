@@ -189,8 +189,8 @@ def compose_biphones(
             f"the acoustic model's tied states lack the phone {missing[0]!r}; use the lexicon of its training."
         )
     graph = graph.best_first().breadth_first()  # the result keeps this order, for the search
-    phone_of_label = np.array([states.phones.index(phone) for phone in phones], dtype=np.int64)
-    graph = replace(graph, label=phone_of_label[graph.label].astype(np.int32))
+    phone_of_label = np.array([states.phones.index(phone) for phone in phones], dtype=np.int32)
+    graph = replace(graph, label=phone_of_label[graph.label])
     entered = _entered(states, graph, states_at_a_time)
     # Node 0 is the start, with silence as its context (column 0); the others follow. Each of these has a loop, which
     # comes first as it has the score 0, the best one.
@@ -292,8 +292,10 @@ def _entered(states: TiedStates, graph: GraphArrays, states_at_a_time: int) -> I
     """The pairs of state and loop column in which arcs end, as `state * num_columns + column`, distinct and sorted."""
     num_phones = len(states.phones)
     # The phones that lead to each state; for the start, silence.
-    arrival = distinct(np.append(graph.dst_state.astype(np.int64) * num_phones + graph.label, 0))
-    arrival_state, arrival_phone = np.divmod(arrival, num_phones)
+    arrival = np.zeros(graph.num_arcs + 1, dtype=np.int64)
+    np.multiply(graph.dst_state, num_phones, out=arrival[:-1], dtype=np.int64)
+    arrival[:-1] += graph.label
+    arrival_state, arrival_phone = np.divmod(distinct(arrival), num_phones)
     begin = offsets(np.bincount(arrival_state, minlength=graph.num_states))
     found = []
     # In blocks, because the system takes longer to provide the memory for large arrays than it takes to fill them.

@@ -87,11 +87,11 @@ def unpack(tensors: Mapping[str, Tensor], score_step: float, name: str) -> Graph
     final_score[fields["final_state"]] = np.multiply(fields["final_score"], score_step, dtype=np.float64)
     return GraphArrays(
         offsets(fields["arc_count"]),
-        fields["dst_state"].astype(np.int32),
+        fields["dst_state"].astype(np.int32, copy=False),
         fields["label"].astype(np.int32),
         np.multiply(fields["score"], score_step, dtype=np.float64).astype(np.float32),
         offsets(counts),
-        fields["word_id"].astype(np.int32),
+        fields["word_id"].astype(np.int32, copy=False),
         final_score,
     )
 
