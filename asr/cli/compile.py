@@ -129,7 +129,8 @@ def compiled_state() -> tuple[bool, str]:
     try:
         content = parse_json(record.read_text(encoding="utf-8"))
         missing = [path for path in content["files"] if not Path(path).is_file()]
-        changed = [path for path, time_ns in content["sources"].items() if Path(path).stat().st_mtime_ns != time_ns]
+        sources = {Path(path): time_ns for path, time_ns in content["sources"].items()}
+        changed = [path for path, ns in sources.items() if not path.is_file() or path.stat().st_mtime_ns != ns]
         made_for = content["built_for"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False, f"unknown ({record} cannot be read); run 'asr doctor --compile'"

@@ -138,6 +138,7 @@ def test_what_a_cold_cache_lacks_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_pa
         ({}, None),
         ({"files": ["/nowhere/loop.nbi"]}, "1 of 1 are missing"),
         ({"sources": {__file__: 1}}, "for other sources"),
+        ({"sources": {"/nowhere/removed.py": 1}}, "for other sources"),
         ({"built_for": ["0.1", "i386", "3.0"]}, "or another numba, Python or CPU"),
         ({"sources": None}, "cannot be read"),
     ],
