@@ -472,10 +472,10 @@ def bytes_from(option: str, megabytes: float) -> int:
     """The value of an option in MB, as bytes.
 
     Raises:
-        AsrError: it is below 0 or not finite.
+        AsrError: it is less than a byte or not finite.
     """
-    if not 0 <= megabytes < math.inf:
-        raise AsrError(f"{option} {megabytes}: give a number of MB, 0 or more.")
+    if not 1e-6 <= megabytes < math.inf:
+        raise AsrError(f"{option} {megabytes}: give a number of MB above 0.")
     return int(megabytes * 1e6)
 
 

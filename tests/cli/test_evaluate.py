@@ -125,7 +125,7 @@ def test_a_manifest_is_recognized_and_scored(tmp_path, cuts, evaluate, tiny_bund
         (["--compare", "nowhere"], "nowhere: the transcript file cannot be read"),
         (["--compare", "/dev/null"], "3 of 3 utterances have no hypothesis"),
         (["--details", "nowhere/details"], "the folder nowhere is not there"),
-        (["--lm-device-mb", "0", "--mode", "large_ngram"], "budget of 0 bytes is too small"),
+        (["--lm-device-mb", "1e-6", "--mode", "large_ngram"], "budget of 1 bytes is too small"),
     ],
 )
 def test_a_wrong_request_costs_no_results(tmp_path, cuts, evaluate, tiny_bundle_folder, arguments, message):

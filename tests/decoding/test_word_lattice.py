@@ -356,7 +356,7 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["rescore", str(folder / name), *model, *unused]) == 2
         assert f"{unused[0]} has no effect here" in capsys.readouterr().err
     assert main(["rescore", str(folder / "nbest"), *model, "--cache-mb", "nan"]) == 2
-    assert "--cache-mb nan: give a number of MB, 0 or more" in capsys.readouterr().err
+    assert "--cache-mb nan: give a number of MB above 0" in capsys.readouterr().err
 
 
 def test_the_command_reads_folders_of_lattices(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
