@@ -313,7 +313,7 @@ def read_transcripts(path: str | Path) -> Transcripts:
     JSON Lines are lhotse cuts, or have `text` (a string, or a list of words) and one of `id`, `cut_id`, `utterance`,
     `audio`; for an `audio` path, the id is the file name without its suffix. A line with an `error` field and without
     `text` counts as an empty transcript, and is ignored if another line has the words of the same utterance. The final
-    results of a stream are joined; partial ones are ignored.
+    results of a stream are joined; partial ones are ignored, and so are those of an interrupted run before another one.
 
     Raises:
         AsrError: the file is missing, a table or not UTF-8, a line cannot be read, or an id occurs twice.
@@ -326,18 +326,22 @@ def read_transcripts(path: str | Path) -> Transcripts:
     transcripts: Transcripts = {}
     failed: Transcripts = {}
     complete = set[str]()
+    begins: dict[str, float] = {}
     for line_number, line in enumerate(read_text(path, "transcript file").split("\n"), start=1):
         if not line.strip():
             continue
         is_json = line.lstrip()[0] == "{"
-        utt_id, words, goes_on = _from_json(line, f"{path}:{line_number}") if is_json else _from_kaldi(line)
+        record = _json_object(line, f"{path}:{line_number}") if is_json else None
+        utt_id, words = _from_kaldi(line) if record is None else _from_json(record, f"{path}:{line_number}")
         if words is None:
             failed[utt_id] = ()
             continue
         if utt_id in complete:
             raise AsrError(f"{path}:{line_number}: the utterance {utt_id!r} occurs twice; keep one of the two lines.")
+        if record is not None and stream_begins_again(record, utt_id, begins):
+            transcripts[utt_id] = ()
         transcripts[utt_id] = transcripts.get(utt_id, ()) + words
-        if not goes_on:
+        if record is None or not stream_goes_on(record):
             complete.add(utt_id)
     return failed | transcripts
 
@@ -370,9 +374,25 @@ def stream_goes_on(record: Mapping[str, Any]) -> bool:
     return is_partial(record) or (record.get("type") == "final" and record.get("reason") == "pause")
 
 
-def _from_kaldi(line: str) -> tuple[str, tuple[str, ...], bool]:
+def stream_begins_again(record: Mapping[str, Any], name: str, begins: dict[str, float]) -> bool:
+    """Whether a line of JSON begins a stream that an interrupted run has already written results of.
+
+    Args:
+        record: the line.
+        name: of the stream.
+        begins: where the last utterance of each stream begins, in seconds; that of `record` is entered.
+    """
+    begin = record.get("begin")
+    if record.get("type") != "final" or not isinstance(begin, (int, float)):
+        return False
+    has_begun = name in begins and begin <= begins[name]
+    begins[name] = begin
+    return has_begun
+
+
+def _from_kaldi(line: str) -> tuple[str, tuple[str, ...]]:
     utt_id, *words = line.split()
-    return utt_id, tuple(words), False
+    return utt_id, tuple(words)
 
 
 def _cut_text(record: Mapping[str, Any]) -> str | None:
@@ -384,23 +404,26 @@ def _cut_text(record: Mapping[str, Any]) -> str | None:
     return " ".join(texts) if texts else None
 
 
-def _from_json(line: str, where: str) -> tuple[str, tuple[str, ...] | None, bool]:
-    """The id, the words, and whether more words of the same stream follow; None where recognition failed."""
+def _json_object(line: str, where: str) -> dict[str, Any]:
     try:
         record: dict[str, Any] = parse_json(line)
     except ValueError as error:
         raise AsrError(f"{where}: the line is not a JSON object ({error}).") from error
+    return record
+
+
+def _from_json(record: Mapping[str, Any], where: str) -> tuple[str, tuple[str, ...] | None]:
+    """The id and the words, which are None where recognition failed and () for a partial result."""
     utt_id = utterance_id(record, where)
     words = _cut_text(record) if "supervisions" in record else record.get("text")
     if words is None and "text" not in record:
         if record.get("error"):
-            return utt_id, None, False
+            return utt_id, None
         raise AsrError(f"{where}: the object has no field 'text'.")
-    goes_on = stream_goes_on(record)
     if is_partial(record):
-        return utt_id, (), goes_on
+        return utt_id, ()
     if isinstance(words, str):
-        return utt_id, tuple(words.split()), goes_on
+        return utt_id, tuple(words.split())
     if not isinstance(words, list):
         raise AsrError(f"{where}: the field 'text' is {json.dumps(words)}; it must be a string or a list of words.")
-    return utt_id, tuple(map(str, words)), goes_on
+    return utt_id, tuple(map(str, words))

@@ -48,6 +48,7 @@ from asr.metrics import (
     probability_of_improvement,
     read_transcripts,
     score_transcripts,
+    stream_begins_again,
     stream_goes_on,
     utterance_id,
 )
@@ -253,6 +254,7 @@ def _timed_words(path: str, channels: Mapping[str, str]) -> dict[tuple[str, str]
     """The words of JSON Lines of `asr transcribe`, by recording and its channel in the reference."""
     found: dict[tuple[str, str], list[TimedWord]] = {}
     complete = set[str]()
+    begins: dict[str, float] = {}
     for number, line in enumerate(read_text(path, "transcript file").split("\n"), start=1):
         if not line.strip():
             continue
@@ -273,6 +275,8 @@ def _timed_words(path: str, channels: Mapping[str, str]) -> dict[tuple[str, str]
         recording = name, channels.get(name, "1")
         if name in complete:
             raise AsrError(f"{path}:{number}: the recording {name!r} occurs twice; keep one of the two lines.")
+        if stream_begins_again(record, name, begins):
+            found[recording] = []
         found[recording] = sorted([*found.get(recording, ()), *words], key=lambda word: word.begin)
         if not stream_goes_on(record):
             complete.add(name)

@@ -92,6 +92,17 @@ def test_the_final_results_of_a_stream_are_one_transcript(tmp_path, capsys):
         assert "stream.jsonl:5: the" in (error := capsys.readouterr().err) and "'f' occurs twice" in error
 
 
+def test_what_an_interrupted_run_wrote_of_a_stream_does_not_count_again(tmp_path, capsys):
+    begins = {"one two": 0.0, "three": 2.25}
+    run = [{**record, "begin": begins.get(record["text"], 0.0)} for record in STREAM if "f.wav" in record["audio"]]
+    path = tmp_path / "stream.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in [*run[:2], *run[:1], *run]))
+    assert read_transcripts(path) == {"f": ("one", "two", "three")}
+    (tmp_path / "ref.stm").write_text("f 1 a 0 2 one two\nf 1 a 2 5 three\n")
+    assert main(["evaluate", str(path), "--reference", str(tmp_path / "ref.stm"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["insertions"] == 0
+
+
 def test_files_of_other_systems_and_strange_names(tmp_path):
     path = tmp_path / "text"
     path.write_bytes(b"\xef\xbb\xbfu1 HELLO WORLD\r\nu2\r\n")
