@@ -26,12 +26,6 @@ _PROBABILITY = re.compile(r"^(?:[0-9]*\.[0-9]+|[0-9]+[eE]-[0-9]+)(?:[eE][-+]?[0-
 _PHONES, _VARIANTS, _WORDS = "\x1f", "\x1e", "\x1d"
 
 
-# Characters of comments, variants, probabilities, marks of stress and other white space; and spaces where `save` writes
-# none.
-_NOT_PLAIN = "#;().0123456789\t\r\v\f\x1c\x1d\x1e\x1f"
-_GAPS = ("  ", " \n", "\n ", "\n\n")
-
-
 class _Pronunciations(Mapping[str, list[Pronunciation]]):
     """word -> pronunciations, also of a word that is written in an equivalent form.
 
@@ -109,11 +103,9 @@ class Lexicon:
         Raises:
             AsrError: the file is missing, not UTF-8 or empty, or a line has no pronunciation.
         """
-        path, text = Path(path), read_text(path, "lexicon")
-        if (not upper_case or text == text.upper()) and (plain := _read_plain(text)) is not None:
-            return cls._of(plain, name=str(path))
+        path = Path(path)
         joined: dict[str, str] = {}
-        for line_number, line in enumerate(text.split("\n"), start=1):
+        for line_number, line in enumerate(read_text(path, "lexicon").split("\n"), start=1):
             if line.startswith(";;;"):
                 continue
             if "#" in line and not line.rstrip().endswith(" #"):
@@ -232,25 +224,6 @@ class Lexicon:
         ]
         content = "".join(lines).encode("utf-8")
         Path(path).write_bytes(lzma.compress(content) if Path(path).suffix == ".xz" else content)
-
-
-def _read_plain(text: str) -> dict[str, str] | None:
-    """Word -> joined pronunciations, for a text of nothing but lines as `Lexicon.save` writes them; otherwise None.
-
-    Takes half the time of looking at each line more closely.
-    """
-    lines = text.removesuffix("\n")
-    if not text.isascii() or any(each in f"\n{lines}\n" for each in _GAPS) or any(map(text.__contains__, _NOT_PLAIN)):
-        return None
-    joined: dict[str, str] = {}
-    for line in lines.replace(" ", _PHONES).split("\n"):
-        word, separator, spelled = line.partition(_PHONES)
-        if not separator:
-            return None
-        known = joined.setdefault(word, spelled)
-        if known is not spelled and spelled not in known.split(_VARIANTS):
-            joined[word] = known + _VARIANTS + spelled
-    return joined
 
 
 def has_stress(tokens: Iterable[str]) -> bool:

@@ -89,20 +89,6 @@ def test_compressed_files_read_the_same(tmp_path: Path) -> None:
         assert Lexicon.from_file(tmp_path / name).pronunciations == plain.pronunciations
 
 
-@pytest.mark.parametrize("line", ["A AH", "A AH  B", " A AH", "A\tAH", "A AH\r", "A(2) AH", "Á AH", "a AH", ""])
-@pytest.mark.parametrize("upper_case", [True, False])
-def test_lines_read_the_same_among_plain_ones_and_others(tmp_path: Path, line: str, upper_case: bool) -> None:
-    """A text of nothing but plain lines is read faster, and `;;;` makes it another one."""
-    found = []
-    for first in ("", ";;; a comment\n"):
-        text = f"{first}A EY\nA AH B\nA EY\nB B IY\n{line}\nC S IY"
-        (tmp_path / "lexicon").write_bytes(text.encode())
-        lexicon = Lexicon.from_file(tmp_path / "lexicon", upper_case=upper_case)
-        found.append([(word, lexicon[word]) for word in lexicon.pronunciations])
-    assert found[0] == found[1]
-    assert dict(found[0])["A"][:2] == [("EY",), ("AH", "B")]
-
-
 def test_saved_lexicon_reads_the_same(tmp_path: Path) -> None:
     lexicon = Lexicon({"READ": [("R", "IY", "D"), ("R", "EH", "D")], "A": [("AH",)]})
     lexicon.save(tmp_path / "saved")
