@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import importlib
 import io
 import logging
@@ -281,12 +280,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _end_at_once(arguments: Sequence[str] | None) -> None:
-    """Lets a process end fast, and Ctrl-C end it without traceback; not one that gave arguments to `main`."""
-    if arguments is not None:
-        return
-    gc.freeze()  # Python would look for cycles among a million objects, which takes half a second
+    """Lets Ctrl-C end a process that is about to end, without traceback; not one that gave arguments to `main`."""
     # Shells let background jobs ignore it.
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    if arguments is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
