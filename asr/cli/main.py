@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import io
 import logging
@@ -249,6 +250,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             code = run(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()  # errors of writing must show here, where they are reported
         _end_at_once(arguments)
+        if arguments is None and "pytorch_lightning" not in sys.modules:  # with it, more is to be closed
+            sys.stderr.flush()
+            os._exit(code)  # to free all objects would take most of a second
         return code
     except AsrError as error:
         # Messages of libraries may have several lines.
