@@ -1,4 +1,4 @@
-"""Word error rates of a bundle on clean speech, at 8 kHz, in noise, with changes of level, as streams; confidences.
+"""Word error rates of a bundle on clean speech, at 8 kHz, in noise, in long recordings, as streams; confidences.
 
     scripts/bench accuracy --quick              # under a minute on two cores; the last line is one JSON object
     scripts/bench accuracy --every 1            # all of dev-clean-2, every mode
@@ -106,9 +106,18 @@ def measure(bundle: Bundle, speech: Sequence[Recording], is_quick: bool) -> dict
         pause = _PAUSE_NOISE * torch.randn(rate // 2, generator=generator)
         return torch.cat([waveforms[path], pause, _SOFT * torch.cat([pause, waveforms[following[path]]])])
 
+    chapters = [list(group) for _, group in itertools.groupby(speech, key=chapter)]
+    wholes = {group[0].path: torch.cat([waveforms[one.path] for one in group]) for group in chapters}
+    joined = [*map(as_one, chapters)]
+    report["wer_long"], _ = errors("each chapter at once", joined, batches(default, joined, wholes.__getitem__, rate))
     pairs = [as_one(speech[first : first + 2]) for first in range(0, len(speech) - 1, 2)]
     report["wer_20db_softer"], _ = errors("20 dB softer from the middle", pairs, batches(default, pairs, softer, rate))
     return report
+
+
+def chapter(one: Recording) -> str:
+    """The speaker and chapter in the name of an utterance of LibriSpeech."""
+    return one.path.stem.rpartition("-")[0]
 
 
 def as_one(group: Sequence[Recording]) -> Recording:

@@ -45,6 +45,7 @@ def test_all_figures_come_in_one_line(
     fields = {
         "wer_stream",
         "wer_pauses",
+        "wer_long",
         "wer_20db_softer",
         "wer_8k",
         "wer_noise10db",
