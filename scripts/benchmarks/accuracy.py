@@ -110,6 +110,8 @@ def measure(bundle: Bundle, speech: Sequence[Recording], is_quick: bool) -> dict
     wholes = {group[0].path: torch.cat([waveforms[one.path] for one in group]) for group in chapters}
     joined = [*map(as_one, chapters)]
     report["wer_long"], _ = errors("each chapter at once", joined, batches(default, joined, wholes.__getitem__, rate))
+    streams = (spoken_words(recognize_stream(default, whole.split(_PIECE), rate)) for whole in wholes.values())
+    report["wer_long_stream"], _ = errors("each chapter as a stream", joined, streams)
     pairs = [as_one(speech[first : first + 2]) for first in range(0, len(speech) - 1, 2)]
     report["wer_20db_softer"], _ = errors("20 dB softer from the middle", pairs, batches(default, pairs, softer, rate))
     return report

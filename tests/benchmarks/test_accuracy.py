@@ -46,6 +46,7 @@ def test_all_figures_come_in_one_line(
         "wer_stream",
         "wer_pauses",
         "wer_long",
+        "wer_long_stream",
         "wer_20db_softer",
         "wer_8k",
         "wer_noise10db",
