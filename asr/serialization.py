@@ -153,7 +153,10 @@ def build_network(
             for the file of its weights.
     """
     if not isinstance(class_name, str) or class_name not in classes:
-        raise AsrError(f"{where}: the class {class_name!r} is not one that files may name ({', '.join(classes)}).")
+        raise AsrError(
+            f"{where}: the class {class_name!r} is not one that files may name ({', '.join(classes)}); use one of "
+            "these, or register your own first."
+        )
     module_name, *names = classes[class_name]
     network_class, *config_class = (getattr(importlib.import_module(module_name), name) for name in names)
     try:
@@ -645,7 +648,8 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     try:
         content = load_tensors(path)
     except (OSError, UnpicklingError) as error:
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        shown = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        reason = shown.strip().partition("\n")[0] or type(error).__name__
     else:
         if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
             return content

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from asr.bundle import Bundle, bundle_folder, local_bundle_folder
+from asr.cli.options import with_flags
 from asr.errors import AsrError
 from asr.models.export import FORMATS, StreamChunks, export_acoustic_model
 from asr.options import flag_of
@@ -53,7 +54,10 @@ def run(args: argparse.Namespace) -> int:
     bundle = Bundle.load(bundle_folder(args.bundle))
     chunks = None
     if args.streaming:
-        sizes = StreamingOptions(**given).window_sizes(bundle.frame_seconds)
+        try:
+            sizes = StreamingOptions(**given).window_sizes(bundle.frame_seconds)
+        except AsrError as error:
+            raise with_flags(error, _CHUNK_OPTIONS) from error
         chunks = StreamChunks(sizes.chunk, sizes.right, sizes.memory, sizes.min_feature_std)
     export_acoustic_model(bundle, output, args.format, streaming=chunks)
     report = {

@@ -51,7 +51,7 @@ def read_hot_words(path: str | Path) -> dict[str, float | None]:
         AsrError: the file is missing, empty or not UTF-8, or a score is not a number.
     """
     found: dict[str, float | None] = {}
-    for number, line in enumerate(read_text(path, "hot words").splitlines(), 1):
+    for number, line in enumerate(read_text(path, "list of hot words").splitlines(), 1):
         phrase, colon, score = line.rpartition(" :")
         try:
             if words := " ".join((phrase if colon else line).split()):

@@ -139,6 +139,7 @@ def interrupted(arguments):
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let background jobs ignore it
 atexit.register(os.kill, os.getpid(), signal.SIGINT)
+sys.modules["pytorch_lightning"] = sys  # a command that trains ends as programs usually do
 main.run = globals()[sys.argv[1]]
 sys.exit(main.main())
 """
@@ -150,6 +151,14 @@ def test_ctrl_c_while_the_process_ends_gives_no_traceback(run, told):
     command = [sys.executable, "-c", PRESSED_AT_THE_END, run]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (-signal.SIGINT, told)
+
+
+def test_a_command_that_does_not_train_ends_at_once_with_all_it_has_written(monkeypatch):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    program = "import atexit, sys; from asr.cli import main; atexit.register(print, 'freed')\n"
+    program += "main.run = lambda arguments: print('words') or 3\nsys.exit(main.main())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "words\n", "")
 
 
 def test_a_missing_package_is_named(monkeypatch, capsys):

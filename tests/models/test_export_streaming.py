@@ -219,6 +219,8 @@ def test_what_cannot_stream_is_told(
     given = ["export", str(tiny_bundle_folder), "--format", "onnx", "--output", str(path), "--chunk-seconds", "0.3"]
     assert main(given) == 2
     assert "--chunk-seconds is for streams; add --streaming." in capsys.readouterr().err
+    assert main([*given[:-1], "nan", "--streaming"]) == 2
+    assert "--chunk-seconds is nan; it must be above 0" in capsys.readouterr().err
     assert not path.exists()
 
 
