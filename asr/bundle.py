@@ -360,7 +360,7 @@ class Bundle:
             rnn_lm = _load_network(folder, manifest["rnn_lm"], LANGUAGE_MODEL_CLASSES, vocabulary)
         denominator = manifest.get("denominator")
         ngrams: dict[str, NgramLM] = {}
-        for part in (part for part in _NGRAM_FILES if part in manifest):
+        for part in filter(manifest.__contains__, _NGRAM_FILES):
             known = next((model.vocabulary for model in ngrams.values()), None)
             ngrams[part] = load_ngram_lm(folder / manifest[part]["file"], verify=False, known=known)
         return cls(

@@ -1,7 +1,7 @@
 """Word error rates of a bundle on clean speech, at 8 kHz, in noise, in long recordings, as streams; confidences.
 
     scripts/bench accuracy --quick              # under a minute on two cores; the last line is one JSON object
-    scripts/bench accuracy --every 1            # all of dev-clean-2, every mode
+    scripts/bench accuracy --every 1            # all of dev-clean-2, every mode, whole chapters
 
 Recognizes every fourth utterance of dev-clean-2, or the demo's clips if the corpora are missing, and of AN4's test part
 with the AN4 bundle, on one thread. `nce` is the normalized cross-entropy of the default mode's word confidences (1 is
@@ -14,7 +14,7 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ _SOFT = 0.1
 
 def main(argv: Sequence[str]) -> int:
     parser = argument_parser("accuracy", __doc__)
-    parser.add_argument("--quick", action="store_true", help="only the n-gram mode and the default")
+    parser.add_argument("--quick", action="store_true", help="no other modes than n-gram and the default, no chapters")
     parser.add_argument("--bundle", type=Path, default=LIBRISPEECH_BUNDLE)
     parser.add_argument("--corpora", type=Path, default=default_corpora(), help="(default: %(default)s)")
     parser.add_argument("--every", type=int, default=4, help="take every N-th utterance (default: %(default)s)")
@@ -106,15 +106,26 @@ def measure(bundle: Bundle, speech: Sequence[Recording], is_quick: bool) -> dict
         pause = _PAUSE_NOISE * torch.randn(rate // 2, generator=generator)
         return torch.cat([waveforms[path], pause, _SOFT * torch.cat([pause, waveforms[following[path]]])])
 
-    chapters = [list(group) for _, group in itertools.groupby(speech, key=chapter)]
-    wholes = {group[0].path: torch.cat([waveforms[one.path] for one in group]) for group in chapters}
-    joined = [*map(as_one, chapters)]
-    report["wer_long"], _ = errors("each chapter at once", joined, batches(default, joined, wholes.__getitem__, rate))
-    streams = (spoken_words(recognize_stream(default, whole.split(_PIECE), rate)) for whole in wholes.values())
-    report["wer_long_stream"], _ = errors("each chapter as a stream", joined, streams)
     pairs = [as_one(speech[first : first + 2]) for first in range(0, len(speech) - 1, 2)]
     report["wer_20db_softer"], _ = errors("20 dB softer from the middle", pairs, batches(default, pairs, softer, rate))
+    if not is_quick:
+        report |= in_chapters(default, speech, waveforms)
     return report
+
+
+def in_chapters(
+    recognizer: Recognizer, speech: Sequence[Recording], waveforms: Mapping[Path, Tensor]
+) -> dict[str, float]:
+    """The word error rates in % where the utterances of each chapter are one recording, and where they are a stream."""
+    rate = recognizer.sampling_rate
+    chapters = [list(group) for _, group in itertools.groupby(speech, key=chapter)]
+    whole = {group[0].path: torch.cat([waveforms[one.path] for one in group]) for group in chapters}
+    joined = [*map(as_one, chapters)]
+    streams = (spoken_words(recognize_stream(recognizer, whole[one.path].split(_PIECE), rate)) for one in joined)
+    return {
+        "wer_long": errors("each chapter", joined, batches(recognizer, joined, whole.__getitem__, rate))[0],
+        "wer_long_stream": errors("each chapter as a stream", joined, streams)[0],
+    }
 
 
 def chapter(one: Recording) -> str:

@@ -33,20 +33,19 @@ def test_words_are_marked_along_the_alignment() -> None:
 
 @pytest.mark.one_stack
 @pytest.mark.slow
+@pytest.mark.parametrize("is_quick", [True, False])
 def test_all_figures_come_in_one_line(
-    tmp_path: Path, tiny_bundle_folder: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, tiny_bundle_folder: Path, capsys: pytest.CaptureFixture[str], is_quick: bool
 ) -> None:
     corpus(tmp_path)
     arguments = ["--bundle", str(tiny_bundle_folder), "--corpora", str(tmp_path), "--every", "1"]
-    assert main(["accuracy", "--quick", *arguments]) == 0
+    assert main(["accuracy", *["--quick"] * is_quick, *arguments]) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert report["num_utterances"] == 4 and report["num_words"] == 10 and report["speech"] == "dev-clean-2"
     assert report["wer_ngram"] < 50 and report["wer_default"] < 50
     fields = {
         "wer_stream",
         "wer_pauses",
-        "wer_long",
-        "wer_long_stream",
         "wer_20db_softer",
         "wer_8k",
         "wer_noise10db",
@@ -55,3 +54,4 @@ def test_all_figures_come_in_one_line(
         "rtf_default",
     }
     assert fields <= set(report)
+    assert ({"wer_long", "wer_long_stream"} <= set(report)) != is_quick
