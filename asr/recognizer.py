@@ -40,7 +40,7 @@ from asr.decoding.nbest import n_best
 from asr.decoding.rescoring import second_pass
 from asr.decoding.settings import DecodingOptions, Pass, ResourceOptions, refuse_unused, setting_options
 from asr.decoding.warmup import made_up_log_prob, needs_warm_up, query_many
-from asr.decoding.words import WordAligner, can_align, with_final_words
+from asr.decoding.words import WordAligner, can_align, with_final_words, without_sentence_ends
 from asr.errors import AsrError
 from asr.graph.context import TIED_STATES, TiedStates
 from asr.graph.decoding_graph import GraphModule
@@ -136,6 +136,8 @@ class Recognizer(nn.Module):
         settings: the options in force.
         final_mode, final_options: mode and decoding options of the last pass, which results report; without a second
             pass, those of `mode` and `settings`.
+        joins_sentences: whether one search may find several sentences in a segment of a recording; see
+            `sentence_pause_seconds` in `asr.decoding.settings.DecodingOptions`.
         carries_history: whether the language model remembers the earlier segments of a recording; see `carry_history`
             in `asr.decoding.settings.LanguageModelOptions`.
         calibration: of the words' confidences; None if the bundle has none. Set it to None to save the time that
@@ -177,11 +179,9 @@ class Recognizer(nn.Module):
             vocabulary = bundle.graph.vocabulary
             self.hot_words = HotWords(hot_words, vocabulary, hot_word_score, bundle.small_ngram)
             bundle = replace(bundle, graph=bundle.graph.with_gain(self.hot_words.gain(vocabulary)))
-        self.bundle = bundle
         self.sampling_rate = checked_rate(bundle.sampling_rate, f"bundle {bundle.name}: the sampling rate")
         self.features = bundle.features.network
         self.acoustic_model = bundle.acoustic_model.network
-        self.graph = GraphModule(bundle.graph)
         if language_model is not None:
             require_language_model(language_model)
         self.language_model = language_model
@@ -198,12 +198,19 @@ class Recognizer(nn.Module):
         if lm_fusion == "auto" and self.final_mode == self.mode == "ngram":
             lm_fusion = "lattice"  # there is nothing to combine
         self._asked_decoder = decoder, lm_fusion
-        # Unknown names and options without effect are refused now, not only when a device is chosen.
         fusion = chosen_decoder(decoder, lm_fusion, bundle.graph, torch.device("cpu"))[1]
         # Options that act on a lattice are allowed: a call may request one later, by `nbest`.
         possible = Pass(self.mode, fusion, *self.settings.models, keeps_lattice=True)
-        self.refuse_unused(possible)
         self.carries_history = self.settings.language_models.carry_history and possible.carries_history
+        pause = self.options.sentence_pause_seconds
+        self.joins_sentences = pause is not None and bundle.graph.can_join_sentences and not self.carries_history
+        if pause is not None and self.joins_sentences:
+            num_frames = max(2, round(pause / bundle.frame_seconds))
+            bundle = replace(bundle, graph=bundle.graph.with_sentence_ends(num_frames))
+        self.bundle = bundle
+        self.graph = GraphModule(bundle.graph)
+        # Unknown names and options without effect are refused now, not only when a device is chosen.
+        self.refuse_unused(possible)
         if self.carries_history:
             require_history(bundle, language_model, self.resources.num_workers)
         self.keep_lattices = keep_lattices
@@ -587,6 +594,7 @@ class Recognizer(nn.Module):
                 graph, options = self.bundle.graph, self.settings.language_models
                 both = (models.model, models.second.model)
                 decoded = second_pass(decoded, *both, graph, self.final_options, options, keeps_lattice)
+            decoded = [without_sentence_ends(result, self.final_options) for result in decoded]
             lists = [self._hypotheses(result, nbest) for result in decoded]
             decoded = each_in_threads(self._with_final_words, decoded)
             if carried is not None:
@@ -655,7 +663,7 @@ class Recognizer(nn.Module):
         """Compiles all loops that recognition needs, so that the first recording's times do not include it."""
         second = self.settings.language_models
         passes = (self.lm_fusion, keep_lattices, second.second_pass, second.second_pass_mode)
-        kind = (self.device.type, self.decoder_name, self.hot_words is not None, *passes)
+        kind = (self.device.type, self.decoder_name, self.hot_words is not None, self.joins_sentences, *passes)
         if self.language_model is not None or not needs_warm_up(self.bundle, self.mode, self._placement().device, kind):
             return
         # Separate language models, so that caches and statistics start with the first real recording.
@@ -705,7 +713,8 @@ class Recognizer(nn.Module):
                 # What the graph's scores have gained is weighted by another scale than language models.
                 hot_words = hot_words.scaled(scales.graph_scale / scales.lm_scale if scales.lm_scale else 0.0)
             weight, external = options.rnn_weight, self.language_model
-            return language_models(self.bundle, mode, weight, placement, cache, external, hot_words)
+            joins = self.joins_sentences
+            return language_models(self.bundle, mode, weight, placement, cache, external, hot_words, joins)
 
         first = self.settings.decoding
         if not has_second:
@@ -733,6 +742,13 @@ class Recognizer(nn.Module):
         if "pause_seconds" in self.settings.given and not isinstance(self.acoustic_model, NormalizingNetwork):
             raise AsrError("pause_seconds has no effect here: the acoustic model finds pauses itself; leave it out.")
         settings = setting_options()
+        if "sentence_pause_seconds" in self.settings.given and (
+            self.carries_history or not self.bundle.graph.can_join_sentences
+        ):
+            raise AsrError(
+                "sentence_pause_seconds has no effect here: it needs a graph of tied states with silence between words "
+                "(asr graph --topology chain-biphone --silence), and no carry_history; leave it out."
+            )
         given = [settings[name] for name in sorted(self.settings.given)]
         resources = options_of(ResourceOptions)
         given += [one for name, one in resources.items() if getattr(self.resources, name) != one.default]

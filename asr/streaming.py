@@ -29,7 +29,7 @@ from asr.decoding.online import SHORTEST_COMMIT_SECONDS, EndpointRules, Streamin
 from asr.decoding.settings import Pass
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.decoding.warmup import made_up_log_prob, needs_warm_up
-from asr.decoding.words import only_words, spoken, with_final_words
+from asr.decoding.words import only_words, spoken, with_final_words, without_sentence_ends
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels.jit import torch_on_one_thread
@@ -43,6 +43,7 @@ from asr.models.windows import ChunkedEncoder, WindowSizes, WindowStream
 from asr.options import require_type
 from asr.recognizer import Recognizer
 from asr.results import StageTimes, StreamResult, Word, notes_on, num_equal, words_in_time
+from asr.text.symbols import EOS_ID
 
 PARTIAL_POLICIES = {
     "agreed": "words on which the best paths of two chunks in succession agree",
@@ -263,6 +264,7 @@ class SecondLook:
 
     def _final(self, again: DecodeResult, before: DecodeResult) -> DecodeResult:
         options = self._options
+        again = without_sentence_ends(again, options)
         if again.best is None or (self._keeps_words and before.best is not None):
             again = replace(again, hypotheses=before.hypotheses, reached_final=before.reached_final)
             options = replace(options, mbr_scale=None)
@@ -406,7 +408,13 @@ class StreamingRecognizer:
     def _warm_up(self) -> None:
         """Compiles all loops that streams need, so that the first stream does not wait for it."""
         recognizer = self._recognizer
-        kind = ("streams", self.options.decoder, self._lm_in_search, self._second_look is not None)
+        kind = (
+            "streams",
+            recognizer.joins_sentences,
+            self.options.decoder,
+            self._lm_in_search,
+            self._second_look is not None,
+        )
         is_external = recognizer.language_model is not None
         if is_external or not needs_warm_up(recognizer.bundle, recognizer.mode, self._graph.device, kind):
             return
@@ -586,7 +594,7 @@ class StreamingRecognizer:
         for number in numbers:
             one = self._streams[number]
             if one.windows.is_done or self._decoder.is_endpoint(one.search):
-                found = self._decoder.finalize(one.search)
+                found = without_sentence_ends(self._decoder.finalize(one.search), self._recognizer.options)
                 has_words = found.best is not None and bool(found.best.words)
                 ended[number] = found if one.windows.is_done or has_words else None
         return ended
@@ -661,6 +669,8 @@ class StreamingRecognizer:
 
     def _words(self, one: _Stream, hypothesis: Hypothesis, num_words: int) -> tuple[Word, ...]:
         """Those of the first words of a hypothesis that are not noise; the words after them help to tell."""
+        is_word = [word_id != EOS_ID for word_id in hypothesis.word_ids]
+        hypothesis, num_words = only_words(hypothesis, is_word), sum(is_word[:num_words])
         if self._recognizer.aligner is not None:
             hypothesis = self._recognizer.aligner.aligned(hypothesis)
         limit = self._recognizer.options.max_token_seconds

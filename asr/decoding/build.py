@@ -25,7 +25,7 @@ from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels.jit import has_loops
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
-from asr.lm.combine import LISTED_SHARE, CheckedLM, Difference, Interpolated, mapped_to
+from asr.lm.combine import LISTED_SHARE, CheckedLM, Difference, Interpolated, SentencesLM, mapped_to
 from asr.lm.hot_words import HotWords, with_phrases
 from asr.lm.interface import LanguageModel, device_of
 from asr.lm.ngram.model import NgramLM
@@ -203,6 +203,7 @@ def language_models(
     cache: CacheOptions | None = None,
     external: LanguageModel | None = None,
     hot_words: HotWords | None = None,
+    joins_sentences: bool = False,
 ) -> LanguageModels:
     """Builds a mode's language model.
 
@@ -214,6 +215,7 @@ def language_models(
         cache: memory and approximations of the recurrent model; exact and unlimited if None.
         external: the user's own model, for the mode `external`.
         hot_words: those that the graph's scores prefer.
+        joins_sentences: whether paths of the graph may have several sentences.
 
     Raises:
         AsrError: the budget is too small, or the user's model has none of the graph's words.
@@ -223,9 +225,11 @@ def language_models(
     models = _of_mode(bundle, OLD_MODES.get(mode, mode), rnn_weight, placement, cache, external)
     vocabulary = bundle.graph.vocabulary if models.model is None else models.model.vocabulary
     phrases = None if hot_words is None else hot_words.model(vocabulary)
-    if phrases is None:
+    if phrases is not None:
+        models = dataclasses.replace(models, model=with_phrases(models.model, phrases.to(placement.device)))
+    if models.model is None or not joins_sentences:
         return models
-    return dataclasses.replace(models, model=with_phrases(models.model, phrases.to(placement.device)))
+    return dataclasses.replace(models, model=SentencesLM(models.model))
 
 
 def _of_mode(

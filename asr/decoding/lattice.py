@@ -22,6 +22,7 @@ from asr.decoding.settings import DecodingOptions
 from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels.jit import gpu_module, jit
 from asr.kernels.memory import moved_together
+from asr.text.symbols import EOS_ID
 
 # The columns of states and arcs that do not count states, arcs or utterances.
 _OF_STATES = ("frame", "final_graph_score", "final_lm_score")
@@ -140,6 +141,21 @@ class Lattice:
             dst_state=number[self.dst_state[arc]],
             word_begin=word_begin,
             word_id=self.word_id[position],
+        )
+
+    def without_sentence_ends(self, options: DecodingOptions) -> Lattice:
+        """The same paths with the same totals, without the words `</s>`; the acoustic score takes their penalty."""
+        is_word = self.word_id != EOS_ID
+        if bool(is_word.all()):
+            return self
+        owner, num_words = torch.repeat_interleave(self.num_words()), self.num_words()
+        num_words.index_add_(0, owner[~is_word], torch.full_like(owner[~is_word], -1))
+        penalty = (self.num_words() - num_words) * (options.word_insertion_penalty / options.am_scale)
+        return replace(
+            self,
+            am_score=self.am_score + penalty.to(self.am_score.dtype),
+            word_begin=torch.cat([num_words.new_zeros(1), num_words.cumsum(0)]),
+            word_id=self.word_id[is_word],
         )
 
     def between(self, first: int, last: int) -> Lattice:

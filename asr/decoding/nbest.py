@@ -99,9 +99,9 @@ def hypotheses_of_lattice(
     lm_score = torch.zeros(len(total), dtype=torch.float64)
     lm_score.index_add_(0, path, lattice.lm_score.index_select(0, arc).double())
     lm_score += lattice.final_lm_score[end_state].double()
+    owner, word = expand(lattice.word_begin, arc)
     arc = lattice.graph_arc.index_select(0, arc)  # from here on, the arcs of the graph
     token_id = graph.token_id.index_select(0, arc).to(torch.int64)
-    owner, word = expand(graph.word_begin, arc)
     # A word ends with the last token that is not blank before the next word or the end of the path.
     next_owner = torch.cat([owner[1:], owner.new_full((1,), len(arc))])[: len(owner)]
     next_owner = torch.minimum(next_owner, (begin + num_arcs)[path[owner]])
@@ -122,7 +122,7 @@ def hypotheses_of_lattice(
     rest = options.graph_scale * graph_score + options.lm_scale * lm_score
     rest = rest + options.word_insertion_penalty * torch.tensor(num_words, dtype=torch.float64)
     am_score = (total - rest) / options.am_scale
-    word_ids = graph.word_id[word].tolist()
+    word_ids = lattice.word_id[word].tolist()
     words = [graph.vocabulary.words[word_id] for word_id in word_ids]
     columns = (am_score, graph_score, lm_score, total)
     hypotheses: list[Hypothesis] = []

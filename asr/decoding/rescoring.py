@@ -30,7 +30,7 @@ from asr.decoding.nbest import n_best, rescore_n_best
 from asr.decoding.selection import BackendFactory, select_backend
 from asr.decoding.settings import DecodingOptions, LanguageModelOptions
 from asr.graph.decoding_graph import DecodingGraph
-from asr.lm.combine import ADD, CombinedLM, Step, mapped_to, without_weight
+from asr.lm.combine import ADD, CombinedLM, SentencesLM, Step, mapped_to, without_weight
 from asr.lm.interface import LanguageModel, device_of
 
 
@@ -225,4 +225,6 @@ def _mixed(first: LanguageModel | None, second: LanguageModel | None, weight: fl
     if not parts:
         return None
     step = Step(ADD, 0, len(parts) - 1, weights[0], weights[1] if len(parts) == 2 else 0.0)
-    return CombinedLM(parts, [step])
+    own = [lm.inner if isinstance(lm, SentencesLM) else lm for lm in parts]
+    mixed = CombinedLM(own, [step])
+    return mixed if own == parts else SentencesLM(mixed)  # outside, where compiled loops look it up

@@ -75,6 +75,9 @@ class DecodingOptions:
             recognizer's results; see `asr.decoding.words`. None leaves nothing out.
         pause_seconds: stretches of at least this length in which nothing is louder than the noise of the recording are
             silence, whatever the acoustic model finds there; see `asr.models.pauses`. None, or inf, leaves all to it.
+        sentence_pause_seconds: within a recording, a sentence may end and another begin where there is silence of at
+            least this length; see `asr.graph.sentences`. A recognizer whose acoustic model has tied states builds its
+            graph so. None, or inf, takes each segment for one sentence.
         mbr_scale: scale of the total scores by whose posteriors the words with the least expected errors are chosen
             from the lattice (minimum-Bayes-risk decoding, `asr.decoding.mbr`); 1 is that of the search. None, or inf,
             takes the words of the best path.
@@ -133,6 +136,11 @@ class DecodingOptions:
         "take stretches of at least this length without anything louder than noise for silence (inf: none)",
         optional=True,
     )
+    sentence_pause_seconds: float | None = option(
+        0.25,
+        "let a sentence end and another begin in silence of at least this length (inf: nowhere)",
+        optional=True,
+    )
     mbr_scale: float | None = option(
         None,
         "choose the words with the least expected errors from the lattice, by posteriors of its scores at this scale "
@@ -148,14 +156,15 @@ class DecodingOptions:
             object.__setattr__(self, "skip_beam", word_beam)
         check_options(self, "decoding options")
         beams = ("search_beam", "output_beam", "skip_beam", "context_beam")
-        for name in (*beams, "am_scale", "max_token_seconds", "pause_seconds", "mbr_scale"):
+        endless = ("pause_seconds", "sentence_pause_seconds", "mbr_scale")
+        for name in (*beams, "am_scale", "max_token_seconds", *endless):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise AsrError(f"decoding options: {name} is {value}; it must be above 0.")
             if name in beams and value is not None and value > _WIDEST_BEAM:
                 object.__setattr__(self, name, math.inf)
         # On a command line nothing else turns off what the bundle sets; total scores times such a scale may overflow.
-        for name in ("pause_seconds", "mbr_scale"):
+        for name in endless:
             if (getattr(self, name) or 0.0) > _WIDEST_BEAM:
                 object.__setattr__(self, name, None)
         for name in ("am_scale", "graph_scale", "lm_scale", "word_insertion_penalty"):

@@ -34,7 +34,7 @@ from asr.errors import AsrError
 from asr.graph.context import BIPHONE_TOPOLOGY, TIED_STATES, TiedStates
 from asr.graph.decoding_graph import DecodingGraph
 from asr.text.lexicon import Lexicon, word_ends
-from asr.text.symbols import UNK_ID
+from asr.text.symbols import EOS_ID, UNK_ID
 
 _TOPOLOGY = "ctc"
 
@@ -347,6 +347,13 @@ def spoken(hypothesis: Hypothesis, frame_seconds: float, max_token_seconds: floa
 def _lengths(runs: Sequence[tuple[int, int, int]], begin: int, end: int) -> list[int]:
     """The number of frames of each run of tokens within a span."""
     return [min(last, end) - max(first, begin) for _, first, last in runs if first < end and last > begin]
+
+
+def without_sentence_ends(decoded: DecodeResult, options: DecodingOptions) -> DecodeResult:
+    """The result without the words `</s>` of a graph of several sentences (`DecodingGraph.with_sentence_ends`)."""
+    hypotheses = tuple(only_words(one, [word != EOS_ID for word in one.word_ids]) for one in decoded.hypotheses)
+    lattice = None if decoded.lattice is None else decoded.lattice.without_sentence_ends(options)
+    return replace(decoded, hypotheses=hypotheses, lattice=lattice)
 
 
 def only_words(hypothesis: Hypothesis, stays: Sequence[bool]) -> Hypothesis:

@@ -25,6 +25,7 @@ from asr.graph.context import BIPHONE_TOPOLOGY, TIED_STATES, TiedStates, compose
 from asr.graph.epsilon_removal import remove_epsilons
 from asr.graph.fst import INPUT_EPSILON, GraphArrays
 from asr.graph.packing import compress, decompress, pack, unpack
+from asr.graph.sentences import with_sentence_ends
 from asr.graph.topology import compose_topology, topology_named
 from asr.serialization import checksum_of_tensors, copied_to_processes, open_atomic, read_tensors
 from asr.text.documents import parse_json
@@ -171,6 +172,11 @@ class DecodingGraph:
         return bool(self.num_arcs) and int(self.token_id.min()) == INPUT_EPSILON  # the lowest label
 
     @property
+    def can_join_sentences(self) -> bool:
+        """Whether silence can separate sentences: the graph is of tied states, and has silence between words."""
+        return self.meta.get("topology") == BIPHONE_TOPOLOGY and self.meta.get("silence") is not None
+
+    @property
     def device(self) -> torch.device:
         return self.score.device
 
@@ -196,6 +202,22 @@ class DecodingGraph:
         values["score"] = values["score"] + np.diff(total[values["word_begin"]]).astype(np.float32)
         arrays = GraphArrays(label=values.pop("token_id"), **values).best_first()
         return graph_from_arrays(arrays, self.tokens, self.vocabulary, self.meta).to(self.device)
+
+    def with_sentence_ends(self, num_frames: int) -> DecodingGraph:
+        """The graph of one sentence or several in a row, with at least `num_frames` frames of silence between them.
+
+        The word `</s>` marks the end of each sentence but the last. See `asr.graph.sentences`.
+
+        Args:
+            num_frames: at least 2.
+
+        Returns:
+            The graph, with new tensors; only if it has `can_join_sentences`.
+        """
+        values = {name: getattr(self, name).cpu().numpy() for name in TENSOR_DTYPES}
+        arrays = with_sentence_ends(GraphArrays(label=values.pop("token_id"), **values), num_frames)
+        graph = DecodingGraph(**tensors_of(arrays), tokens=self.tokens, vocabulary=self.vocabulary, meta=self.meta)
+        return graph.to(self.device)
 
     def require_tokens(self, tokens: TokenTable) -> None:
         """Checks that the graph was built for the tokens of an acoustic model.

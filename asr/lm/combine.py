@@ -24,7 +24,7 @@ from asr.kernels.jit import kernel
 from asr.kernels.lookup import AnyTables, AnyType, LookupTables, compiled_expansion, compiled_lookup, expand, look_up
 from asr.lm.contexts import FORGET_FROM, ContextTable, DenseContexts, has_room, pack_contexts, unpack_contexts
 from asr.lm.interface import LanguageModel, device_of
-from asr.text.symbols import SPECIAL_WORDS, UNK_ID, Vocabulary
+from asr.text.symbols import EOS_ID, SPECIAL_WORDS, UNK_ID, Vocabulary
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -456,6 +456,62 @@ def expand_remapped(context_idx: Any, tables: Any) -> int:
     return expand(context_idx, tables.model)
 
 
+class SentencesLM(WrappedLM):
+    """A model that is asked about several sentences in a row: after `</s>`, the history is `<s>` again.
+
+    Args:
+        lm: the model; its `score` of `</s>` must be that of `final`.
+    """
+
+    def __init__(self, lm: LanguageModel) -> None:
+        super().__init__(lm)
+        self._any_type = AnyType()
+
+    @property
+    def inner(self) -> LanguageModel:
+        """The model."""
+        return self._lm
+
+    def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
+        log_prob, next_idx = self._lm.score(context_idx, word_id)
+        return log_prob, torch.where(word_id == EOS_ID, self._lm.start(1), next_idx)
+
+    def lookup_tables(self) -> SentencesTables | None:
+        start = int(self._lm.start(1))  # before the tables, which are valid until the next call
+        tables = self._lm.lookup_tables()
+        return None if tables is None else SentencesTables(start, self._any_type(tables))
+
+
+class SentencesTables(NamedTuple):
+    """What `look_up_sentences` reads: the context of `<s>`; the model's tables."""
+
+    start: int
+    model: AnyTables
+
+    @property
+    def always_answers(self) -> bool:
+        """Whether the model itself always answers."""
+        return self.model.always_answers
+
+
+@compiled_lookup(SentencesTables)
+@kernel(fastmath=False, allocates=False)
+def look_up_sentences(context_idx: Any, word_id: Any, tables: Any, log_prob: Any, next_idx: Any) -> bool:
+    """`SentencesLM.score` as a loop, called through `look_up`."""
+    could = look_up(context_idx, word_id, tables.model, log_prob, next_idx)
+    for i in range(len(word_id)):
+        if word_id[i] == EOS_ID:
+            next_idx[i] = tables.start
+    return could
+
+
+@compiled_expansion(SentencesTables)
+@kernel(fastmath=False)
+def expand_sentences(context_idx: Any, tables: Any) -> int:
+    """Expands the model's own histories (K,) -> how many, or -1 if it could not expand all."""
+    return expand(context_idx, tables.model)
+
+
 def num_oov_words(model: Vocabulary, words: Vocabulary, name: str = "") -> int:
     """How many of the words are missing from `model`, a language model's vocabulary.
 
@@ -590,6 +646,9 @@ class CheckedLM(WrappedLM):
         return context_idx
 
     def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
+        ends = (word_id == EOS_ID).nonzero().squeeze(1)
+        if len(ends):
+            return self._score_with_ends(context_idx, word_id, ends)
         log_prob, next_idx = super().score(context_idx, word_id)
         self._require("score, log_prob", log_prob, len(word_id), is_score=True)
         self._require("score, next_idx", next_idx, len(word_id), is_score=False)
@@ -597,6 +656,14 @@ class CheckedLM(WrappedLM):
         if bad is not None:
             self._refuse("score", log_prob[bad], self.vocabulary.words[int(word_id[bad])], context_idx[bad])
         return log_prob, next_idx
+
+    def _score_with_ends(self, context_idx: Tensor, word_id: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
+        """`score`, with `final` for `</s>`, at the positions ends (E,): a user's `score` need not know it."""
+        others = (word_id != EOS_ID).nonzero().squeeze(1)
+        log_prob, next_idx = self.score(context_idx[others], word_id[others])
+        all_log_prob = log_prob.new_empty(len(word_id)).index_copy_(0, others, log_prob)
+        all_log_prob[ends] = self.final(context_idx[ends]).to(log_prob.dtype)
+        return all_log_prob, context_idx.index_copy(0, others, next_idx)
 
     def final(self, context_idx: Tensor) -> Tensor:
         log_prob = super().final(context_idx)

@@ -51,7 +51,7 @@ class LanguageModel(ABC):
 
         Args:
             context_idx: (Q,).
-            word_id: (Q,).
+            word_id: (Q,). A model of this program also scores `</s>`, as `final` does; a user's need not.
 
         Returns:
             log P(word | context), (Q,), and the context extended by the word, (Q,).
