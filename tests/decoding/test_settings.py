@@ -84,7 +84,10 @@ def test_beams_and_scales_at_the_limits_are_accepted_and_kept(options: dict[str,
     [
         *(({name: 0.0}, f"{name} is 0.0; it must be above 0") for name in ("search_beam", "output_beam", "am_scale")),
         *(({name: math.nan}, f"{name} is nan; it must be above 0") for name in ("skip_beam", "context_beam")),
-        *(({name: 0.0}, f"{name} is 0.0; it must be above 0") for name in ("max_token_seconds", "pause_seconds")),
+        *(
+            ({name: 0.0}, f"{name} is 0.0; it must be above 0")
+            for name in ("max_token_seconds", "pause_seconds", "sentence_pause_seconds")
+        ),
         ({"mbr_scale": 0.0}, "mbr_scale is 0.0; it must be above 0"),
         ({"am_scale": 1.1e6}, "am_scale is 1100000.0; it must be a finite number, at most 1e\\+06"),
         ({"lm_scale": -0.5}, "lm_scale is -0.5; it must be 0 or more"),
@@ -114,6 +117,7 @@ def test_what_is_wider_than_any_score_is_without_a_limit() -> None:
     assert DecodingOptions(search_beam=1e30).search_beam == 1e30
     assert DecodingOptions(mbr_scale=math.inf).mbr_scale is None and DecodingOptions(mbr_scale=2.0).mbr_scale == 2.0
     assert DecodingOptions(pause_seconds=math.inf).pause_seconds is None
+    assert DecodingOptions(sentence_pause_seconds=math.inf).sentence_pause_seconds is None
     assert DecodingOptions(mbr_scale=1e308).mbr_scale is None  # times a score of -10 it would be -inf
 
 
@@ -147,7 +151,7 @@ def test_what_a_bundle_leaves_out_has_the_value_it_was_tuned_with() -> None:
             "am_scale": 1.0, "graph_scale": 1.0, "lm_scale": 1.0, "word_insertion_penalty": 0.0,
             "skip_beam": None, "max_contexts_per_state": None, "context_beam": 10.0, "blank_skip_threshold": None,
             "chunk_frames": 100, "lookahead_frames": 12, "max_token_seconds": None,
-            "pause_seconds": 0.5, "mbr_scale": None,
+            "pause_seconds": 0.5, "sentence_pause_seconds": 0.25, "mbr_scale": None,
         },
         "language_models": {
             "rnn_weight": 0.5, "carry_history": False, "second_pass": "none", "second_pass_mode": "rnn",

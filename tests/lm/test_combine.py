@@ -25,15 +25,17 @@ from asr.lm.combine import (
     Interpolated,
     NumberedLM,
     RemappedLM,
+    SentencesLM,
     WordMapper,
     look_up_combined,
+    look_up_sentences,
     mapped_to,
 )
 from asr.lm.corpus import read_word_stream
 from asr.lm.interface import LanguageModel, require_language_model
 from asr.lm.ngram.estimate import estimate_kneser_ney
 from asr.lm.ngram.model import NgramLM
-from asr.text.symbols import SPECIAL_WORDS, UNK_ID, Vocabulary
+from asr.text.symbols import EOS_ID, SPECIAL_WORDS, UNK_ID, Vocabulary
 from tests.reference.ngram_oracle import toy_sentences
 from tests.reference.table_lm import TableLM
 
@@ -218,6 +220,56 @@ def test_a_loop_answers_as_the_combination_does(models: list[NgramLM], kind: str
     assert bool(torch.any(torch.isinf(expected))) == (
         kind == "ruled out" and form not in ("interpolated", "log-linear")
     )
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("num_models", [1, 2, 3])
+def test_after_the_end_of_a_sentence_the_next_one_begins(
+    models: list[NgramLM], num_models: int, compiled: bool
+) -> None:
+    pytest.importorskip("numba")
+    loop: Any = jit_required(look_up_sentences) if compiled else look_up_sentences
+    unigram, small, large = models
+    plain = [large, Difference(large, small), Difference(Interpolated([large, unigram], [0.3, 0.7]), small)][
+        num_models - 1
+    ]
+    lm = SentencesLM(plain)
+    first, second = (lm.vocabulary.ids_of(sentence.split()) for sentence in SENTENCES[:2])
+    words = torch.cat([first, torch.tensor([EOS_ID]), second, torch.tensor([EOS_ID, EOS_ID])])
+    idx, scores = lm.start(1), []
+    for word in words:
+        score, found = np.empty(1, dtype=np.float32), np.empty(1, dtype=np.int64)
+        with np.errstate(over="ignore", invalid="ignore"):
+            assert loop(idx.numpy(), word[None].numpy(), lm.lookup_tables(), score, found)
+        lm.expand(idx[:0], idx)
+        expected, idx = lm.score(idx, word[None])
+        assert score.item() == pytest.approx(expected.item(), abs=2e-6) and found.tolist() == idx.tolist()
+        scores.append(expected)
+        if word == EOS_ID:
+            assert idx.tolist() == plain.start(1).tolist()
+    alone = [_scores(plain, sentence) for sentence in (*SENTENCES[:2], "")]
+    torch.testing.assert_close(torch.cat(scores), torch.cat(alone))
+    assert lm.lookup_tables().always_answers == (num_models < 3) and lm.inner is plain
+
+
+def test_a_users_model_need_not_score_the_end_of_a_sentence_as_a_word() -> None:
+    class Strict(TableLM):
+        def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
+            assert not (word_id == EOS_ID).any()
+            return super().score(context_idx, word_id)
+
+    vocabulary = Vocabulary(["A", "B"])
+    plain, lm = TableLM(vocabulary), SentencesLM(CheckedLM(Strict(vocabulary)))
+    (a, b) = vocabulary.ids_of(["A", "B"]).tolist()
+    assert plain.start(3).tolist() == lm.start(3).tolist()
+    word_id = torch.tensor([a, EOS_ID, b])
+    log_prob, context_idx = lm.score(lm.start(3), word_id)
+    assert log_prob[[0, 2]].tolist() == plain.score(plain.start(2), word_id[[0, 2]])[0].tolist()
+    assert log_prob[1].item() == plain.final(plain.start(1)).item()
+    again, _ = lm.score(context_idx, torch.full((3,), b))
+    assert again[1].item() == plain.score(plain.start(1), word_id[2:])[0].item()
+    only, _ = lm.score(lm.start(2), torch.full((2,), EOS_ID))
+    assert only.tolist() == plain.final(plain.start(2)).tolist()
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda lm: pickle.loads(pickle.dumps(lm))])

@@ -41,6 +41,7 @@ ACTS = {
     "lookahead_frames": (5, ("large_ngram", CHUNKS), ("ngram", CHUNKS)),
     "max_token_seconds": (9.0, ("ngram", LATTICE), None),
     "pause_seconds": (1.5, ("ngram", LATTICE), None),
+    "sentence_pause_seconds": (0.5, None, ("ngram", LATTICE)),  # the bundle's graph has no tied states
     "mbr_scale": (1.5, ("ngram", LATTICE), None),
     "rnn_weight": (0.3, ("interpolated", LATTICE), ("rnn", LATTICE)),
     "carry_history": (True, ("rnn", LATTICE), ("large_ngram", LATTICE)),
