@@ -6,6 +6,7 @@ Shapes: S states, A arcs, E states where a sentence may end.
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from asr.graph.fst import GraphArrays, IntArray, expand, offsets
 from asr.text.symbols import EOS_ID
@@ -34,27 +35,28 @@ def with_sentence_ends(graph: GraphArrays, num_frames: int) -> GraphArrays:
     may_end = np.isfinite(graph.final_score) & ~is_silent
     may_end[0] = False  # nothing has been said
     ends = np.flatnonzero(may_end)
-    place = _places_by_score(graph, ends, graph.final_score[ends])
     first, num_new = graph.num_states, num_frames - 1
     # The arcs of the new states: from each to the next one, and from the last one to the silence before a sentence.
     dst_state = np.append(np.arange(first + 1, first + num_new), graph.dst_state[before])
     score = np.append(np.zeros(num_new - 1), graph.score[before])
     words = graph.words.take(before)
     num_words = np.append(np.zeros(num_new - 1, dtype=np.int64), words.counts)
-    num_arcs = np.append(np.diff(graph.arc_begin) + may_end, np.append(np.ones(num_new - 1), len(before)))
-    final_score = np.full(num_new, -np.inf)
+    num_arcs = np.concatenate((np.diff(graph.arc_begin) + may_end, np.ones(num_new - 1, dtype=np.int64), [len(before)]))
+    # They come last, after those of the states where a sentence may end.
+    place = np.append(_places_by_score(graph, ends), np.full(len(score), graph.num_arcs))
+    word_place = np.append(graph.word_begin[place[: len(ends)]], np.full(len(words.word_id), len(graph.word_id)))
     return GraphArrays(
-        arc_begin=offsets(num_arcs.astype(np.int64)),
-        dst_state=np.append(np.insert(graph.dst_state, place, first), dst_state).astype(np.int32),
-        label=np.append(np.insert(graph.label, place, SILENCE), np.full(len(score), SILENCE)).astype(np.int32),
-        score=np.append(np.insert(graph.score, place, graph.final_score[ends]), score).astype(np.float32),
-        word_begin=offsets(np.append(np.insert(graph.words.counts, place, 1), num_words)),
-        word_id=np.append(np.insert(graph.word_id, graph.word_begin[place], EOS_ID), words.word_id),
-        final_score=np.append(graph.final_score, final_score).astype(np.float32),
+        arc_begin=offsets(num_arcs),
+        dst_state=np.insert(graph.dst_state, place, np.append(np.full(len(ends), first), dst_state)),
+        label=np.insert(graph.label, place, SILENCE),
+        score=np.insert(graph.score, place, np.append(graph.final_score[ends], score)),
+        word_begin=offsets(np.insert(graph.words.counts, place, np.append(np.ones(len(ends)), num_words))),
+        word_id=np.insert(graph.word_id, word_place, np.append(np.full(len(ends), EOS_ID), words.word_id)),
+        final_score=np.append(graph.final_score, np.full(num_new, -np.inf, dtype=np.float32)),
     )
 
 
-def _silent_states(graph: GraphArrays) -> np.ndarray:
+def _silent_states(graph: GraphArrays) -> npt.NDArray[np.bool_]:
     """Which states are within silence, (S,) bool: an arc of silence leads back to them."""
     loops = np.flatnonzero(graph.label == SILENCE)
     source = np.searchsorted(graph.arc_begin, loops, side="right") - 1
@@ -63,8 +65,8 @@ def _silent_states(graph: GraphArrays) -> np.ndarray:
     return is_silent
 
 
-def _places_by_score(graph: GraphArrays, states: IntArray, score: np.ndarray) -> IntArray:
-    """Where an arc with a score (E,) belongs among the arcs of each of these states (E,)."""
+def _places_by_score(graph: GraphArrays, states: IntArray) -> IntArray:
+    """Where an arc with the final score belongs among the arcs of each of these states (E,)."""
     arc, owner = expand(graph.arc_begin[states], np.diff(graph.arc_begin)[states])
-    num_better = np.bincount(owner[graph.score[arc] >= score[owner]], minlength=len(states))
+    num_better = np.bincount(owner[graph.score[arc] >= graph.final_score[states][owner]], minlength=len(states))
     return graph.arc_begin[states] + num_better

@@ -63,7 +63,6 @@ class ChainDataModule(ResumesEpoch, pl.LightningDataModule):
         max_smoothing: the largest share that a filter takes of each neighbor, up to 0.5 (`FilterSmoothing`).
         spec_augment: masks, or None.
         speaker_share: the share of pieces that are normalized together with other utterances of their speaker.
-        joined_share: the share of pieces that hear other utterances of their speaker before and after their own.
         seed: of the order.
         fbank: the features that the corpus was prepared with, and that a bundle will have. None is the default.
 
@@ -88,13 +87,12 @@ class ChainDataModule(ResumesEpoch, pl.LightningDataModule):
         seed: int = 1,
         fbank: Fbank | None = None,
         speaker_share: float = 0.0,
-        joined_share: float = 0.0,
     ) -> None:
         super().__init__()
         require_at_least(1, frames_per_batch=frames_per_batch)
         require_below_one(max_warp=max_warp)
         require_between(0, 0.5, max_smoothing=max_smoothing)
-        require_between(0, 1, speaker_share=speaker_share, joined_share=joined_share)
+        require_between(0, 1, speaker_share=speaker_share)
         self.corpus = PreparedCorpus(corpus)
         if (fbank or Fbank()).arguments != self.corpus.fbank_arguments:
             defaults = Fbank().arguments
@@ -122,7 +120,6 @@ class ChainDataModule(ResumesEpoch, pl.LightningDataModule):
             "max_smoothing": max_smoothing,
             "spec_augment": spec_augment,
             "speaker_share": speaker_share,
-            "joined_share": joined_share,
         }
         self.train_chunks: ChunkLoader | None = None
         self.valid_chunks: ChunkLoader | None = None

@@ -70,8 +70,6 @@ class ChunkLoader:
         spec_augment: masks of bands of frames and features, or None.
         speaker_share: the share of pieces whose utterance is normalized together with others of its speaker, which are
             drawn for every piece (`SpeakerStatistics`).
-        joined_share: the share of pieces that hear other utterances of their speaker, drawn for every piece, before and
-            after their own, as in a long recording. The others hear zeros there.
 
     Raises:
         AsrError: there is no length, or one below 1.
@@ -91,7 +89,6 @@ class ChunkLoader:
         max_smoothing: float = 0.0,
         spec_augment: SpecAugment | None = None,
         speaker_share: float = 0.0,
-        joined_share: float = 0.0,
     ) -> None:
         if min(lengths, default=0) < 1:
             raise AsrError(
@@ -109,7 +106,6 @@ class ChunkLoader:
         self._warp = VocalTractPerturbation(max_warp, Fbank(**corpus.fbank_arguments)) if max_warp else None
         self._max_smoothing = max_smoothing
         self._speaker_share = speaker_share
-        self._joined_share = joined_share
         self._of_speaker: dict[str, list[int]] = {}
         for utterance in self.utterances:
             self._of_speaker.setdefault(corpus.utterances[utterance].speaker, []).append(utterance)
@@ -161,16 +157,13 @@ class ChunkLoader:
         features = np.zeros((len(chunks), num_frames, self.corpus.num_features), dtype=np.float32)
         inside = np.zeros((len(chunks), num_frames), dtype=bool)
         others = self._drawn_speakers(rows, num_all)
-        neighbors = self._drawn_neighbors(rows, num_all)
         for row, chunk in enumerate(chunks):
+            utterance = self.corpus.features(chunk.utterance, chunk.condition)
             mean, inverse_std = self._normal(chunk, others[row])
             first = chunk.first_output * self.factor - self.left_context
-            for utterance, start in self._placed(chunk, neighbors[row]):
-                begin, end = max(0, first - start), min(len(utterance), first + num_frames - start)
-                if begin < end:
-                    here = slice(start + begin - first, start + end - first)
-                    features[row, here] = (utterance[begin:end] - mean) * inverse_std
-                    inside[row, here] = True
+            begin, end = max(0, first), min(len(utterance), first + num_frames)
+            features[row, begin - first : end - first] = (utterance[begin:end] - mean) * inverse_std
+            inside[row, begin - first : end - first] = True
         batch = torch.from_numpy(features)
         with batch_rows(rows, num_all):
             if self._warp is not None:
@@ -209,27 +202,6 @@ class ChunkLoader:
             numbers[row][1 : 2 + int(_MOST_OTHERS * share)] if share < 1.0 else []
             for row, share in zip(rows, shares, strict=True)
         ]
-
-    def _drawn_neighbors(self, rows: Sequence[int], num_all: int) -> list[list[float]]:
-        """For each row of a batch, two random numbers that choose the utterances before and after its own, or none."""
-        if not self._joined_share:
-            return [[]] * len(rows)
-        numbers = torch.rand(num_all, 3).tolist()
-        return [numbers[row][1:] if numbers[row][0] < self._joined_share else [] for row in rows]
-
-    def _placed(self, chunk: Chunk, drawn: Sequence[float]) -> list[tuple[npt.NDArray[np.float16], int]]:
-        """Utterances (T', F) with the frames at which they begin in time of the chunk's own.
-
-        Args:
-            chunk: a piece of the utterance.
-            drawn: two numbers from 0 to 1 for the utterances before and after; none for the utterance on its own.
-        """
-        own = self.corpus.features(chunk.utterance, chunk.condition)
-        if not drawn:
-            return [(own, 0)]
-        speaker = self._of_speaker[self.corpus.utterances[chunk.utterance].speaker]
-        before, after = (self.corpus.features(speaker[int(n * len(speaker))], chunk.condition) for n in drawn)
-        return [(before, -len(before)), (own, 0), (after, len(own))]
 
     def _normal(self, chunk: Chunk, drawn: Sequence[float]) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
         """What `UtteranceCmvn` subtracts from the whole utterance and then multiplies it by, (F,) each.

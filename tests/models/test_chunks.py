@@ -341,51 +341,6 @@ def test_pieces_are_normalized_with_other_utterances_of_their_speaker(corpus: Pr
     assert torch.allclose(bobs[0], norm(features[2][None], torch.tensor([len(features[2])]))[0, :30], atol=1e-3)
 
 
-@pytest.mark.slow
-def test_pieces_hear_other_utterances_of_their_speaker(corpus: PreparedCorpus) -> None:
-    corpus = PreparedCorpus(corpus.folder)
-    speakers = ["ann", "ann", "bob", "cat"]
-    utterances = [*corpus.utterances, corpus.utterances[2]]
-    corpus.utterances = [replace(one, speaker=name) for one, name in zip(utterances, speakers, strict=True)]
-    features = [torch.from_numpy(corpus.features(number, 0).astype(np.float32)) for number in range(3)]
-    norm = UtteranceCmvn()
-    mean, variance, _ = norm.statistics(features[0][None], torch.tensor([len(features[0])]))
-    num_outputs = len(features[0]) // 3
-    shape = {"lengths": (num_outputs,), "left_context": 9, "right_context": 70}
-    # What a piece of the whole utterance hears before and after it.
-    own = features[0][: 3 * num_outputs]
-    rest = features[0][3 * num_outputs :]
-    ways = {}
-    for before in (0, 1):
-        for after in (0, 1):
-            joined = torch.cat([features[before][-9:], own, rest, features[after]])[: 9 + len(own) + 70]
-            ways[before, after] = (joined - mean) / variance.sqrt()
-    alone = torch.cat([torch.zeros(9, 20), (torch.cat([own, rest]) - mean) / variance.sqrt(), torch.zeros(70, 20)])
-    alone = alone[: 9 + len(own) + 70]
-
-    def drawn(share: float, processes: Share = WHOLE) -> list[Any]:
-        torch.manual_seed(2)
-        loader = ChunkLoader(corpus, [0, 1, 2], joined_share=share, **shape)
-        pieces = loader.load(num_outputs, [Chunk(0, 0, 0)] * 200, processes).features
-        every = {None: alone, **ways}
-        return [
-            name for piece in pieces for name, way in every.items() if torch.allclose(piece, way, atol=1e-3, rtol=1e-3)
-        ]
-
-    found = Counter(drawn(1.0))
-    assert found.total() == 200 and set(found) == set(ways) and min(found.values()) > 25
-    assert drawn(0.0) == [None] * 200
-    assert 70 < drawn(0.5).count(None) < 130
-    assert drawn(0.5, Share(1, 2)) == drawn(0.5)[1::2]
-    # Of bob there is only one utterance, half a second, which is heard before and after itself; then there is nothing.
-    short = len(features[2]) // 3
-    loader = ChunkLoader(corpus, [2, 3], joined_share=1.0, **{**shape, "lengths": (short,)})
-    piece = loader.load(short, [Chunk(2, 0, 0)]).features[0]
-    begin = 9 + 2 * len(features[2])
-    assert bool((piece[begin:] == 0).all()) and bool((piece[begin - 1] != 0).any()) and len(piece) > begin
-    torch.testing.assert_close(piece[9 : 9 + len(features[2])], piece[9 + len(features[2]) : begin])
-
-
 def test_seconds_are_those_of_the_recording_whatever_the_speed(corpus: PreparedCorpus) -> None:
     loader = ChunkLoader(corpus, range(3), (0, 1))
     assert loader.output_seconds(Chunk(0, 1, 10), 2) == pytest.approx([0.315 * 1.1, 0.345 * 1.1])
