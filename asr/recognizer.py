@@ -270,7 +270,7 @@ class Recognizer(nn.Module):
             if not isinstance(lexicon, Lexicon):
                 words, tokens = bundle.graph.vocabulary.words, bundle.graph.tokens.tokens
                 lexicon = Lexicon.for_words([lexicon], words, has_stress(tokens))
-            WordAligner(lexicon, bundle.graph)  # refuses a graph whose words cannot be aligned
+            WordAligner(lexicon, bundle.graph)  # refuses a graph whose words it cannot align
             bundle = replace(bundle, lexicon=lexicon)
         return cls(bundle, **arguments)
 

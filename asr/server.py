@@ -271,6 +271,7 @@ class Server:
         application = web.Application(middlewares=[_errors_as_json])
         application.router.add_get("/", self._converse)
         application.router.add_get("/v1/models", self._models)
+        application.router.add_get("/v1/models/{name}", self._model)
         application.router.add_post("/v1/audio/transcriptions", self._transcribe)
         application.on_shutdown.append(self._end_all)
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
@@ -326,7 +327,16 @@ class Server:
             ending.cancel()
 
     async def _models(self, _: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": self._recognizer.bundle.name, "object": "model"}]})
+        return web.json_response({"object": "list", "data": [self._description()]})
+
+    async def _model(self, request: web.Request) -> web.Response:
+        name, own = request.match_info["name"], self._recognizer.bundle.name
+        if name != own:
+            raise web.HTTPNotFound(text=f"there is no model {name!r:.80}; there is {own!r}.")
+        return web.json_response(self._description())
+
+    def _description(self) -> dict[str, str]:
+        return {"id": self._recognizer.bundle.name, "object": "model"}
 
     async def _transcribe(self, request: web.Request) -> web.Response:
         with self._place(), tempfile.TemporaryDirectory(prefix="asr-") as folder:

@@ -445,6 +445,10 @@ def test_what_is_no_form_is_refused_and_models_are_named(recognizer, streaming):
         assert nothing.status == 400 and "multipart/form-data" in (await nothing.json())["error"]["message"]
         wrong = await client.post("/v1/audio/transcriptions", data=b"{}")
         models = await client.get("/v1/models")
+        own = await client.get(f"/v1/models/{recognizer.bundle.name}")
+        other = await client.get("/v1/models/whisper-1")
+        assert own.status == 200 and await own.json() == (await models.json())["data"][0]
+        assert other.status == 404 and "no model 'whisper-1'; there is " in (await other.json())["error"]["message"]
         hint = await client.get("/")
         return [wrong.status, await wrong.json(), await models.json(), hint.status]
 

@@ -124,6 +124,9 @@ def run(args: argparse.Namespace) -> int:
     require_num_jobs(args.num_jobs)
     prepared, states_folder = args.output / "prepared", args.output / "states"
     min_score = dict(_scores(args.min_score))
+    given = {name for name, _, _ in _corpora(args.corpus)}
+    for name in min_score.keys() - given:
+        raise AsrError(f"--min-score: there is no corpus {name!r}; there are {', '.join(sorted(given))}.")
     fbank = Fbank(high_freq=args.high_freq)
     is_kept = (prepared / "utterances.json").is_file()
     if is_kept:

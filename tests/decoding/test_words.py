@@ -140,6 +140,10 @@ def test_a_recognizer_with_a_lexicon(tiny_bundle_folder, tmp_path) -> None:
     graph = recognizer.bundle.graph
     with pytest.raises(AsrError, match="need a graph of the topology ctc, not hmm-1"):
         WordAligner(Lexicon(PRONUNCIATIONS), replace(graph, meta={**graph.meta, "topology": "hmm-1"}))
+    word = graph.vocabulary.ordinary[0]
+    for other in ({"ELSE": PRONUNCIATIONS[word]}, {word: [("a", "phone", "of", "others")]}):
+        with pytest.raises(AsrError, match=f"the lexicon has none of the graph's .* words \\('{word}', ...\\)"):
+            WordAligner(Lexicon(other), graph)
 
 
 def simulated(num: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

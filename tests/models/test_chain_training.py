@@ -863,6 +863,18 @@ def test_asr_chain_says_at_once_what_does_not_fit(
     assert sentence in capsys.readouterr().err
 
 
+def test_asr_chain_checks_names_of_corpora_before_it_computes_features(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from asr.cli.main import main
+
+    (tmp_path / "lexicon").write_text("A a\n")
+    inputs = ["--lexicon", str(tmp_path / "lexicon"), "--bundle", "none", "--output", str(tmp_path / "new")]
+    assert main(["chain", *inputs, "--corpus", "an4:train=an4", "--min-score", "an4=1", "lj=2"]) == 2
+    assert "--min-score: there is no corpus 'lj'; there are an4." in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
 def test_utterances_are_chosen_by_speaker_and_score(folder: Path) -> None:
     corpus = PreparedCorpus(folder / "prepared")
     alignment = Alignment.load(folder / "prepared" / "alignment.npz")
