@@ -466,6 +466,7 @@ class SentencesLM(WrappedLM):
     def __init__(self, lm: LanguageModel) -> None:
         super().__init__(lm)
         self._any_type = AnyType()
+        self._begin: Tensor | None = None  # the context of `<s>`, (1,), until contexts are forgotten
 
     @property
     def inner(self) -> LanguageModel:
@@ -474,12 +475,21 @@ class SentencesLM(WrappedLM):
 
     def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
         log_prob, next_idx = self._lm.score(context_idx, word_id)
-        return log_prob, torch.where(word_id == EOS_ID, self._lm.start(1), next_idx)
+        return log_prob, torch.where(word_id == EOS_ID, self._first(), next_idx)
 
     def lookup_tables(self) -> SentencesTables | None:
-        start = int(self._lm.start(1))  # before the tables, which are valid until the next call
+        first = int(self._first())  # before the tables, which are valid until the next call
         tables = self._lm.lookup_tables()
-        return None if tables is None else SentencesTables(start, self._any_type(tables))
+        return None if tables is None else SentencesTables(first, self._any_type(tables))
+
+    def retain(self, live: Tensor) -> None:
+        self._begin = None
+        super().retain(live)
+
+    def _first(self) -> Tensor:
+        if self._begin is None:
+            self._begin = self._lm.start(1)
+        return self._begin
 
 
 class SentencesTables(NamedTuple):

@@ -252,6 +252,22 @@ def test_after_the_end_of_a_sentence_the_next_one_begins(
     assert lm.lookup_tables().always_answers == (num_models < 3) and lm.inner is plain
 
 
+def test_the_next_sentence_begins_where_contexts_were_forgotten() -> None:
+    class Renumbered(TableLM):
+        """Gives its contexts other numbers when it forgets."""
+
+        def retain(self, live: Tensor) -> None:
+            self._histories, self._idx_of = [(99,)] * (len(self._histories) + 5), {}
+
+    vocabulary = Vocabulary(["A", "B"])
+    plain = Renumbered(vocabulary)
+    lm = SentencesLM(plain)
+    ends = torch.full((1,), EOS_ID)
+    assert torch.equal(lm.score(lm.start(1), ends)[1], plain.start(1))
+    lm.retain(torch.empty(0, dtype=torch.int64))
+    assert torch.equal(lm.score(lm.start(1), ends)[1], plain.start(1)) and int(plain.start(1)) > 4
+
+
 def test_a_users_model_need_not_score_the_end_of_a_sentence_as_a_word() -> None:
     class Strict(TableLM):
         def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
