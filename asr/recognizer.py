@@ -267,10 +267,11 @@ class Recognizer(nn.Module):
         assert bundle is not None
         bundle = bundle.with_language_models(large_ngram, rnn_lm)
         if lexicon is not None and acoustic_model is None:
+            name = "lexicon" if isinstance(lexicon, Lexicon) else str(lexicon)
             if not isinstance(lexicon, Lexicon):
                 words, tokens = bundle.graph.vocabulary.words, bundle.graph.tokens.tokens
                 lexicon = Lexicon.for_words([lexicon], words, has_stress(tokens))
-            WordAligner(lexicon, bundle.graph)  # refuses a graph whose words it cannot align
+            WordAligner(lexicon, bundle.graph).require_any(bundle.graph.vocabulary.ordinary, name)
             bundle = replace(bundle, lexicon=lexicon)
         return cls(bundle, **arguments)
 

@@ -39,6 +39,7 @@ SECOND_PASSES = {
 
 _WIDEST_BEAM = 1e30  # wider beams become infinite: float32 cannot hold much more
 _MAX_SCALE = 1e6
+_LONGEST_PAUSE = 60.0  # between two sentences; the graph gets a state for each frame
 
 
 @dataclass(frozen=True)
@@ -75,9 +76,9 @@ class DecodingOptions:
             recognizer's results; see `asr.decoding.words`. None leaves nothing out.
         pause_seconds: stretches of at least this length in which nothing is louder than the noise of the recording are
             silence, whatever the acoustic model finds there; see `asr.models.pauses`. None, or inf, leaves all to it.
-        sentence_pause_seconds: within a recording, a sentence may end and another begin where there is silence of at
-            least this length; see `asr.graph.sentences`. A recognizer whose acoustic model has tied states builds its
-            graph so. None, or inf, takes each segment for one sentence.
+        sentence_pause_seconds: where there is silence of at least this length, a sentence may end and another begin
+            (`asr.graph.sentences`). A recognizer adds this to its graph if that is of tied states. At most 60 s. None,
+            or inf, takes each segment of a recording for one sentence.
         mbr_scale: scale of the total scores by whose posteriors the words with the least expected errors are chosen
             from the lattice (minimum-Bayes-risk decoding, `asr.decoding.mbr`); 1 is that of the search. None, or inf,
             takes the words of the best path.
@@ -167,6 +168,11 @@ class DecodingOptions:
         for name in endless:
             if (getattr(self, name) or 0.0) > _WIDEST_BEAM:
                 object.__setattr__(self, name, None)
+        if (self.sentence_pause_seconds or 0.0) > _LONGEST_PAUSE:
+            raise AsrError(
+                f"decoding options: sentence_pause_seconds is {self.sentence_pause_seconds}; it must be at most "
+                f"{_LONGEST_PAUSE:.0f}, or inf."
+            )
         for name in ("am_scale", "graph_scale", "lm_scale", "word_insertion_penalty"):
             if not abs(getattr(self, name)) <= _MAX_SCALE:  # with larger scales, sums of scores overflow float32
                 raise AsrError(

@@ -53,7 +53,7 @@ class WordAligner:
             `chain-biphone`, whose tied states determine the phones.
 
     Raises:
-        AsrError: the graph has another topology, or the lexicon no pronunciation of its words.
+        AsrError: the graph has another topology.
     """
 
     def __init__(self, lexicon: Lexicon, graph: DecodingGraph) -> None:
@@ -69,11 +69,21 @@ class WordAligner:
         self._variants: dict[str, list[tuple[int, ...]]] = {}
         self._lexicon = lexicon
         self._token_id = token_id
-        words = graph.vocabulary.ordinary
-        if words and not any(self._variants_of(word) for word in words):
+
+    def require_any(self, words: Sequence[str], name: str) -> None:
+        """Checks that the lexicon has a pronunciation of one of the words in the graph's phones.
+
+        Args:
+            words: those of the graph.
+            name: of the lexicon, for error messages.
+
+        Raises:
+            AsrError: it has none.
+        """
+        if not any(self._variants_of(word) for word in words):
             raise AsrError(
-                f"the lexicon has none of the graph's {len(words)} words ({words[0]!r}, ...) in the phones of its "
-                "acoustic model; give the lexicon that the graph was built from."
+                f"{name}: the lexicon has none of the graph's {len(words)} words ({words[0]!r}, ...) in the phones of "
+                "its acoustic model; give the one that the graph was built from."
             )
 
     def aligned(self, hypothesis: Hypothesis) -> Hypothesis:

@@ -89,6 +89,7 @@ def test_beams_and_scales_at_the_limits_are_accepted_and_kept(options: dict[str,
             for name in ("max_token_seconds", "pause_seconds", "sentence_pause_seconds")
         ),
         ({"mbr_scale": 0.0}, "mbr_scale is 0.0; it must be above 0"),
+        ({"sentence_pause_seconds": 61.0}, "sentence_pause_seconds is 61.0; it must be at most 60, or inf"),
         ({"am_scale": 1.1e6}, "am_scale is 1100000.0; it must be a finite number, at most 1e\\+06"),
         ({"lm_scale": -0.5}, "lm_scale is -0.5; it must be 0 or more"),
         ({"graph_scale": -0.5}, "graph_scale is -0.5; it must be 0 or more"),

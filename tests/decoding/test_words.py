@@ -142,8 +142,9 @@ def test_a_recognizer_with_a_lexicon(tiny_bundle_folder, tmp_path) -> None:
         WordAligner(Lexicon(PRONUNCIATIONS), replace(graph, meta={**graph.meta, "topology": "hmm-1"}))
     word = graph.vocabulary.ordinary[0]
     for other in ({"ELSE": PRONUNCIATIONS[word]}, {word: [("a", "phone", "of", "others")]}):
-        with pytest.raises(AsrError, match=f"the lexicon has none of the graph's .* words \\('{word}', ...\\)"):
-            WordAligner(Lexicon(other), graph)
+        with pytest.raises(AsrError, match=f"list: the lexicon has none of the graph's .* words \\('{word}', ...\\)"):
+            WordAligner(Lexicon(other), graph).require_any(graph.vocabulary.ordinary, "list")
+    WordAligner(Lexicon(PRONUNCIATIONS), graph).require_any(graph.vocabulary.ordinary, "list")
 
 
 def simulated(num: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
