@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -10,9 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asr.decoding.rescoring import second_pass
+from asr.decoding.rescoring import _mixed, second_pass
 from asr.decoding.settings import DecodingOptions, LanguageModelOptions
 from asr.decoding.token_passing import TokenPassingDecoder
+from asr.lm.combine import SentencesLM
+from asr.lm.ngram.model import NgramLM
 from tests.decoding.random_graphs import random_graph, random_log_prob
 from tests.reference.lattice_paths import all_sentences
 from tests.reference.table_lm import TableLM
@@ -90,3 +93,14 @@ def test_the_whole_weight_on_the_second_model_spares_the_first() -> None:
     firsts = (Unasked(graph.vocabulary), None)
     found = [second_pass(decoded, one, lm, graph, OPTIONS, models, keeps_lattice=False) for one in firsts]
     assert found[0] == found[1]
+
+
+def test_loops_look_up_a_mixture_of_models_of_several_sentences(ngram_of: Callable[..., NgramLM]) -> None:
+    pytest.importorskip("numba")
+    models = [SentencesLM(ngram_of(["A B", "B A A"], ["A", "B"], order)) for order in (1, 2)]
+    mixed = _mixed(*models, 0.3)
+    assert isinstance(mixed, SentencesLM) and mixed.lookup_tables() is not None
+    start, words = mixed.start(3), torch.tensor([2, 4, 5])
+    (log_prob, _), (first, _), (second, _) = (lm.score(lm.start(3), words) for lm in (mixed, *models))
+    torch.testing.assert_close(log_prob, 0.7 * first + 0.3 * second)
+    assert mixed.score(start, words)[1][0] == start[0]

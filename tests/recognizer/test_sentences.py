@@ -128,3 +128,4 @@ def test_the_live_search_of_streams_counts_words_without_them(recording: Tensor)
 def test_where_the_option_has_no_effect_it_is_refused() -> None:
     with pytest.raises(AsrError, match=r"sentence_pause_seconds has no effect here.*no carry_history; leave it out"):
         loaded(sentence_pause_seconds=0.3, carry_history=True)
+    assert not loaded(carry_history=True).joins_sentences
