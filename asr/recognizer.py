@@ -198,6 +198,7 @@ class Recognizer(nn.Module):
         if lm_fusion == "auto" and self.final_mode == self.mode == "ngram":
             lm_fusion = "lattice"  # there is nothing to combine
         self._asked_decoder = decoder, lm_fusion
+        # Unknown names and options without effect are refused now, not only when a device is chosen.
         fusion = chosen_decoder(decoder, lm_fusion, bundle.graph, torch.device("cpu"))[1]
         # Options that act on a lattice are allowed: a call may request one later, by `nbest`.
         possible = Pass(self.mode, fusion, *self.settings.models, keeps_lattice=True)
@@ -209,7 +210,6 @@ class Recognizer(nn.Module):
             bundle = replace(bundle, graph=bundle.graph.with_sentence_ends(num_frames))
         self.bundle = bundle
         self.graph = GraphModule(bundle.graph)
-        # Unknown names and options without effect are refused now, not only when a device is chosen.
         self.refuse_unused(possible)
         if self.carries_history:
             require_history(bundle, language_model, self.resources.num_workers)

@@ -109,7 +109,13 @@ def run(args: argparse.Namespace) -> int:
     from asr.bundle import Bundle
     from asr.kernels.jit import torch_on_one_thread
     from asr.models.chain_corpus import PreparedCorpus, write_corpus
-    from asr.models.chain_preparation import prepare_chain, pronunciation_scores, require_names, usable_utterances
+    from asr.models.chain_preparation import (
+        prepare_chain,
+        pronunciation_scores,
+        require_corpora,
+        require_names,
+        usable_utterances,
+    )
     from asr.models.phone_alignment import (
         align_with_bundle,
         aligned_phones,
@@ -124,9 +130,7 @@ def run(args: argparse.Namespace) -> int:
     require_num_jobs(args.num_jobs)
     prepared, states_folder = args.output / "prepared", args.output / "states"
     min_score = dict(_scores(args.min_score))
-    given = {name for name, _, _ in _corpora(args.corpus)}
-    for name in min_score.keys() - given:
-        raise AsrError(f"--min-score: there is no corpus {name!r}; there are {', '.join(sorted(given))}.")
+    require_corpora(min_score, {name for name, _, _ in _corpora(args.corpus)}, "--min-score")
     fbank = Fbank(high_freq=args.high_freq)
     is_kept = (prepared / "utterances.json").is_file()
     if is_kept:

@@ -148,13 +148,13 @@ class Lattice:
         is_word = self.word_id != EOS_ID
         if bool(is_word.all()):
             return self
-        owner, num_words = torch.repeat_interleave(self.num_words()), self.num_words()
-        num_words.index_add_(0, owner[~is_word], torch.full_like(owner[~is_word], -1))
-        penalty = (self.num_words() - num_words) * (options.word_insertion_penalty / options.am_scale)
+        num_words = self.num_words()
+        num_ends = torch.bincount(torch.repeat_interleave(num_words)[~is_word], minlength=self.num_arcs)
+        penalty = num_ends * (options.word_insertion_penalty / options.am_scale)
         return replace(
             self,
             am_score=self.am_score + penalty.to(self.am_score.dtype),
-            word_begin=torch.cat([num_words.new_zeros(1), num_words.cumsum(0)]),
+            word_begin=_begins(num_words - num_ends),
             word_id=self.word_id[is_word],
         )
 

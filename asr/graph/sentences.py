@@ -58,10 +58,8 @@ def with_sentence_ends(graph: GraphArrays, num_frames: int) -> GraphArrays:
 
 def _silent_states(graph: GraphArrays) -> npt.NDArray[np.bool_]:
     """Which states are within silence, (S,) bool: an arc of silence leads back to them."""
-    loops = np.flatnonzero(graph.label == SILENCE)
-    source = np.searchsorted(graph.arc_begin, loops, side="right") - 1
     is_silent = np.zeros(graph.num_states, dtype=bool)
-    is_silent[source[graph.dst_state[loops] == source]] = True
+    is_silent[graph.dst_state[(graph.label == SILENCE) & (graph.dst_state == graph.src_state())]] = True
     return is_silent
 
 

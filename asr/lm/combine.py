@@ -449,13 +449,6 @@ def look_up_remapped(context_idx: Any, word_id: Any, tables: Any, log_prob: Any,
     return could
 
 
-@compiled_expansion(RemappedTables)
-@kernel(fastmath=False)
-def expand_remapped(context_idx: Any, tables: Any) -> int:
-    """Expands the model's own histories (K,) -> how many, or -1 if it could not expand all."""
-    return expand(context_idx, tables.model)
-
-
 class SentencesLM(WrappedLM):
     """A model that is asked about several sentences in a row: after `</s>`, the history is `<s>` again.
 
@@ -515,10 +508,11 @@ def look_up_sentences(context_idx: Any, word_id: Any, tables: Any, log_prob: Any
     return could
 
 
+@compiled_expansion(RemappedTables)
 @compiled_expansion(SentencesTables)
 @kernel(fastmath=False)
-def expand_sentences(context_idx: Any, tables: Any) -> int:
-    """Expands the model's own histories (K,) -> how many, or -1 if it could not expand all."""
+def expand_wrapped(context_idx: Any, tables: Any) -> int:
+    """Expands the histories (K,) of the model within -> how many, or -1 if it could not expand all."""
     return expand(context_idx, tables.model)
 
 
@@ -669,6 +663,8 @@ class CheckedLM(WrappedLM):
 
     def _score_with_ends(self, context_idx: Tensor, word_id: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
         """`score`, with `final` for `</s>`, at the positions ends (E,): a user's `score` need not know it."""
+        if len(ends) == len(word_id):  # no empty call of the user's
+            return self.final(context_idx), context_idx
         others = (word_id != EOS_ID).nonzero().squeeze(1)
         log_prob, next_idx = self.score(context_idx[others], word_id[others])
         all_log_prob = log_prob.new_empty(len(word_id)).index_copy_(0, others, log_prob)

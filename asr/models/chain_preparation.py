@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -44,16 +44,24 @@ _STAY = 0.5
 _PRIOR_COUNT = 2.0
 
 
+def require_corpora(names: Iterable[str], corpora: Collection[str], where: str) -> None:
+    """Checks names of corpora; `where` they are given begins the message.
+
+    Raises:
+        AsrError: one is not among the corpora.
+    """
+    for name in names:
+        if name not in corpora:
+            raise AsrError(f"{where}: there is no corpus {name!r}; there are {', '.join(sorted(corpora))}.")
+
+
 def require_names(corpus: PreparedCorpus, min_score: dict[str, float], held_out: Sequence[str]) -> None:
     """Checks names of corpora and speakers.
 
     Raises:
         AsrError: a corpus of `min_score` or a held-out speaker is not in the prepared corpus.
     """
-    corpora = sorted(corpus.corpora)
-    for name in min_score:
-        if name not in corpora:
-            raise AsrError(f"{corpus.folder}: min_score: there is no corpus {name!r}; there are {', '.join(corpora)}.")
+    require_corpora(min_score, corpus.corpora, f"{corpus.folder}: min_score")
     speakers = {utterance.speaker for utterance in corpus.utterances}
     for speaker in held_out:
         if speaker not in speakers:
