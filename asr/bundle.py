@@ -25,6 +25,8 @@ from asr.lm.combine import num_oov_words
 from asr.lm.ngram.io import load_ngram_lm, read_ngram_lm, save_ngram_lm
 from asr.lm.ngram.model import NgramLM
 from asr.lm.rnn.export import read_network
+from asr.lm.transformers import is_transformer, without_kind
+from asr.lm.transformers import load as load_transformer
 from asr.serialization import (
     ACOUSTIC_MODEL_CLASSES,
     FEATURE_CLASSES,
@@ -231,7 +233,7 @@ class Bundle:
 
         Args:
             large_ngram: file of an n-gram model, binary or ARPA, that replaces the bundle's large one.
-            rnn_lm: recurrent model that replaces the bundle's; see `read_rnn_lm`.
+            rnn_lm: recurrent model or causal Transformer that replaces the bundle's; see `read_rnn_lm`.
 
         Raises:
             AsrError: a file cannot be read, a model has none of the graph's words, or the bundle lacks the n-gram model
@@ -246,13 +248,13 @@ class Bundle:
             )
         given = {"large_ngram": large_ngram, "rnn_lm": rnn_lm}
         is_used = all(self.default_mode in MODES_WITH[name] for name, path in given.items() if path is not None)
-        replaced = [fingerprint_of(Path(path)) if path is not None else "" for path in (large_ngram, rnn_lm)]
+        replaced = [_fingerprint_of(path) if path is not None else "" for path in (large_ngram, rnn_lm)]
         bundle = replace(
             self,
             fingerprint=" ".join((self.fingerprint, *replaced)),
             default_mode=self.default_mode if is_used else None,
             large_ngram=self.large_ngram if large_ngram is None else read_ngram_lm(large_ngram),
-            rnn_lm=self.rnn_lm if rnn_lm is None else read_rnn_lm(rnn_lm),
+            rnn_lm=self.rnn_lm if rnn_lm is None else read_rnn_lm(rnn_lm, self.graph.vocabulary),
         )
         bundle.check(given)
         return bundle
@@ -282,6 +284,11 @@ class Bundle:
                 existing bundle is then kept.
         """
         _require_printable(self.name, str(folder))
+        if self.rnn_lm is not None and self.rnn_lm.class_name not in LANGUAGE_MODEL_CLASSES:
+            raise AsrError(
+                f"bundle {self.name}: a bundle cannot hold a language model of transformers; leave it out, and give it "
+                "with --rnn-lm when you recognize."
+            )
         self.check()
         if byte_matrices and isinstance(self.acoustic_model.network, OwnFormat) and self.rnn_lm is None:
             raise AsrError(
@@ -386,12 +393,26 @@ def _with_shared_words(graph: DecodingGraph, models: Iterable[NgramLM]) -> Decod
     return replace(graph, vocabulary=next(same, graph.vocabulary))
 
 
-def read_rnn_lm(path: str | Path) -> ModelSpec:
-    """Reads a recurrent language model from an exported folder, a checkpoint of 'asr fit', or a bundle.
+def _fingerprint_of(path: str | Path) -> str:
+    """The checksum of a language model's files, or its name if they are elsewhere."""
+    fingerprint = fingerprint_of(Path(without_kind(path)))
+    return fingerprint or str(path) if is_transformer(path) else fingerprint
+
+
+def read_rnn_lm(path: str | Path, vocabulary: Vocabulary | None = None) -> ModelSpec:
+    """Reads a neural language model of words.
+
+    Args:
+        path: an exported folder, a checkpoint of 'asr fit', or a bundle; or `transformers:NAME`, a causal Transformer.
+        vocabulary: the words that a Transformer spells; other models have their own.
 
     Raises:
-        AsrError: there is no such model, or it is damaged.
+        AsrError: there is no such model, it is damaged, or it is a Transformer and there is no vocabulary.
     """
+    if is_transformer(path):
+        if vocabulary is None:
+            raise AsrError(f"{path}: a Transformer has no list of words, so it cannot be used here.")
+        return ModelSpec("TransformerNetwork", {"name": str(path)}, load_transformer(str(path), vocabulary))
     if (Path(path) / FILE_NAME).is_file():
         rnn_lm = Bundle.load(path).rnn_lm
         if rnn_lm is None:

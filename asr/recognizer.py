@@ -66,6 +66,9 @@ if TYPE_CHECKING:
 # A GPU needs many streams at a time; with fewer, kernel launches on the host are the bottleneck.
 _BATCH_SECONDS = {"cpu": 50.0, "cuda": 3000.0}
 
+# Options of `ResourceOptions` that divide a recurrent network.
+_OF_LAYERS = ("lm_device_bytes", "lm_hidden_device")
+
 # Cache of the language model that a warm-up queries; it is dropped afterwards.
 _WARM_UP_BYTES = 1 << 26
 
@@ -729,6 +732,19 @@ class Recognizer(nn.Module):
         in_search = search_device is not None or self.lm_fusion == "search"
         return Placement.of(self.resources, search_device or self.device, in_search)
 
+    def _refuse_rounded_tokens(self) -> None:
+        """Refuses options of the hidden layer if the language model is a Transformer."""
+        network: Any = None if self.bundle.rnn_lm is None else self.bundle.rnn_lm.network
+        if not getattr(network, "has_exact_states", False):
+            return
+        given = {*self.settings.given, *(name for name in _OF_LAYERS if getattr(self.resources, name) is not None)}
+        for name in ("history_precision", "hidden_dtype", "hidden_products", *_OF_LAYERS):
+            if name in given:
+                raise AsrError(
+                    f"{name} has no effect here: it is for recurrent networks, and the language model is a "
+                    "Transformer; leave it out."
+                )
+
     def refuse_unused(self, run: Pass) -> None:
         """Refuses options given by the user that would have no effect in a pass.
 
@@ -740,6 +756,7 @@ class Recognizer(nn.Module):
                 "acoustic_precision has no effect here: an external acoustic model has a precision of its own; leave "
                 "it out."
             )
+        self._refuse_rounded_tokens()
         if "pause_seconds" in self.settings.given and not isinstance(self.acoustic_model, NormalizingNetwork):
             raise AsrError("pause_seconds has no effect here: the acoustic model finds pauses itself; leave it out.")
         settings = setting_options()

@@ -34,6 +34,7 @@ from asr.decoding.token_passing import LM_FUSIONS
 from asr.errors import AsrError
 from asr.kernels.jit import torch_on_one_thread
 from asr.lm.hot_words import DEFAULT_SCORE, read_hot_words
+from asr.lm.transformers import without_kind
 from asr.models.external.base import KINDS
 from asr.options import Option, device_named, flag_of, options_of
 from asr.recognizer import Recognizer
@@ -143,7 +144,7 @@ def add_recognizer_arguments(parser: argparse.ArgumentParser) -> None:
         "--rnn-lm",
         metavar="FOLDER",
         help="recurrent model, used instead of the bundle's: from 'asr lm rnn export', a checkpoint of 'asr fit', or "
-        "another bundle",
+        "another bundle; or transformers:NAME, an AutoModelForCausalLM of transformers, a hub name or a local folder",
     )
     group.add_argument(
         "--hot-words",
@@ -356,7 +357,8 @@ def _refuse_unused_models(args: argparse.Namespace, recognizer: Recognizer) -> N
 def recognizer_inputs(args: argparse.Namespace) -> list[str | Path | None]:
     """Files and folders that `recognizer_from` reads, which no output may overwrite."""
     network = None if args.acoustic_model is None else args.acoustic_model.partition(":")[2]
-    others = (args.lexicon, args.ngram, args.graph, args.large_ngram, args.rnn_lm, args.hot_words)
+    neural = args.rnn_lm and without_kind(args.rnn_lm)
+    others = (args.lexicon, args.ngram, args.graph, args.large_ngram, neural, args.hot_words)
     return [local_bundle_folder(args.bundle), network, *others]
 
 

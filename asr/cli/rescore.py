@@ -7,7 +7,7 @@ import itertools
 import json
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,10 +32,11 @@ from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.combine import LISTED_SHARE, Interpolated, mapped_to
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.io import read_ngram_lm
+from asr.lm.transformers import without_kind
 from asr.results import Word
 from asr.serialization import require_writable, write_whole_text
 from asr.text.documents import READING_ERRORS, open_text, unreadable
-from asr.text.symbols import Vocabulary
+from asr.text.symbols import Vocabulary, ordinary_words
 from asr.transcripts import FORMATS, Transcript, format_transcript, plain_name
 
 _SLF = (".slf", ".lat")
@@ -87,7 +88,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument(
         "--rnn-lm",
         metavar="FOLDER",
-        help="a recurrent model: exported, a checkpoint, or a bundle; with --bundle, instead of its own",
+        help="a recurrent model: exported, a checkpoint, or a bundle; or transformers:NAME, an AutoModelForCausalLM of "
+        "transformers; with --bundle, instead of its own",
     )
     model.add_argument(
         "--ngram", metavar="FILE", help="an n-gram model, ARPA or binary; with --bundle, instead of its own"
@@ -149,7 +151,13 @@ def run(args: argparse.Namespace) -> int:
         raise AsrError("--jsonl and --output-format exclude each other; give one of them.")
     output = args.output if args.output != STANDARD_OUTPUT else None
     outputs = [Path(output)] if output else []
-    inputs = [*args.inputs, args.words, args.ngram, args.rnn_lm, local_bundle_folder(args.bundle)]
+    inputs = [
+        *args.inputs,
+        args.words,
+        args.ngram,
+        args.rnn_lm and without_kind(args.rnn_lm),
+        local_bundle_folder(args.bundle),
+    ]
     require_writable(*outputs, inputs=inputs)
     # Everything is read before the language model is loaded, which may take longer.
     utterances = list(_utterances(args, frame_seconds))
@@ -174,7 +182,7 @@ def run(args: argparse.Namespace) -> int:
             "--frame-seconds if the other recognizer's are not (chain models: 0.03).",
             file=sys.stderr,
         )
-    lm = language_model(args)
+    lm = language_model(args, utterances)
     lines, has_failed = [], False
     for utterance in utterances:
         ranked = _rescored(args, utterance, lm, max_contexts)
@@ -256,8 +264,8 @@ def _kind(path: Path) -> str:
     return "kaldi" if is_archive else "list"
 
 
-def language_model(args: argparse.Namespace) -> LanguageModel:
-    """The language model that the arguments name.
+def language_model(args: argparse.Namespace, utterances: Iterable[_Utterance] = ()) -> LanguageModel:
+    """The language model that the arguments name; a Transformer alone has the words of the utterances.
 
     Raises:
         AsrError: a model cannot be read, the weight or the cache's size is out of range or has no effect, or the
@@ -267,18 +275,19 @@ def language_model(args: argparse.Namespace) -> LanguageModel:
     if not 0.0 <= rnn_weight <= 1.0:
         raise AsrError(f"--rnn-weight {rnn_weight}: give a number from 0 to 1.")
     cache_bytes = bytes_from("--cache-mb", _CACHE_MB if args.cache_mb is None else args.cache_mb)
-    network = read_rnn_lm(args.rnn_lm).network if args.rnn_lm else None
     ngram: Any = read_ngram_lm(args.ngram) if args.ngram else None
     vocabulary: Vocabulary | None = None if ngram is None else ngram.vocabulary
-    if args.bundle or (network is None and ngram is None):
+    network = None
+    if args.bundle or not (args.rnn_lm or args.ngram):
         bundle = Bundle.load(fetched_bundle_folder(args.bundle))
-        if network is None and bundle.rnn_lm is not None:
+        if not args.rnn_lm and bundle.rnn_lm is not None:
             network = bundle.rnn_lm.network
         ngram = ngram or bundle.large_ngram
         vocabulary = bundle.graph.vocabulary  # alternatives of its recognizer have words that the network lacks
-        if network is None and ngram is None:
+        if not args.rnn_lm and network is None and ngram is None:
             raise AsrError(f"bundle {bundle.name}: there is no large language model; give --rnn-lm or --ngram.")
-
+    if args.rnn_lm:
+        network = read_rnn_lm(args.rnn_lm, vocabulary or _words_of(utterances)).network
     if args.rnn_weight is not None and (network is None or ngram is None):
         raise AsrError("--rnn-weight has no effect here: it needs a recurrent and an n-gram model; leave it out.")
     if args.cache_mb is not None and network is None:
@@ -293,6 +302,17 @@ def language_model(args: argparse.Namespace) -> LanguageModel:
     if ngram is None:
         return mapped(engine)
     return Interpolated([mapped(engine), mapped(ngram)], [rnn_weight, 1.0 - rnn_weight])
+
+
+def _words_of(utterances: Iterable[_Utterance]) -> Vocabulary:
+    """The words of all lattices and lists."""
+    words: set[str] = set()
+    for found in (utterance.alternatives for utterance in utterances):
+        if isinstance(found, WordLattice):
+            words.update(arc.word for arc in found.arcs if arc.word)
+        else:
+            words.update(word for candidate in found for word in candidate.words)
+    return Vocabulary(ordinary_words(sorted(words)))
 
 
 def _rescored(args: argparse.Namespace, utterance: _Utterance, lm: LanguageModel, max_contexts: int) -> list[Rescored]:

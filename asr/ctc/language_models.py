@@ -33,6 +33,8 @@ from asr.lm.interface import LanguageModel
 from asr.lm.ngram.arpa import LN_10
 from asr.lm.ngram.io import MAGIC
 from asr.lm.ngram.model import NgramLM
+from asr.lm.transformers import is_transformer
+from asr.lm.transformers import load as load_transformer
 from asr.text.symbols import UNK_ID, Vocabulary
 
 RECURRENT_MODES = ("rnn", "interpolated")
@@ -321,8 +323,8 @@ def model_maker(
     """Returns a function that makes the language model, and whether all that it makes query the same one.
 
     Args:
-        source: a file or folder, a bundle, a network, or a language model.
-        words: the words that may be queried; only KenLM's binaries need them.
+        source: a file or folder, a bundle, a network, a language model, or `transformers:NAME`.
+        words: the words that may be queried; only KenLM's binaries and Transformers need them.
         options: how a recurrent network runs, `CacheOptions` by name. They override the settings of its bundle, or for
             a network without one, products of 8-bit integers.
 
@@ -330,6 +332,8 @@ def model_maker(
         AsrError: the source is not a language model, it has no network for the options, or an option does not exist.
     """
     settings = CacheOptions(hidden_products="int8")
+    if is_transformer(source):
+        source = load_transformer(source, Vocabulary(words))
     if isinstance(source, (str, Path)):
         if not Path(source).exists():
             raise AsrError(f"{source}: there is no such language model.")

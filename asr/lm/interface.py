@@ -236,12 +236,14 @@ class StatefulNetwork(WordScorer):
         state_size: S, the width of a state: all that the network remembers of a history.
         hidden_size: H, the width of what the output layer reads, see `project`.
         num_history_words: M, how many words of a history the output layer reads as well.
+        has_exact_states: whether states must not be rounded, because they hold numbers of words or tokens.
     """
 
     vocabulary: Vocabulary
     state_size: int
     hidden_size: int
     num_history_words: int
+    has_exact_states: bool = False
 
     @abstractmethod
     def initial_state(self) -> Tensor:

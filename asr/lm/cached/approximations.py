@@ -9,7 +9,7 @@ Shapes: R rows or new edges, S state width.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any
 
@@ -134,6 +134,10 @@ class CacheOptions:
             raise AsrError(
                 "history_precision: shared hidden rows and recombination best cannot be combined; use first."
             )
+
+    def exact(self) -> CacheOptions:
+        """The options without those that round states."""
+        return replace(self, hidden_dtype="float32", history_precision=None)
 
     @property
     def allows_loops(self) -> bool:

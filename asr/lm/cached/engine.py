@@ -231,7 +231,8 @@ class CachedRNNLM(LanguageModel):
 
     Args:
         network: runs the output layer, on the device that also holds the trie and the hidden rows (home).
-        options: caches, memory and approximations; the defaults if None.
+        options: caches, memory and approximations; the defaults if None. Those that round states are off for a network
+            with `has_exact_states`.
         hidden_networks: run the hidden layer, each on its own device; only `network` if None. The same network twice
             means two worker threads that share it.
         clock: gives seconds since an arbitrary moment, for the times of stages. On a GPU, one that does not wait for
@@ -247,7 +248,8 @@ class CachedRNNLM(LanguageModel):
         hidden_networks: Sequence[StatefulNetwork] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.options = options = options or CacheOptions()
+        options = options or CacheOptions()
+        self.options = options = options.exact() if network.has_exact_states else options
         self.network = network
         self.device = network.initial_state().device
         self._counts = QueryStatistics()

@@ -1,0 +1,259 @@
+"""Histories of tokens that a causal Transformer has read, as a tree, and their batched computation.
+
+A node is a history of tokens; its parent is the history without the last one. For each node the tree keeps the keys and
+values of its last token in all layers, so that no token is read twice after the same tokens. All nodes that are missing
+at one moment, of any length and of all utterances, go through the network as one sequence in one run. The attention
+mask of that run lets each token see itself and the tokens of its own history ("tree attention", Miao et al., 2024).
+
+Shapes: Q queries, R new nodes, A earlier nodes that new ones see, D tokens of the longest history, C tokens of the
+vocabulary, L layers, E heads, K width of a key, H width of the last layer.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import itertools
+import random
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from asr.errors import AsrError
+from asr.kernels.hash_table import HashTable
+
+ROOT = 0
+"""The node of the history that has nothing but the token that begins every text."""
+
+_FIRST_NODES = 1024
+# A run of the network has at most so many tokens, and so many scores.
+_MOST_TOKENS = 512
+_MOST_SCORES = 1 << 25
+# By how much scores may differ if only the order of sums does, in standard deviations.
+_TOLERANCE = 1e-2
+_MOST_NODES = 1 << 22
+# Unlike those of other trees and other processes, whose nodes may have been copied; never 0.
+_GENERATIONS = itertools.count(random.SystemRandom().randrange(1, 1 << 23))
+
+
+class TokenTree:
+    """Scores tokens after histories of tokens.
+
+    Args:
+        network: a causal language model of transformers, such as a `LlamaForCausalLM`.
+        begin_id: the token that begins every text.
+        num_bytes: memory for keys, values and outputs. Once it is used up, `make_room` forgets all histories.
+        name: of the network, shown to users.
+        factor: what the network multiplies its scores by, see `checked_factor`.
+
+    Attributes:
+        generation: a number below 2**24 for all nodes until histories are forgotten; others are not valid.
+        num_read: the number of tokens that went through the network.
+    """
+
+    def __init__(self, network: nn.Module, begin_id: int, num_bytes: int, name: str, factor: float = 1.0) -> None:
+        self._network = network
+        self._begin_id = begin_id
+        self._num_bytes = num_bytes
+        self._name = name
+        embedding: Any = network.get_output_embeddings()  # type: ignore[operator]
+        # transformers has renamed this argument in its fifth version.
+        parameters = inspect.signature(network.forward).parameters
+        self._cache_name = "cache" if "cache" in parameters else "past_key_values"
+        self._weight: Tensor = embedding.weight
+        self._bias: Tensor | None = getattr(embedding, "bias", None)
+        self._factor = factor
+        self.device = self._weight.device
+        self.num_read = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets all histories but the shortest one."""
+        self.generation = next(_GENERATIONS)
+        self._num_nodes = 0
+        self._parent, self._token, self._depth, self._row = (
+            torch.full((_FIRST_NODES,), -1, dtype=torch.int64) for _ in range(4)
+        )
+        self._edges = HashTable(16, torch.device("cpu"))
+        # Of each row: keys and values of each layer, (E, rows, K); outputs (rows, H); log of the sum of all scores.
+        self._num_rows = 0
+        self._past: list[tuple[Tensor, Tensor]] = []
+        self._output = torch.empty(0, 0)
+        self._log_sum = torch.empty(0)
+        self._new_nodes(torch.tensor([-1]), torch.tensor([self._begin_id]), torch.tensor([0]))
+
+    def make_room(self) -> None:
+        """Forgets all histories if the memory is used up."""
+        if self._num_nodes > _MOST_NODES or self.num_bytes > self._num_bytes:
+            self.clear()
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory for keys, values and outputs."""
+        tensors = [self._output, self._log_sum, *(part for layer in self._past for part in layer)]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    def extended(self, node: Tensor, token: Tensor) -> Tensor:
+        """The nodes (Q,) of the histories of nodes (Q,) and one more token (Q,); those that are missing are created."""
+        key = (node << 32) | token
+        slot, missing = self._edges.find(key)
+        if missing is not None:
+            new, first = self._edges.insert(key.index_select(0, missing))
+            one = missing.index_select(0, first)
+            before = node.index_select(0, one)
+            self._edges.values[new.index_select(0, first)] = self._new_nodes(
+                before, token.index_select(0, one), self._depth.index_select(0, before) + 1
+            )
+            slot, _ = self._edges.find(key)
+        return self._edges.values.index_select(0, slot)
+
+    def log_prob(self, node: Tensor, token: Tensor) -> Tensor:
+        """log P(token | history) of nodes (Q,) and tokens (Q,) on the host -> (Q,) float32 on the network's device."""
+        self._read(node)
+        row = self._row.index_select(0, node).to(self.device)
+        token = token.to(self.device)
+        output = self._output.index_select(0, row)
+        score = (output.float() * self._weight.index_select(0, token).float()).sum(1)
+        if self._bias is not None:
+            score = score + self._bias.index_select(0, token).float()
+        return self._factor * score - self._log_sum.index_select(0, row)
+
+    def checked_factor(self) -> float:
+        """Compares a small tree with whole texts.
+
+        Returns:
+            The factor that the network applies to the scores of its output layer, 1 for most.
+
+        Raises:
+            AsrError: the network's scores are not the same in a tree, or not those of its output layer.
+        """
+        generator = torch.Generator().manual_seed(0)
+        num_tokens, size = 6, len(self._weight)
+        text = torch.randint(size, (2, num_tokens), generator=generator)
+        text[:, 0] = self._begin_id
+        text[1, 1:3] = text[0, 1:3]  # two texts that begin alike
+        with torch.no_grad():
+            found = self._network(input_ids=text.to(self.device), output_hidden_states=True)
+        wanted = found.logits.float()
+        plain = nn.functional.linear(found.hidden_states[-1].float(), self._weight.float(), self._bias)
+        self._factor = float((wanted * plain).sum() / (plain * plain).sum())
+        if not self._are_near(self._factor * plain, wanted):
+            raise AsrError(
+                f"{self._name}: its scores are not those of its output layer alone, so they cannot be computed for "
+                f"single tokens; {_CURE}."
+            )
+        node, nodes = torch.tensor([ROOT, ROOT]), []
+        for place in range(num_tokens):
+            node = node if place == 0 else self.extended(node, text[:, place])
+            nodes.append(node)
+        every = torch.arange(size)
+        try:
+            self._read(nodes[2])
+            scores = torch.stack([self.log_prob(one.expand(size), every) for one in torch.stack(nodes, 1).flatten()])
+        except Exception as error:  # of any class: networks read these arguments in their own ways
+            raise AsrError(f"{self._name}: {_NO_TREE}; {_CURE}.") from error
+        if not self._are_near(scores, wanted.log_softmax(-1).flatten(0, 1)):
+            raise AsrError(f"{self._name}: {_NO_TREE}; {_CURE}.")
+        return self._factor
+
+    def _are_near(self, ours: Tensor, theirs: Tensor) -> bool:
+        """Whether two arrays differ by little, compared with the spread of their values."""
+        eps = torch.finfo(self._weight.dtype).eps
+        return bool((ours - theirs).abs().max() <= max(_TOLERANCE, 64 * eps) * theirs.std())
+
+    def _new_nodes(self, parent: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+        """Creates nodes (R,) -> their numbers."""
+        begin, end = self._num_nodes, self._num_nodes + len(parent)
+        if end > len(self._parent):
+            room = torch.full((max(end, len(self._parent) // 2),), -1, dtype=torch.int64)
+            self._parent, self._token, self._depth, self._row = (
+                torch.cat((part, room)) for part in (self._parent, self._token, self._depth, self._row)
+            )
+        self._parent[begin:end], self._token[begin:end], self._depth[begin:end] = parent, token, depth
+        self._num_nodes = end
+        return torch.arange(begin, end)
+
+    def _read(self, node: Tensor) -> None:
+        """Lets the network read whatever it has not read of the histories of nodes (Q,)."""
+        levels = [torch.unique(node[self._row.index_select(0, node) < 0])]
+        while len(levels[-1]):
+            above = self._parent.index_select(0, levels[-1])
+            above = torch.unique(above[above >= 0])
+            levels.append(above[self._row.index_select(0, above) < 0])
+        # A node has a higher number than its parent.
+        missing = torch.unique(torch.cat(levels))
+        if not len(missing):
+            return
+        for some in missing.split(max(16, min(_MOST_TOKENS, _MOST_SCORES // len(self._weight)))):
+            self._run(some)
+
+    def _run(self, node: Tensor) -> None:
+        """One run of the network for nodes (R,), ascending; those above them are known or among them."""
+        path = [node]
+        while bool((path[-1] >= 0).any()):
+            above = self._parent.index_select(0, path[-1].clamp(min=0))
+            path.append(torch.where(path[-1] >= 0, above, path[-1]))
+        history = torch.stack(path, dim=1)  # (R, D), the nodes themselves first, then those above, then -1
+        row = torch.where(history >= 0, self._row.index_select(0, history.clamp(min=0).flatten()).view_as(history), -1)
+        held = torch.unique(row[row >= 0])
+        column = torch.where(row >= 0, torch.searchsorted(held, row), len(held) + torch.searchsorted(node, history))
+        is_seen = torch.zeros(len(node), len(held) + len(node) + 1, dtype=torch.bool)
+        is_seen.scatter_(1, column.masked_fill(history < 0, len(held) + len(node)), True)
+        dtype = self._weight.dtype
+        mask = torch.zeros(1, 1, len(node), len(held) + len(node), dtype=dtype)
+        mask.masked_fill_(~is_seen[:, :-1], torch.finfo(dtype).min)
+        cache = self._cache_of(held.to(self.device))
+        with torch.no_grad():
+            found = self._network(
+                input_ids=self._token.index_select(0, node)[None].to(self.device),
+                position_ids=self._depth.index_select(0, node)[None].to(self.device),
+                attention_mask=mask.to(self.device),
+                use_cache=True,
+                output_hidden_states=True,
+                **{self._cache_name: cache},
+            )
+        layers = [(layer.keys[0, :, len(held) :], layer.values[0, :, len(held) :]) for layer in cache.layers]
+        output = found.hidden_states[-1][0]
+        begin, end = self._num_rows, self._num_rows + len(node)
+        self._reserve(end, layers, output)
+        for (keys, values), (new_keys, new_values) in zip(self._past, layers, strict=True):
+            keys[:, begin:end], values[:, begin:end] = new_keys, new_values
+        self._output[begin:end] = output
+        self._log_sum[begin:end] = found.logits[0].float().logsumexp(-1)
+        self._row[node] = torch.arange(begin, end)
+        self._num_rows = end
+        self.num_read += len(node)
+
+    def _cache_of(self, row: Tensor) -> Any:
+        """The keys and values of rows (A,), as the network takes them."""
+        cache = importlib.import_module("transformers.cache_utils").DynamicCache()
+        if len(row):
+            for number, (keys, values) in enumerate(self._past):
+                cache.update(keys.index_select(1, row)[None], values.index_select(1, row)[None], number)
+        return cache
+
+    def _reserve(self, num_rows: int, layers: list[tuple[Tensor, Tensor]], output: Tensor) -> None:
+        """Makes room for rows like those of the layers' keys and values (E, R, K) and the output (R, H)."""
+        if num_rows <= len(self._output):
+            return
+        room = max(num_rows, len(self._output) * 3 // 2)
+
+        def longer(old: Tensor, dim: int) -> Tensor:
+            shape = list(old.shape)
+            shape[dim] = room
+            new = old.new_empty(shape)
+            new.narrow(dim, 0, old.shape[dim]).copy_(old)
+            return new
+
+        before = self._past or [(keys[:, :0], values[:, :0]) for keys, values in layers]
+        self._past = [(longer(keys, 1), longer(values, 1)) for keys, values in before]
+        self._output = longer(self._output if self._num_rows else output[:0], 0)
+        self._log_sum = longer(self._log_sum.to(self.device), 0)
+
+
+_NO_TREE = (
+    "it cannot read several texts that begin alike as one tree (its cache has no keys and values, or it does not take "
+    "positions)"
+)
+_CURE = "use a model like GPT-2, Llama, Qwen or Mistral"
