@@ -15,13 +15,16 @@ import importlib
 import inspect
 import itertools
 import random
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from asr.errors import AsrError
-from asr.kernels.hash_table import HashTable
+from asr.kernels.hash_table import HashTable, first_of_each
 
 ROOT = 0
 """The node of the history that has nothing but the token that begins every text."""
@@ -29,6 +32,7 @@ ROOT = 0
 _FIRST_NODES = 1024
 # A run of the network has at most so many tokens, and so many scores.
 _MOST_TOKENS = 512
+_GROUP = 16
 _MOST_SCORES = 1 << 25
 # By how much scores may differ if only the order of sums does, in standard deviations.
 _TOLERANCE = 1e-2
@@ -76,9 +80,9 @@ class TokenTree:
             torch.full((_FIRST_NODES,), -1, dtype=torch.int64) for _ in range(4)
         )
         self._edges = HashTable(16, torch.device("cpu"))
-        # Of each row: keys and values of each layer, (E, rows, K); outputs (rows, H); log of the sum of all scores.
+        # Of each row: keys and values of each layer, (rows, E, K); outputs (rows, H); log of the sum of all scores.
         self._num_rows = 0
-        self._past: list[tuple[Tensor, Tensor]] = []
+        self._past: list[tuple[Tensor, ...]] = []
         self._output = torch.empty(0, 0)
         self._log_sum = torch.empty(0)
         self._new_nodes(torch.tensor([-1]), torch.tensor([self._begin_id]), torch.tensor([0]))
@@ -135,8 +139,8 @@ class TokenTree:
         text[1, 1:3] = text[0, 1:3]  # two texts that begin alike
         with torch.no_grad():
             found = self._network(input_ids=text.to(self.device), output_hidden_states=True)
+            plain = nn.functional.linear(found.hidden_states[-1].float(), self._weight.float(), self._bias)
         wanted = found.logits.float()
-        plain = nn.functional.linear(found.hidden_states[-1].float(), self._weight.float(), self._bias)
         self._factor = float((wanted * plain).sum() / (plain * plain).sum())
         if not self._are_near(self._factor * plain, wanted):
             raise AsrError(
@@ -176,80 +180,114 @@ class TokenTree:
 
     def _read(self, node: Tensor) -> None:
         """Lets the network read whatever it has not read of the histories of nodes (Q,)."""
-        levels = [torch.unique(node[self._row.index_select(0, node) < 0])]
+        missing = self._with_missing(node[self._row.index_select(0, node) < 0])
+        if not len(missing):
+            return
+        depth_first = missing[self._order(self._histories(missing))]
+        for some in depth_first.split(max(_GROUP, min(_MOST_TOKENS, _MOST_SCORES // len(self._weight)))):
+            self._run([self._with_missing(group) for group in some.split(_GROUP)])
+
+    def _with_missing(self, node: Tensor) -> Tensor:
+        """Nodes (R,) and those above them that the network has not read, ascending: parents come first."""
+        levels = [node]
         while len(levels[-1]):
             above = self._parent.index_select(0, levels[-1])
             above = torch.unique(above[above >= 0])
             levels.append(above[self._row.index_select(0, above) < 0])
-        # A node has a higher number than its parent.
-        missing = torch.unique(torch.cat(levels))
-        if not len(missing):
-            return
-        for some in missing.split(max(16, min(_MOST_TOKENS, _MOST_SCORES // len(self._weight)))):
-            self._run(some)
+        return torch.unique(torch.cat(levels))
 
-    def _run(self, node: Tensor) -> None:
-        """One run of the network for nodes (R,), ascending; those above them are known or among them."""
-        path = [node]
-        while bool((path[-1] >= 0).any()):
-            above = self._parent.index_select(0, path[-1].clamp(min=0))
-            path.append(torch.where(path[-1] >= 0, above, path[-1]))
-        history = torch.stack(path, dim=1)  # (R, D), the nodes themselves first, then those above, then -1
-        row = torch.where(history >= 0, self._row.index_select(0, history.clamp(min=0).flatten()).view_as(history), -1)
-        held = torch.unique(row[row >= 0])
-        column = torch.where(row >= 0, torch.searchsorted(held, row), len(held) + torch.searchsorted(node, history))
-        is_seen = torch.zeros(len(node), len(held) + len(node) + 1, dtype=torch.bool)
-        is_seen.scatter_(1, column.masked_fill(history < 0, len(held) + len(node)), True)
+    def _histories(self, node: Tensor) -> Tensor:
+        """Nodes (R,) and all those above them, (R, D), in columns by their depths; -1 elsewhere."""
+        depth = self._depth.index_select(0, node)
+        histories = torch.full((len(node), int(depth.max()) + 1), -1, dtype=torch.int64)
+        row = torch.arange(len(node))
+        while len(row):
+            histories[row, depth] = node
+            below = depth > 0
+            row, depth, node = row[below], depth[below] - 1, self._parent.index_select(0, node[below])
+        return histories
+
+    @staticmethod
+    def _order(histories: Tensor) -> Tensor:
+        """The depth-first order of histories (R, D), (R,): neighbors have most of their tokens in common."""
+        return torch.from_numpy(np.lexsort(histories.numpy().T[::-1]))
+
+    def _run(self, groups: list[Tensor]) -> None:
+        """One run of the network for G groups of nodes; those above a node are known, or in its group.
+
+        Each group is one sequence. Groups are small, since each token is compared with all others that its group sees.
+        """
+        every = torch.cat(groups)
+        seen = self._histories(every).split([len(group) for group in groups])
+        rows = [torch.where(each >= 0, self._row[each.clamp(min=0)], -1) for each in seen]
+        held = [torch.unique(row[row >= 0]) for row in rows]
+        num_new, num_held = max(map(len, groups)), max(map(len, held))
+        # The last column is for the places of the histories where there is no node.
+        is_seen = torch.zeros(len(groups), num_new, num_held + num_new + 1, dtype=torch.bool)
+        for one, group, each, row, own in zip(is_seen, groups, seen, rows, held, strict=True):
+            column = torch.where(row >= 0, torch.searchsorted(own, row), num_held + torch.searchsorted(group, each))
+            one[: len(group)].scatter_(1, column.masked_fill(each < 0, num_held + num_new), True)
         dtype = self._weight.dtype
-        mask = torch.zeros(1, 1, len(node), len(held) + len(node), dtype=dtype)
-        mask.masked_fill_(~is_seen[:, :-1], torch.finfo(dtype).min)
-        cache = self._cache_of(held.to(self.device))
+        mask = torch.zeros(len(groups), 1, num_new, num_held + num_new, dtype=dtype)
+        mask.masked_fill_(~is_seen[:, None, :, :-1], torch.finfo(dtype).min)
+        node = pad_sequence(groups, batch_first=True)
+        cache = self._cache_of(pad_sequence(held, batch_first=True).to(self.device))
         with torch.no_grad():
             found = self._network(
-                input_ids=self._token.index_select(0, node)[None].to(self.device),
-                position_ids=self._depth.index_select(0, node)[None].to(self.device),
+                input_ids=self._token[node].to(self.device),
+                position_ids=self._depth[node].to(self.device),
                 attention_mask=mask.to(self.device),
                 use_cache=True,
                 output_hidden_states=True,
                 **{self._cache_name: cache},
             )
-        layers = [(layer.keys[0, :, len(held) :], layer.values[0, :, len(held) :]) for layer in cache.layers]
-        output = found.hidden_states[-1][0]
-        begin, end = self._num_rows, self._num_rows + len(node)
+        # A node that is missing above several groups is in each of them; one of its places counts.
+        place = torch.cat([number * num_new + torch.arange(len(group)) for number, group in enumerate(groups)])
+        one, _ = first_of_each(every)
+        place = place[one].to(self.device)
+
+        def taken(values: Tensor) -> Tensor:
+            """Of values (G, num_new, ...), those of the new nodes, (R, ...)."""
+            return values.flatten(0, 1).index_select(0, place)
+
+        layers = [
+            tuple(taken(part[:, :, num_held:].transpose(1, 2)) for part in (layer.keys, layer.values))
+            for layer in cache.layers
+        ]
+        output = taken(found.hidden_states[-1])
+        begin, end = self._num_rows, self._num_rows + len(place)
         self._reserve(end, layers, output)
-        for (keys, values), (new_keys, new_values) in zip(self._past, layers, strict=True):
-            keys[:, begin:end], values[:, begin:end] = new_keys, new_values
+        for kept, new in zip(self._past, layers, strict=True):
+            kept[0][begin:end], kept[1][begin:end] = new
         self._output[begin:end] = output
-        self._log_sum[begin:end] = found.logits[0].float().logsumexp(-1)
-        self._row[node] = torch.arange(begin, end)
+        self._log_sum[begin:end] = taken(found.logits).float().logsumexp(-1)
+        self._row[every[one]] = torch.arange(begin, end)
         self._num_rows = end
-        self.num_read += len(node)
+        self.num_read += len(every)
 
     def _cache_of(self, row: Tensor) -> Any:
-        """The keys and values of rows (A,), as the network takes them."""
+        """The keys and values of rows (G, A), as the network takes them."""
         cache = importlib.import_module("transformers.cache_utils").DynamicCache()
-        if len(row):
-            for number, (keys, values) in enumerate(self._past):
-                cache.update(keys.index_select(1, row)[None], values.index_select(1, row)[None], number)
+        if row.shape[1]:
+            for number, layer in enumerate(self._past):
+                cache.update(*(part[row].transpose(1, 2) for part in layer), number)
         return cache
 
-    def _reserve(self, num_rows: int, layers: list[tuple[Tensor, Tensor]], output: Tensor) -> None:
-        """Makes room for rows like those of the layers' keys and values (E, R, K) and the output (R, H)."""
+    def _reserve(self, num_rows: int, layers: Sequence[tuple[Tensor, ...]], output: Tensor) -> None:
+        """Makes room for rows like those of the layers' keys and values (R, E, K) and the output (R, H)."""
         if num_rows <= len(self._output):
             return
         room = max(num_rows, len(self._output) * 3 // 2)
 
-        def longer(old: Tensor, dim: int) -> Tensor:
-            shape = list(old.shape)
-            shape[dim] = room
-            new = old.new_empty(shape)
-            new.narrow(dim, 0, old.shape[dim]).copy_(old)
+        def longer(old: Tensor) -> Tensor:
+            new = old.new_empty(room, *old.shape[1:])
+            new[: self._num_rows] = old[: self._num_rows]
             return new
 
-        before = self._past or [(keys[:, :0], values[:, :0]) for keys, values in layers]
-        self._past = [(longer(keys, 1), longer(values, 1)) for keys, values in before]
-        self._output = longer(self._output if self._num_rows else output[:0], 0)
-        self._log_sum = longer(self._log_sum.to(self.device), 0)
+        before = self._past or layers
+        self._past = [tuple(map(longer, layer)) for layer in before]
+        self._output = longer(self._output if self._num_rows else output)
+        self._log_sum = longer(self._log_sum.to(self.device))
 
 
 _NO_TREE = (
