@@ -36,6 +36,7 @@ _GROUP = 16
 _MOST_SCORES = 1 << 25
 # By how much scores may differ if only the order of sums does, in standard deviations.
 _TOLERANCE = 1e-2
+_NUM_CHECKED = 1000
 _MOST_NODES = 1 << 22
 # Unlike those of other trees and other processes, whose nodes may have been copied; never 0.
 _GENERATIONS = itertools.count(random.SystemRandom().randrange(1, 1 << 23))
@@ -63,7 +64,8 @@ class TokenTree:
         self._name = name
         embedding: Any = network.get_output_embeddings()  # type: ignore[operator]
         # transformers has renamed this argument in its fifth version.
-        parameters = inspect.signature(network.forward).parameters
+        self._layers: nn.Module = network.base_model  # type: ignore[assignment]
+        parameters = inspect.signature(self._layers.forward).parameters
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"
         self._weight: Tensor = embedding.weight
         self._bias: Tensor | None = getattr(embedding, "bias", None)
@@ -83,8 +85,8 @@ class TokenTree:
         # Of each row: keys and values of each layer, (rows, E, K); outputs (rows, H); log of the sum of all scores.
         self._num_rows = 0
         self._past: list[tuple[Tensor, ...]] = []
-        self._output = torch.empty(0, 0)
-        self._log_sum = torch.empty(0)
+        self._output = self._weight.new_empty(0, self._weight.shape[1])
+        self._log_sum = torch.empty(0, device=self.device)
         self._new_nodes(torch.tensor([-1]), torch.tensor([self._begin_id]), torch.tensor([0]))
 
     def make_room(self) -> None:
@@ -138,11 +140,11 @@ class TokenTree:
         text[:, 0] = self._begin_id
         text[1, 1:3] = text[0, 1:3]  # two texts that begin alike
         with torch.no_grad():
-            found = self._network(input_ids=text.to(self.device), output_hidden_states=True)
-            plain = nn.functional.linear(found.hidden_states[-1].float(), self._weight.float(), self._bias)
-        wanted = found.logits.float()
-        self._factor = float((wanted * plain).sum() / (plain * plain).sum())
-        if not self._are_near(self._factor * plain, wanted):
+            wanted = self._network(input_ids=text.to(self.device)).logits.float()
+            scores = self._scores(self._layers(input_ids=text.to(self.device)).last_hidden_state)
+        factor = float((wanted * scores).sum() / (scores * scores).sum())
+        self._factor *= factor
+        if not self._are_near(factor * scores, wanted):
             raise AsrError(
                 f"{self._name}: its scores are not those of its output layer alone, so they cannot be computed for "
                 f"single tokens; {_CURE}."
@@ -151,13 +153,13 @@ class TokenTree:
         for place in range(num_tokens):
             node = node if place == 0 else self.extended(node, text[:, place])
             nodes.append(node)
-        every = torch.arange(size)
+        node, some = torch.stack(nodes, dim=1).flatten(), torch.randperm(size, generator=generator)[:_NUM_CHECKED]
         try:
-            self._read(nodes[2])
-            scores = torch.stack([self.log_prob(one.expand(size), every) for one in torch.stack(nodes, 1).flatten()])
+            self._read(nodes[2])  # others then find a part of their histories known
+            scores = self.log_prob(node.repeat_interleave(len(some)), some.repeat(len(node))).view(len(node), -1)
         except Exception as error:  # of any class: networks read these arguments in their own ways
             raise AsrError(f"{self._name}: {_NO_TREE}; {_CURE}.") from error
-        if not self._are_near(scores, wanted.log_softmax(-1).flatten(0, 1)):
+        if not self._are_near(scores, wanted.log_softmax(-1).flatten(0, 1)[:, some.to(self.device)]):
             raise AsrError(f"{self._name}: {_NO_TREE}; {_CURE}.")
         return self._factor
 
@@ -177,6 +179,10 @@ class TokenTree:
         self._parent[begin:end], self._token[begin:end], self._depth[begin:end] = parent, token, depth
         self._num_nodes = end
         return torch.arange(begin, end)
+
+    def _scores(self, output: Tensor) -> Tensor:
+        """The scores (..., C) float32 of all tokens after outputs (..., H)."""
+        return self._factor * nn.functional.linear(output, self._weight, self._bias).float()
 
     def _read(self, node: Tensor) -> None:
         """Lets the network read whatever it has not read of the histories of nodes (Q,)."""
@@ -233,12 +239,11 @@ class TokenTree:
         node = pad_sequence(groups, batch_first=True)
         cache = self._cache_of(pad_sequence(held, batch_first=True).to(self.device))
         with torch.no_grad():
-            found = self._network(
+            found = self._layers(
                 input_ids=self._token[node].to(self.device),
-                position_ids=self._depth[node].to(self.device),
+                position_ids=self._depths_of(node).to(self.device),
                 attention_mask=mask.to(self.device),
                 use_cache=True,
-                output_hidden_states=True,
                 **{self._cache_name: cache},
             )
         # A node that is missing above several groups is in each of them; one of its places counts.
@@ -254,16 +259,20 @@ class TokenTree:
             tuple(taken(part[:, :, num_held:].transpose(1, 2)) for part in (layer.keys, layer.values))
             for layer in cache.layers
         ]
-        output = taken(found.hidden_states[-1])
+        output = taken(found.last_hidden_state)
         begin, end = self._num_rows, self._num_rows + len(place)
-        self._reserve(end, layers, output)
+        self._reserve(end, layers)
         for kept, new in zip(self._past, layers, strict=True):
             kept[0][begin:end], kept[1][begin:end] = new
         self._output[begin:end] = output
-        self._log_sum[begin:end] = taken(found.logits).float().logsumexp(-1)
+        self._log_sum[begin:end] = self._scores(output).logsumexp(-1)
         self._row[every[one]] = torch.arange(begin, end)
         self._num_rows = end
         self.num_read += len(every)
+
+    def _depths_of(self, node: Tensor) -> Tensor:
+        """How many tokens come before the last one of the histories of nodes."""
+        return self._depth[node]
 
     def _cache_of(self, row: Tensor) -> Any:
         """The keys and values of rows (G, A), as the network takes them."""
@@ -273,8 +282,8 @@ class TokenTree:
                 cache.update(*(part[row].transpose(1, 2) for part in layer), number)
         return cache
 
-    def _reserve(self, num_rows: int, layers: Sequence[tuple[Tensor, ...]], output: Tensor) -> None:
-        """Makes room for rows like those of the layers' keys and values (R, E, K) and the output (R, H)."""
+    def _reserve(self, num_rows: int, layers: Sequence[tuple[Tensor, ...]]) -> None:
+        """Makes room for rows like those of the layers' keys and values (R, E, K)."""
         if num_rows <= len(self._output):
             return
         room = max(num_rows, len(self._output) * 3 // 2)
@@ -284,10 +293,8 @@ class TokenTree:
             new[: self._num_rows] = old[: self._num_rows]
             return new
 
-        before = self._past or layers
-        self._past = [tuple(map(longer, layer)) for layer in before]
-        self._output = longer(self._output if self._num_rows else output)
-        self._log_sum = longer(self._log_sum.to(self.device))
+        self._past = [tuple(map(longer, layer)) for layer in self._past or layers]
+        self._output, self._log_sum = longer(self._output), longer(self._log_sum)
 
 
 _NO_TREE = (

@@ -193,6 +193,17 @@ class TransformerNetwork(nn.Module, StatefulNetwork):
         return super()._apply(*arguments, **options)
 
     @property
+    def case(self) -> str:
+        """How words are written, a key of `CASES` but `auto`."""
+        return self._spelling.case
+
+    def spelled(self, words: Sequence[str]) -> list[list[int]]:
+        """The tokens of words of the vocabulary."""
+        with self._lock:
+            tokens = self._spelling(self.vocabulary.ids_of(words))
+        return [[token for token in row if token >= 0] for row in tokens.tolist()]
+
+    @property
     def num_tokens_read(self) -> int:
         """How many tokens have gone through the network since it was last moved."""
         return 0 if self._tree is None else self._tree.num_read
