@@ -31,6 +31,7 @@ from asr.lm.combine import Difference, Interpolated, mapped_to, on_device
 from asr.lm.hot_words import DEFAULT_SCORE, HotWords, with_phrases
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.model import NgramLM
+from asr.lm.transformers import is_transformer
 from asr.options import device_named
 from asr.serialization import copied_to_processes
 from asr.text.ctc_tokens import CTCTokens, PieceModel, TokenKind
@@ -116,7 +117,8 @@ class CTCDecoder:
         ngram: an n-gram model of words of any size: ARPA text (also .gz, .xz), our binary, or an `NgramLM`. If it is
             too large for the graph, the graph gets a pruned model, and the search uses the full scores.
         lm: another language model of words for the search: a folder or bundle with a recurrent network, the network
-            itself, a KenLM binary, or any `asr.lm.interface.LanguageModel`.
+            itself, a KenLM binary, `transformers:NAME` (see `asr.lm.transformers`), or any
+            `asr.lm.interface.LanguageModel`.
         lm_weight: weight of `lm` in its linear interpolation with `ngram`, 0 to 1 (default: 0.7); 1 if there is no
             `ngram`.
         lm_options: how a recurrent `lm` runs, fields of `asr.lm.cached.approximations.CacheOptions` by name; for exact
@@ -234,6 +236,8 @@ class CTCDecoder:
             of_words = {"graph_folder": graph_folder, "confidences": confidences or None, "hot_words": hot_words}
             _refuse_given(of_words | of_spellings, "it is for searches of words")
             _refuse_given(given, "it is for searches of words", _OF_WORDS)
+            if is_transformer(token_lm):
+                raise AsrError(f"token_lm is {token_lm}, which scores words; give words and lm={str(token_lm)!r}.")
             if token_lm is None:
                 _refuse_given(given, "there is no language model", ("lm_scale",))
             model, is_shared = model_maker(token_lm, tokens.table.tokens[1:]) if token_lm is not None else (None, False)
@@ -358,6 +362,8 @@ class CTCDecoder:
                 known = set(of_ngram)
                 listed = [written_as(word, known) or word for word in listed]
         if lm is not None and listed is None:
+            if is_transformer(lm):
+                raise AsrError(f"{lm}: a Transformer has no list of words; give words, a lexicon or an n-gram model.")
             if isinstance(lm, (str, Path)) and is_ngram_file(lm):
                 raise AsrError(f"{lm}: without a word list, give an n-gram file as ngram=, not as lm=.")
             model, _ = model_maker(lm, ())

@@ -349,6 +349,8 @@ def model_maker(
         network: Any = source.eval()
         # Histories are kept between utterances; when the cache is full, the least used ones are evicted.
         settings = replace(settings, **{"capacity_bytes": _CACHE_BYTES, **_known(options or {}, settings)})
+        if getattr(network, "has_exact_states", False):
+            settings.require_exact()
         return functools.partial(CachedRNNLM, network, settings), False
     if options:
         raise AsrError(

@@ -274,6 +274,8 @@ def _cached(network: nn.Module, placement: Placement, cache: CacheOptions) -> Ca
     home, hidden = placement.device, placement.hidden_device or placement.device
     network = _on(network, home)
     others: Any = None if hidden == home else [_on(network, hidden)]
+    if network.has_exact_states:  # of a Transformer, to which what a bundle says of its recurrent model does not apply
+        cache = cache.exact()
     return CachedRNNLM(network, cache, hidden_networks=others)  # type: ignore[arg-type]
 
 

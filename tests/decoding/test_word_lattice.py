@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -398,8 +399,8 @@ def test_histories_of_earlier_utterances_are_forgotten(
     arguments = ["rescore", str(folder / "list"), "--rnn-lm", str(tiny_bundle_folder)]
     language_model, engines = rescore.language_model, list[LanguageModel]()
 
-    def recorded(args: argparse.Namespace) -> LanguageModel:
-        engines.append(language_model(args))
+    def recorded(*args: Any) -> LanguageModel:
+        engines.append(language_model(*args))
         return engines[-1]
 
     monkeypatch.setattr(rescore, "language_model", recorded)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from asr.errors import AsrError
 from asr.lm.cached.approximations import CacheOptions
@@ -22,11 +22,10 @@ from asr.lm.transformers import TransformerNetwork, load
 from asr.text.symbols import BOS_ID, EPSILON_ID, UNK_ID, Vocabulary
 
 transformers = pytest.importorskip("transformers")
-tokenizers = pytest.importorskip("tokenizers")
+toy = pytest.importorskip("tests.reference.toy_transformer")
 
 WORDS = "THE QUICK BROWN FOX JUMPS OVER A LAZY DOG DON'T TRANSUBSTANTIATE ZZYZX ÆSIR".split()
 VOCABULARY = Vocabulary(WORDS)
-TEXT = ["the quick brown fox jumps over a lazy dog", "don't the fox and the dog quickly jump", "a brown dog", "zest"]
 SENTENCES = [
     "THE QUICK BROWN FOX".split(),
     "THE QUICK DOG".split(),
@@ -35,65 +34,10 @@ SENTENCES = [
     ["A"],
     [],
 ]
-END = "<|endoftext|>"
-
-
-def tokenizer_of(marks: str = "bytes") -> Any:
-    """A tokenizer of lower-case letters and common pieces; spaces are marked as in GPT-2 or as in Llama."""
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-    if marks == "bytes":
-        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=True)
-        tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    else:
-        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
-        tokenizer.decoder = tokenizers.decoders.Metaspace()
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=80, special_tokens=[END], show_progress=False)
-    tokenizer.train_from_iterator([*TEXT, "transubstantiate zyx"], trainer)
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=END, eos_token=END)
-
-
-TOKENIZER = tokenizer_of()
-SIZE = len(TOKENIZER)
-SMALL = {"vocab_size": SIZE, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
-LAYERS = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 128}
-CONFIGS = {
-    "gpt2": lambda: transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=128, **SMALL),
-    "llama": lambda: transformers.LlamaConfig(intermediate_size=48, num_key_value_heads=2, **LAYERS, **SMALL),
-    "granite": lambda: transformers.GraniteConfig(
-        intermediate_size=48, num_key_value_heads=2, logits_scaling=4.0, **LAYERS, **SMALL
-    ),
-    "opt": lambda: transformers.OPTConfig(ffn_dim=48, word_embed_proj_dim=32, **LAYERS, **SMALL),
-}
-
-
-def model_of(kind: str = "llama", scale: float = 8.0) -> nn.Module:
-    """A network whose random weights are large enough for distributions that are far from uniform."""
-    torch.manual_seed(1)
-    model: nn.Module = transformers.AutoModelForCausalLM.from_config(CONFIGS[kind]()).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 2:
-                parameter.mul_(scale)
-    return model
 
 
 def network_of(kind: str = "llama", **options: Any) -> TransformerNetwork:
-    return TransformerNetwork(model_of(kind), TOKENIZER, VOCABULARY, **options)
-
-
-def tokens_of(words: Sequence[str]) -> list[list[int]]:
-    return [TOKENIZER(" " + word.lower(), add_special_tokens=False)["input_ids"] for word in words]
-
-
-@torch.no_grad()
-def whole_text(model: nn.Module, tokens: Sequence[int], begin: int) -> float:
-    """The score of the tokens from `begin` on, in one text."""
-    log_prob = model(torch.tensor([tokens])).logits.float().log_softmax(-1)[0]
-    return sum(float(log_prob[place - 1, tokens[place]]) for place in range(begin, len(tokens)))
-
-
-def expected(model: nn.Module, sentence: Sequence[str]) -> float:
-    return whole_text(model, [0, *(token for word in tokens_of(sentence) for token in word), 0], 1)
+    return TransformerNetwork(toy.model_of(kind), toy.TOKENIZER, VOCABULARY, **options)
 
 
 def scores(lm: CachedRNNLM, sentences: Sequence[Sequence[str]], start: Tensor | None = None) -> list[float]:
@@ -109,11 +53,11 @@ def scores(lm: CachedRNNLM, sentences: Sequence[Sequence[str]], start: Tensor | 
     return (total + lm.final(context_idx)).tolist()
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("kind", toy.CONFIGS)
 def test_scores_equal_those_of_whole_texts(kind: str) -> None:
     network = network_of(kind)
     lm = CachedRNNLM(network)
-    wanted = [expected(network.network, sentence) for sentence in SENTENCES]
+    wanted = [toy.expected(network.network, sentence) for sentence in SENTENCES]
     assert scores(lm, SENTENCES) == pytest.approx(wanted, abs=1e-3)
     assert scores(lm, SENTENCES[::-1]) == pytest.approx(wanted[::-1], abs=1e-3)
 
@@ -121,7 +65,7 @@ def test_scores_equal_those_of_whole_texts(kind: str) -> None:
 def test_each_token_is_read_once_after_the_same_tokens() -> None:
     network = network_of()
     scores(CachedRNNLM(network), SENTENCES)
-    texts = [[0, *(token for word in tokens_of(sentence) for token in word)] for sentence in SENTENCES]
+    texts = [[0, *(token for word in toy.tokens_of(sentence) for token in word)] for sentence in SENTENCES]
     distinct = {tuple(text[:length]) for text in texts for length in range(1, len(text) + 1)}
     assert network.num_tokens_read == len(distinct)
     scores(CachedRNNLM(network), SENTENCES)
@@ -135,7 +79,7 @@ def test_many_histories_take_several_groups() -> None:
     sentences = [[VOCABULARY.words[word] for word in row[: 1 + number % 6]] for number, row in enumerate(words)]
     sentences = [[word for word in sentence if word != "ÆSIR"] for sentence in sentences]
     lm = CachedRNNLM(network)
-    assert scores(lm, sentences) == pytest.approx([expected(network.network, one) for one in sentences], abs=2e-3)
+    assert scores(lm, sentences) == pytest.approx([toy.expected(network.network, one) for one in sentences], abs=2e-3)
     # And all at once, without the shorter histories before them.
     states = torch.stack([lm.hidden.read(lm.trie.hidden_row[:1].long())[0]] * len(sentences))
     for place in range(6):
@@ -143,15 +87,15 @@ def test_many_histories_take_several_groups() -> None:
         states[rows] = network.step(states[rows], VOCABULARY.ids_of([sentences[row][place] for row in rows]))
     other = copy.deepcopy(network)
     ends = other.log_prob(states, states, torch.full((len(sentences),), 2))
-    texts = [[0, *(token for word in tokens_of(one) for token in word), 0] for one in sentences]
+    texts = [[0, *(token for word in toy.tokens_of(one) for token in word), 0] for one in sentences]
     assert ends.tolist() == pytest.approx(
-        [whole_text(network.network, text, len(text) - 1) for text in texts], abs=1e-3
+        [toy.whole_text(network.network, text, len(text) - 1) for text in texts], abs=1e-3
     )
 
 
 def test_forgetting_changes_no_score() -> None:
     network = network_of(cache_bytes=1)
-    wanted = [expected(network.network, sentence) for sentence in SENTENCES]
+    wanted = [toy.expected(network.network, sentence) for sentence in SENTENCES]
     assert scores(CachedRNNLM(network), SENTENCES) == pytest.approx(wanted, abs=1e-3)
     unlimited = network_of()
     scores(CachedRNNLM(unlimited), SENTENCES)
@@ -161,12 +105,10 @@ def test_forgetting_changes_no_score() -> None:
     assert scores(small, SENTENCES) == pytest.approx(wanted, abs=1e-3)
 
 
-def test_histories_share_no_rounded_states() -> None:
-    """Options that round states would change tokens, so they are off."""
-    options = CacheOptions(hidden_dtype="int8", history_precision="sign")
-    lm = CachedRNNLM(network_of(), options)
-    assert lm.options.hidden_dtype == "float32" and lm.options.history_precision is None
-    assert scores(lm, SENTENCES) == scores(CachedRNNLM(network_of()), SENTENCES)
+@pytest.mark.parametrize("options", [{"hidden_dtype": "int8"}, {"history_precision": "sign"}])
+def test_states_are_not_rounded(options: dict[str, str]) -> None:
+    with pytest.raises(AsrError, match="hidden_dtype and history_precision round states"):
+        CachedRNNLM(network_of(), CacheOptions(**options))  # type: ignore[arg-type]
 
 
 def test_words_that_cannot_be_written() -> None:
@@ -184,9 +126,9 @@ def test_long_histories_continue_from_their_last_tokens() -> None:
     network = network_of(max_tokens=64)
     lm = CachedRNNLM(network)
     context_idx, text = lm.start(1), [0]
-    for word, tokens in zip(WORDS[:9] * 6, tokens_of(WORDS[:9]) * 6, strict=True):
+    for word, tokens in zip(WORDS[:9] * 6, toy.tokens_of(WORDS[:9]) * 6, strict=True):
         log_prob, context_idx = lm.score(context_idx, VOCABULARY.ids_of([word]))
-        assert float(log_prob) == pytest.approx(whole_text(network.network, [*text, *tokens], len(text)), abs=1e-3)
+        assert float(log_prob) == pytest.approx(toy.whole_text(network.network, [*text, *tokens], len(text)), abs=1e-3)
         if len(text) - 1 + len(tokens) > 64:
             text = [0, *text[len(text) - 32 :]]
         text += tokens
@@ -200,13 +142,13 @@ def test_a_sentence_continues_the_text_of_the_carried_state(end: list[int] | Non
     (first, second) = SENTENCES[0], SENTENCES[2]
     state = lm.state_after(lm.first_state(1), [lm.vocabulary.ids_of(first).tolist()])
     both = lm.state_after(state, [lm.vocabulary.ids_of(second).tolist()])
-    texts = [[token for word in tokens_of(sentence) for token in word] for sentence in (first, second)]
+    texts = [[token for word in toy.tokens_of(sentence) for token in word] for sentence in (first, second)]
     ends = [0] if end is None else end
     before = [0, *texts[0], *ends]
-    wanted = whole_text(network.network, [*before, *texts[1], *ends], len(before))
+    wanted = toy.whole_text(network.network, [*before, *texts[1], *ends], len(before))
     assert scores(lm, [second], lm.start_from(state)) == pytest.approx([wanted], abs=1e-3)
     longer = [*before, *texts[1], *ends]
-    wanted = whole_text(network.network, [*longer, *texts[0], *ends], len(longer))
+    wanted = toy.whole_text(network.network, [*longer, *texts[0], *ends], len(longer))
     assert scores(lm, [first], lm.start_from(both)) == pytest.approx([wanted], abs=1e-3)
 
 
@@ -235,16 +177,16 @@ def test_states_of_an_earlier_tree_are_found_again() -> None:
     network.double().float()  # moving the weights ends the tree
     scores(CachedRNNLM(network), SENTENCES[4:])  # another one whose nodes have other tokens
     log_prob, _ = lm.score(context_idx, VOCABULARY.ids_of(["QUICK"]))
-    texts = tokens_of(["THE", "QUICK"])
+    texts = toy.tokens_of(["THE", "QUICK"])
     assert float(log_prob) == pytest.approx(
-        whole_text(network.network, [0, *texts[0], *texts[1]], 1 + len(texts[0])), abs=1e-3
+        toy.whole_text(network.network, [0, *texts[0], *texts[1]], 1 + len(texts[0])), abs=1e-3
     )
     assert scores(CachedRNNLM(network), SENTENCES) == pytest.approx(wanted, abs=1e-3)
 
 
 def test_threads_share_a_network() -> None:
     network = network_of(cache_bytes=20_000)
-    wanted = [expected(network.network, sentence) for sentence in SENTENCES]
+    wanted = [toy.expected(network.network, sentence) for sentence in SENTENCES]
     found: list[list[float]] = []
 
     def run() -> None:
@@ -263,8 +205,8 @@ def test_threads_share_a_network() -> None:
 
 @pytest.mark.parametrize("marks", ["bytes", "metaspace"])
 def test_words_are_spelled_as_after_other_words(marks: str) -> None:
-    tokenizer = tokenizer_of(marks)
-    network = TransformerNetwork(model_of(), tokenizer, VOCABULARY)
+    tokenizer = toy.tokenizer_of(marks)
+    network = TransformerNetwork(toy.model_of(), tokenizer, VOCABULARY)
     assert network.case == "lower"
     for word in ("FOX", "DON'T", "TRANSUBSTANTIATE"):
         (tokens,) = network.spelled([word])
@@ -273,27 +215,21 @@ def test_words_are_spelled_as_after_other_words(marks: str) -> None:
 
 
 def test_the_case_of_the_vocabulary_stays_if_the_tokenizer_can_write_it() -> None:
-    network = TransformerNetwork(model_of(), TOKENIZER, Vocabulary([word.lower() for word in WORDS]))
+    network = TransformerNetwork(toy.model_of(), toy.TOKENIZER, Vocabulary([word.lower() for word in WORDS]))
     assert network.case == "as-is"
     with pytest.raises(AsrError, match="case is 'title'"):
         network_of(case="title")
 
 
-def saved(folder: Path, **changes: Any) -> Path:
-    model_of().save_pretrained(folder)
-    tokenizer_of().save_pretrained(folder)
-    return folder
-
-
 def test_a_folder_is_loaded(tmp_path: Path) -> None:
-    network = load(f"transformers:{saved(tmp_path)}", VOCABULARY)
+    network = load(f"transformers:{toy.saved(tmp_path)}", VOCABULARY)
     assert scores(CachedRNNLM(network), SENTENCES) == scores(CachedRNNLM(network_of()), SENTENCES)
     other = load(str(tmp_path), VOCABULARY, unknown_score=-3.0, dtype=torch.bfloat16)
     assert next(other.parameters()).dtype == torch.bfloat16
 
 
 def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:
-    folder = saved(tmp_path)
+    folder = toy.saved(tmp_path)
     (folder / "model.safetensors").write_bytes(b"nothing")
     with pytest.raises(AsrError, match=r"cannot be loaded .* the folder must have config.json"):
         load(str(folder), VOCABULARY)
@@ -302,7 +238,7 @@ def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_missing_weights_are_refused(tmp_path: Path) -> None:
-    folder = saved(tmp_path)
+    folder = toy.saved(tmp_path)
     from safetensors.torch import load_file, save_file
 
     weights = load_file(folder / "model.safetensors")
@@ -315,7 +251,7 @@ def test_missing_weights_are_refused(tmp_path: Path) -> None:
 def test_no_code_in_a_folder_is_run(tmp_path: Path) -> None:
     import json
 
-    folder = saved(tmp_path)
+    folder = toy.saved(tmp_path)
     mark = tmp_path / "run"
     (folder / "own.py").write_text(
         "from transformers import LlamaConfig, LlamaForCausalLM\n"
@@ -331,10 +267,10 @@ def test_no_code_in_a_folder_is_run(tmp_path: Path) -> None:
 
 
 def test_networks_without_keys_and_values_are_refused() -> None:
-    config = transformers.MambaConfig(hidden_size=32, num_hidden_layers=1, **SMALL)
+    config = transformers.MambaConfig(hidden_size=32, num_hidden_layers=1, **toy.SMALL)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     with pytest.raises(AsrError, match=r"Mamba.*cannot read several texts"):
-        TransformerNetwork(model, TOKENIZER, VOCABULARY)
+        TransformerNetwork(model, toy.TOKENIZER, VOCABULARY)
 
 
 def test_a_tree_that_is_read_wrongly_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,7 +282,7 @@ def test_a_tree_that_is_read_wrongly_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 def test_scores_that_are_not_products_are_refused() -> None:
     config = transformers.Gemma2Config(
-        intermediate_size=48, num_key_value_heads=2, head_dim=8, final_logit_softcapping=0.5, **LAYERS, **SMALL
+        intermediate_size=48, num_key_value_heads=2, head_dim=8, final_logit_softcapping=0.5, **toy.LAYERS, **toy.SMALL
     )
     torch.manual_seed(1)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
@@ -354,15 +290,15 @@ def test_scores_that_are_not_products_are_refused() -> None:
         for parameter in model.parameters():
             parameter.mul_(4.0)
     with pytest.raises(AsrError, match="not those of its output layer alone"):
-        TransformerNetwork(model, TOKENIZER, VOCABULARY)
+        TransformerNetwork(model, toy.TOKENIZER, VOCABULARY)
 
 
 def test_what_lacks_is_said() -> None:
-    tokenizer = tokenizer_of()
+    tokenizer = toy.tokenizer_of()
     tokenizer.bos_token = tokenizer.eos_token = None
     with pytest.raises(AsrError, match="no token that ends a text; give begin and end"):
-        TransformerNetwork(model_of(), tokenizer, VOCABULARY)
-    given = TransformerNetwork(model_of(), tokenizer, VOCABULARY, begin=0, end=[0])
+        TransformerNetwork(toy.model_of(), tokenizer, VOCABULARY)
+    given = TransformerNetwork(toy.model_of(), tokenizer, VOCABULARY, begin=0, end=[0])
     assert scores(CachedRNNLM(given), SENTENCES) == scores(CachedRNNLM(network_of()), SENTENCES)
     with pytest.raises(AsrError, match="histories have at most 63 tokens; 64 or more are needed"):
         network_of(max_tokens=63)

@@ -139,6 +139,18 @@ class CacheOptions:
         """The options without those that round states."""
         return replace(self, hidden_dtype="float32", history_precision=None)
 
+    def require_exact(self) -> None:
+        """Checks that no option rounds states.
+
+        Raises:
+            AsrError: one does.
+        """
+        if self != self.exact():
+            raise AsrError(
+                "hidden_dtype and history_precision round states, and those of a Transformer are its tokens; leave "
+                "both out."
+            )
+
     @property
     def allows_loops(self) -> bool:
         """Whether compiled loops can be used: they need cached scores, and for each context a row of its own that is

@@ -231,12 +231,14 @@ class CachedRNNLM(LanguageModel):
 
     Args:
         network: runs the output layer, on the device that also holds the trie and the hidden rows (home).
-        options: caches, memory and approximations; the defaults if None. Those that round states are off for a network
-            with `has_exact_states`.
+        options: caches, memory and approximations; the defaults if None.
         hidden_networks: run the hidden layer, each on its own device; only `network` if None. The same network twice
             means two worker threads that share it.
         clock: gives seconds since an arbitrary moment, for the times of stages. On a GPU, one that does not wait for
             the device measures the time to launch the work.
+
+    Raises:
+        AsrError: an option rounds states, and those of the network must be exact.
     """
 
     @no_autograd()
@@ -248,8 +250,9 @@ class CachedRNNLM(LanguageModel):
         hidden_networks: Sequence[StatefulNetwork] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        options = options or CacheOptions()
-        self.options = options = options.exact() if network.has_exact_states else options
+        self.options = options = options or CacheOptions()
+        if network.has_exact_states:
+            options.require_exact()
         self.network = network
         self.device = network.initial_state().device
         self._counts = QueryStatistics()
