@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -42,6 +42,7 @@ from asr.lm.rnn.model import RNNLanguageModel
 from asr.lm.rnn.outputs.log_partition import Precision
 from asr.lm.rnn.outputs.nce import NceOutput
 from asr.lm.rnn.outputs.softmax import FullSoftmaxOutput
+from asr.lm.transformers import is_transformer
 from asr.options import flag_of
 from asr.serialization import atomic_path, output_path, require_writable
 from asr.text.symbols import EOS_ID, SPECIAL_WORDS, Vocabulary, first_words
@@ -253,7 +254,12 @@ def add_rnn_arguments(parser: argparse.ArgumentParser) -> None:
     export.add_argument("--maxent-weights", type=int, help="keep only this number of n-gram weights, the largest ones")
     export.add_argument("--float32", action="store_true", help="store weights as float32 instead of float16")
     measure = actions.add_parser("measure", help="measure perplexity, and how far the scores are from normalized")
-    measure.add_argument("model", type=Path, help="exported folder, checkpoint or bundle")
+    measure.add_argument(
+        "model",
+        type=Path,
+        help="exported folder, checkpoint or bundle; or transformers:NAME, an AutoModelForCausalLM of transformers, "
+        "which spells the words of the text, or those of --ngram",
+    )
     _add_texts(measure)
     measure.add_argument(
         "--ngram", type=Path, help="binary n-gram model to interpolate with; the weight is tuned on the text"
@@ -302,13 +308,17 @@ def measure_network(args: argparse.Namespace) -> dict[str, object]:
     if args.ngram is None and (args.ngram_weight is not None or args.log_linear_words):
         option = "--log-linear-words" if args.log_linear_words else "--ngram-weight"
         raise AsrError(f"{option} combines the network with an n-gram model; give --ngram.")
-    network = read_rnn_lm(args.model).network
-    assert isinstance(network, RNNLanguageModel)
     ngram = None if args.ngram is None else load_ngram_lm(args.ngram)
+    spelled: Vocabulary | None = None
+    if is_transformer(args.model):
+        spelled = read_word_stream(args.text, None, args.transcripts).vocabulary if ngram is None else ngram.vocabulary
+    network: Any = read_rnn_lm(args.model, spelled).network
+    if args.log_linear_words and spelled is not None:
+        raise AsrError("--log-linear-words sums over the words of a recurrent model; leave it out for a Transformer.")
     if ngram is not None and ngram.vocabulary != network.vocabulary:
         raise AsrError(f"{args.ngram}: its word list differs from that of {args.model}; train both with the same list.")
     if args.normalizer_precision is not None:
-        if not isinstance(network.output, (NceOutput, FullSoftmaxOutput)):
+        if spelled is not None or not isinstance(network.output, (NceOutput, FullSoftmaxOutput)):
             raise AsrError(
                 f"--normalizer-precision has no effect on {args.model}, whose output sums over no vocabulary; leave it "
                 "out."
