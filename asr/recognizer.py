@@ -53,7 +53,7 @@ from asr.models.adaptation import RecognizedSpeech, Speaker, SpeakerTransform, a
 from asr.models.interface import ACOUSTIC_SECONDS, NormalizingNetwork, SpeakerStatistics, in_parts, moves_only
 from asr.models.levels import with_equal_levels
 from asr.models.pauses import with_silence_in_pauses
-from asr.options import options_of, require_type
+from asr.options import device_named, options_of, require_type
 from asr.pipeline import EnginePool, Engines, StreamPool, pipelined
 from asr.results import RecognitionResult, StageTimes, as_result, joined
 from asr.serialization import copied_to_processes
@@ -222,7 +222,7 @@ class Recognizer(nn.Module):
         self.recurrent_model: nn.Module | None = None
         # Weights that are spread over host and device are moved by the language model itself, not as a submodule.
         if bundle.rnn_lm is not None and asks_network and self.resources.lm_device_bytes is None:
-            self.recurrent_model = bundle.rnn_lm.network.to(self._placement().device)
+            self.recurrent_model = bundle.rnn_lm.network.to(self._network_device())
         self._frame_seconds = bundle.frame_seconds
         self.aligner: WordAligner | None = None
         if bundle.lexicon is not None and can_align(bundle.graph):
@@ -729,13 +729,26 @@ class Recognizer(nn.Module):
 
     def _placement(self, search_device: torch.device | None = None) -> Placement:
         """Where language models are; see `build_language_models`."""
+        if self._has_transformer:  # whose histories are on the CPU, wherever its weights are
+            return Placement(torch.device("cpu"))
         in_search = search_device is not None or self.lm_fusion == "search"
         return Placement.of(self.resources, search_device or self.device, in_search)
 
+    def _network_device(self) -> torch.device:
+        """Where the weights of the recurrent language model are, or those of a Transformer."""
+        if not self._has_transformer:
+            return self._placement().device
+        asked = self.resources.lm_output_device
+        return self.device if asked is None else device_named(asked)
+
+    @property
+    def _has_transformer(self) -> bool:
+        network: Any = None if self.bundle.rnn_lm is None else self.bundle.rnn_lm.network
+        return getattr(network, "has_exact_states", False)
+
     def _refuse_rounded_tokens(self) -> None:
         """Refuses options of the hidden layer if the language model is a Transformer."""
-        network: Any = None if self.bundle.rnn_lm is None else self.bundle.rnn_lm.network
-        if not getattr(network, "has_exact_states", False):
+        if not self._has_transformer:
             return
         given = {*self.settings.given, *(name for name in _OF_LAYERS if getattr(self.resources, name) is not None)}
         for name in ("history_precision", "hidden_dtype", "hidden_products", *_OF_LAYERS):
@@ -782,7 +795,7 @@ class Recognizer(nn.Module):
         super()._apply(moves_only(fn), *args, **kwargs)
         self.acoustic_model._apply(fn, *args, **kwargs)
         if self.recurrent_model is not None:
-            self.recurrent_model.to(self._placement().device)
+            self.recurrent_model.to(self._network_device())
         return self
 
     def _load_from_state_dict(self, *args: Any) -> None:

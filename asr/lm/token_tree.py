@@ -115,7 +115,7 @@ class TokenTree:
         return self._edges.values.index_select(0, slot)
 
     def log_prob(self, node: Tensor, token: Tensor) -> Tensor:
-        """log P(token | history) of nodes (Q,) and tokens (Q,) on the host -> (Q,) float32 on the network's device."""
+        """log P(token | history) of nodes (Q,) and tokens (Q,) -> (Q,) float32, all on the host."""
         self._read(node)
         row = self._row.index_select(0, node).to(self.device)
         token = token.to(self.device)
@@ -123,7 +123,7 @@ class TokenTree:
         score = (output.float() * self._weight.index_select(0, token).float()).sum(1)
         if self._bias is not None:
             score = score + self._bias.index_select(0, token).float()
-        return self._factor * score - self._log_sum.index_select(0, row)
+        return (self._factor * score - self._log_sum.index_select(0, row)).cpu()
 
     def checked_factor(self) -> float:
         """Compares a small tree with whole texts.
@@ -159,7 +159,7 @@ class TokenTree:
             scores = self.log_prob(node.repeat_interleave(len(some)), some.repeat(len(node))).view(len(node), -1)
         except Exception as error:  # of any class: networks read these arguments in their own ways
             raise AsrError(f"{self._name}: {_NO_TREE}; {_CURE}.") from error
-        if not self._are_near(scores, wanted.log_softmax(-1).flatten(0, 1)[:, some.to(self.device)]):
+        if not self._are_near(scores, wanted.log_softmax(-1).flatten(0, 1).cpu()[:, some]):
             raise AsrError(f"{self._name}: {_NO_TREE}; {_CURE}.")
         return self._factor
 

@@ -209,21 +209,21 @@ class TransformerNetwork(nn.Module, StatefulNetwork):
         return 0 if self._tree is None else self._tree.num_read
 
     def initial_state(self) -> Tensor:
-        weight: Tensor = next(self.network.parameters())
-        return torch.zeros(self.state_size, device=weight.device)
+        """See `StatefulNetwork.initial_state`; states are on the CPU, wherever the weights are."""
+        return torch.zeros(self.state_size)
 
     def step(self, state: Tensor, word_id: Tensor) -> Tensor:
         """See `StatefulNetwork.step`; the tokens are appended, and read when a word after them is first scored.
 
         A sentence that follows others begins with the end of the last one.
         """
-        device, state = state.device, state.cpu().clone()
+        state = state.clone()
         with self._lock:
             tree = self._ready_tree()
             node = self._nodes(tree, state)
-            tokens = self._spelling(word_id.cpu())
+            tokens = self._spelling(word_id)
             tokens = torch.cat((tokens, tokens.new_full((len(tokens), len(self._spelling.end)), _NO_TOKEN)), dim=1)
-            is_start = word_id.cpu() == BOS_ID
+            is_start = word_id == BOS_ID
             is_first = is_start & (state[:, _NUM_TOKENS] == 0)
             tokens[is_start & ~is_first, : len(self._spelling.end)] = torch.tensor(self._spelling.end)
             num_before = state[:, _NUM_TOKENS].long()
@@ -241,16 +241,15 @@ class TransformerNetwork(nn.Module, StatefulNetwork):
                 state[active, _NUM_COLUMNS + num_before[active] + place] = token[active].float()
             state[:, _NUM_TOKENS] += num
             state[:, _GENERATION], state[:, _NODE] = tree.generation, node.float()
-        return state.to(device)
+        return state
 
     def log_prob(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
         """hidden (Q, S), states -> log_prob (Q,)."""
         with self._lock:
             tree = self._ready_tree()
-            node, words = self._nodes(tree, hidden.cpu()), word_id.cpu()
+            node, spelled = self._nodes(tree, hidden), self._spelling(word_id)
             nodes, tokens, queries = [], [], []
-            active = torch.arange(len(words))
-            spelled = self._spelling(words)
+            active = torch.arange(len(word_id))
             for place, token in enumerate(spelled.unbind(1)):
                 active = active[token[active] >= 0]
                 nodes.append(node[active])
@@ -260,9 +259,9 @@ class TransformerNetwork(nn.Module, StatefulNetwork):
                     active = active[spelled[active, place + 1] >= 0]
                     node[active] = tree.extended(node[active], token[active])
             scores = tree.log_prob(torch.cat(nodes), torch.cat(tokens))
-        total = scores.new_zeros(len(words)).index_add(0, torch.cat(queries).to(scores.device), scores)
-        total = total.masked_fill((spelled[:, 0] < 0).to(total.device), self._unknown_score)
-        return total.to(hidden.device).masked_fill(word_id <= BOS_ID, -math.inf)
+        total = torch.zeros(len(word_id)).index_add(0, torch.cat(queries), scores)
+        total.masked_fill_(spelled[:, 0] < 0, self._unknown_score)
+        return total.masked_fill_(word_id <= BOS_ID, -math.inf)
 
     def _ready_tree(self) -> TokenTree:
         if self._tree is None:
