@@ -45,16 +45,17 @@ def test_scores_are_those_of_a_cpu(kind: str) -> None:
         assert sum(device.waits.values()) > 0
 
 
-@pytest.mark.parametrize("lm_fusion", ["lattice", "search"])
 def test_a_recognizer_runs_it_where_it_is_itself(
-    tiny_bundle_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lm_fusion: str
+    tiny_bundle_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # As in `test_recognition`: the interpreter is slow.
     monkeypatch.setattr("asr.decoding.gpu.frame.FIRST_CAPACITY", 512)
+    monkeypatch.setattr("asr.recognizer.needs_warm_up", lambda *_: False)
     toy.saved(tmp_path)
     samples = tones(["KIT", "TWO"])[1200:-1200]
     resources = ResourceOptions(acoustic_precision="float32")
     recognizer = Recognizer.from_folder(
-        *(tiny_bundle_folder, None, f"transformers:{tmp_path}"), mode="rnn", lm_fusion=lm_fusion, resources=resources
+        *(tiny_bundle_folder, None, f"transformers:{tmp_path}"), mode="rnn", resources=resources
     )
     (expected,) = recognizer(samples, RATE)
     with simulated_gpu():
