@@ -66,7 +66,8 @@ The type of an input is recognized by its content or suffix. Files may be compre
 The total of a sentence is am-scale * acoustic score + old-lm-scale * the other recognizer's language model score +
 lm-scale * our language model's score + word-insertion-penalty * words, in natural logs. If a sentence has only one
 score, it is the acoustic one. Kaldi's graph costs count as language model scores. Words are looked up in the vocabulary
-as spelled, then in upper case, then in lower case; unknown words are scored as <unk> and keep their spelling.
+as spelled, then in upper case, then in lower case; unknown words are scored as <unk> and keep their spelling. Several
+sentences in a row are scored one by one if the file says where they end: see docs/rescoring.md.
 
 examples:
   asr rescore lattices/*.slf --bundle librispeech
@@ -354,12 +355,13 @@ def _line(args: argparse.Namespace, utterance: _Utterance, ranked: list[Rescored
         }
         for word in best.words
     ]
-    record = {"id": utterance.name, "text": best.text, "words": words_as_dict, "scores": _scores(best)}
+    record = {"id": utterance.name, "text": best.text, "words": words_as_dict, **_details(best)}
     if args.nbest > 1:
-        record["nbest"] = [{"text": one.text, "scores": _scores(one)} for one in ranked[: args.nbest]]
+        record["nbest"] = [{"text": one.text, **_details(one)} for one in ranked[: args.nbest]]
     return json.dumps(record, ensure_ascii=False) + "\n"
 
 
-def _scores(one: Rescored) -> dict[str, float]:
+def _details(one: Rescored) -> dict[str, Any]:
     scores = {"am": one.am_score, "old_lm": one.old_lm_score, "lm": one.lm_score, "total": one.total}
-    return {name: round(score, 4) for name, score in scores.items()}
+    record: dict[str, Any] = {"scores": {name: round(score, 4) for name, score in scores.items()}}
+    return record if not one.sentence_ends else {**record, "sentence_ends": list(one.sentence_ends)}

@@ -16,7 +16,7 @@ from asr.decoding.k2 import FINAL_LABEL, import_k2
 from asr.decoding.lattice import Lattice
 from asr.decoding.lattice_links import NO_ARC
 from asr.decoding.settings import DecodingOptions
-from asr.decoding.word_lattice import WordArc, WordLattice, state_times
+from asr.decoding.word_lattice import SENTENCE_END, WordArc, WordLattice, state_times
 from asr.errors import AsrError
 from asr.serialization import open_atomic
 from asr.torch_archive import load_tensors, ragged_parts
@@ -24,11 +24,17 @@ from asr.torch_archive import load_tensors, ragged_parts
 _SCORES = ("am_score", "graph_score", "lm_score")
 
 
-def lattice_to_k2(lattice: Lattice, options: DecodingOptions) -> Any:
+def lattice_to_k2(lattice: Lattice, options: DecodingOptions, sentence_ends: torch.Tensor | None = None) -> Any:
     """Converts a lattice of one utterance to a `k2.Fsa`, with states ordered by frame.
 
     Labels are acoustic tokens, `scores` are the scaled totals. Attributes of arcs are `am_score`, `graph_score`,
-    `lm_score`, unscaled; `graph_arc`, -1 on final arcs; `aux_labels`, ragged, the words.
+    `lm_score`, unscaled; `graph_arc`, -1 on final arcs; `aux_labels`, ragged, the words; `sentence_end`, 1 where a
+    sentence ends and another one follows, if there are such arcs.
+
+    Args:
+        lattice: the lattice.
+        options: scales.
+        sentence_ends: (A,) bool, see `Lattice.sentence_ends`; None for none.
 
     Raises:
         AsrError: k2 cannot be imported.
@@ -54,6 +60,8 @@ def lattice_to_k2(lattice: Lattice, options: DecodingOptions) -> Any:
     fsa.graph_score = torch.cat([lattice.graph_score, lattice.final_graph_score[ends]])[order]
     fsa.lm_score = torch.cat([lattice.lm_score, lattice.final_lm_score[ends]])[order]
     fsa.graph_arc = torch.cat([lattice.graph_arc, torch.full((num_ends,), -1)])[order].to(torch.int32)
+    if sentence_ends is not None and bool(sentence_ends.any()):
+        fsa.sentence_end = torch.cat([sentence_ends, torch.zeros(num_ends, dtype=torch.bool)])[order].to(torch.int32)
     words = [*torch.split(lattice.word_id, lattice.num_words().tolist()), *[lattice.word_id[:0]] * num_ends]
     fsa.aux_labels = k2.RaggedTensor([words[position].tolist() for position in order.tolist()], dtype=torch.int32)
     return fsa
@@ -104,14 +112,16 @@ def _lattice_of_arcs(
     )
 
 
-def save_k2_lattice(path: str | Path, lattice: Lattice, options: DecodingOptions) -> None:
-    """Writes a file for `k2.Fsa.from_dict(torch.load(path))`.
+def save_k2_lattice(
+    path: str | Path, lattice: Lattice, options: DecodingOptions, sentence_ends: torch.Tensor | None = None
+) -> None:
+    """Writes a file for `k2.Fsa.from_dict(torch.load(path))`; arguments as for `lattice_to_k2`.
 
     Raises:
         AsrError: the file cannot be written; an existing file is left unchanged.
     """
     file = io.BytesIO()  # torch's file writer may end the process if the disk is full
-    torch.save(lattice_to_k2(lattice, options).as_dict(), file)
+    torch.save(lattice_to_k2(lattice, options, sentence_ends).as_dict(), file)
     with open_atomic(Path(path)) as whole:
         whole.write(file.getbuffer())
 
@@ -161,7 +171,8 @@ def _words_of_arcs(content: Mapping[str, Any], num_arcs: int, path: str | Path) 
 def read_k2_lattices(path: str | Path, words: Mapping[int, str], frame_seconds: float) -> list[WordLattice]:
     """Reads lattices of k2 or icefall: an Fsa or FsaVec, saved by `torch.save(fsa.as_dict(), path)`. No code is run.
 
-    An arc's `scores` are its total, of which `lm_scores`, if any, are the language model's part.
+    An arc's `scores` are its total, of which `lm_scores`, if any, are the language model's part. Where
+    `sentence_end`, if any, is not 0, a sentence ends before the arc's words.
 
     Args:
         path: the file. A single lattice is named after it; several are named `file-1`, `file-2`, and so on.
@@ -175,13 +186,13 @@ def read_k2_lattices(path: str | Path, words: Mapping[int, str], frame_seconds: 
     content = _content(path)
     splits, arcs = _k2_parts(content["arcs"], path)
     labels = _words_of_arcs(content, len(arcs), path)
-    lm_score = content.get("lm_scores")
-    is_given = isinstance(lm_score, torch.Tensor) and lm_score.shape == (len(arcs),)
-    lm_scores = lm_score.tolist() if is_given else [0.0] * len(arcs)  # type: ignore[union-attr]
+    lm_scores, ends = (_of_arcs(content.get(name), len(arcs)) for name in ("lm_scores", "sentence_end"))
     scores = arcs[:, 3].contiguous().view(torch.float32).tolist()
     arc_list = [
-        _K2Arc(src, dst, label, score, old, ids)
-        for (src, dst, label, _), score, old, ids in zip(arcs.tolist(), scores, lm_scores, labels, strict=True)
+        _K2Arc(src, dst, label, score, old, ids, bool(end))
+        for (src, dst, label, _), score, old, ids, end in zip(
+            arcs.tolist(), scores, lm_scores, labels, ends, strict=True
+        )
     ]
     names = [path.stem] if len(splits) == 2 else [f"{path.stem}-{number}" for number in range(1, len(splits))]
     return [
@@ -190,8 +201,14 @@ def read_k2_lattices(path: str | Path, words: Mapping[int, str], frame_seconds: 
     ]
 
 
+def _of_arcs(attribute: Any, num_arcs: int) -> list[float]:
+    """An optional attribute of arcs, one number each; 0 if it is not there."""
+    is_given = isinstance(attribute, torch.Tensor) and attribute.shape == (num_arcs,)
+    return attribute.tolist() if is_given else [0.0] * num_arcs
+
+
 class _K2Arc(NamedTuple):
-    """An arc of k2: total score, the language model's part of it, and word ids."""
+    """An arc of k2: total score, the language model's part of it, word ids, and whether a sentence ends before them."""
 
     src: int
     dst: int
@@ -199,6 +216,7 @@ class _K2Arc(NamedTuple):
     score: float
     lm_score: float
     ids: list[int]
+    is_end: bool
 
 
 def _k2_parts(arcs: torch.Tensor, path: Path) -> tuple[list[int], torch.Tensor]:
@@ -227,7 +245,7 @@ def _k2_lattice(
     num_states = max((max(arc.src, arc.dst) for arc in arcs), default=0) + 1
     if num_states > 2 * len(arcs) + 1:  # a damaged file must not cause huge arrays
         raise AsrError(f"{path}: this is not a k2 lattice: it has {num_states} states, but only {len(arcs)} arcs.")
-    for src, dst, label, score, old, ids in arcs:
+    for src, dst, label, score, old, ids, is_end in arcs:
         if min(src, dst) < 0 or not math.isfinite(score) or not math.isfinite(old):
             raise AsrError(f"{path}: this is not a k2 lattice: a state is negative, or a score is not finite.")
         if label == FINAL_LABEL:
@@ -236,7 +254,7 @@ def _k2_lattice(
         unknown = [one for one in ids if one > 0 and one not in words]
         if unknown:
             raise AsrError(f"{path}: there is no word {unknown[0]} in the word list.")
-        spoken = [words[one] for one in ids if one > 0 and words[one]] or [""]
+        spoken = [SENTENCE_END] * is_end + [words[one] for one in ids if one > 0 and words[one]] or [""]
         for position, word in enumerate(spoken):
             is_first, is_last = position == 0, position == len(spoken) - 1
             end = dst if is_last else num_states

@@ -50,7 +50,7 @@ def read_n_best(path: str | Path) -> dict[str, list[Candidate]]:
     | Decipher 2, `NBestList2.0` | `(score) word ( st: 0.1 et: 0.3 g: -10 a: -900 ) ...` | bytelogs, and times |
 
     A file of SRILM or Decipher has one utterance, which is named after the file. An object without `nbest` has one
-    sentence, its own `text`, or none if recognition failed (`error`).
+    sentence, its own `text`, or none if recognition failed (`error`). `sentence_ends` is that of `Candidate`.
 
     Raises:
         AsrError: the file cannot be read, a line has none of these formats, a field of an object has the wrong type, or
@@ -328,12 +328,23 @@ def _candidate(entry: Any, where: str) -> Candidate:
         raise TypeError("the text is not a string")
     words = tuple(entry["text"].split())
     if "scores" not in entry:
-        return Candidate(words, _score(entry, "score", where), _score(entry, "lm_score", where))
+        scores = (_score(entry, "score", where), _score(entry, "lm_score", where))
+        return Candidate(words, *scores, sentence_ends=_sentence_ends(entry, len(words), where))
     scores = entry["scores"]
     if not isinstance(scores, dict) or "am" not in scores:
         raise AsrError(f"{where}: 'scores' must be an object with 'am', not {scores!r:.40}; add it, or give 'score'.")
     lm_score = _score(scores, "lm", where) + _score(scores, "graph", where)
-    return Candidate(words, _score(scores, "am", where), lm_score)
+    ends = _sentence_ends(entry, len(words), where)
+    return Candidate(words, _score(scores, "am", where), lm_score, sentence_ends=ends)
+
+
+def _sentence_ends(entry: Mapping[str, Any], num_words: int, where: str) -> tuple[int, ...]:
+    ends = entry.get("sentence_ends", [])
+    if not isinstance(ends, list) or any(type(end) is not int for end in ends) or sorted(ends) != ends:
+        raise AsrError(f"{where}: 'sentence_ends' must be a list of numbers of words, ascending, not {ends!r:.40}.")
+    if ends and not 0 <= ends[0] <= ends[-1] <= num_words:
+        raise AsrError(f"{where}: 'sentence_ends' is {ends!r:.40}, but the sentence has {num_words} words.")
+    return tuple(ends)
 
 
 def _score(scores: Mapping[str, Any], field: str, where: str) -> float:

@@ -3,7 +3,8 @@
 Nodes have times, links have words and scores, in unscaled natural logs: `a` is the acoustic score, `r` the graph's
 (HTK's field for pronunciation scores), `l` the language model's; files of SRILM may have a second one, `n`. The header
 has the weights `acscale`, `prscale`, `lmscale` and `wdpenalty`, so that HTK computes the same total. `d` is a link's
-token and its seconds, `v` the decoding graph's arc.
+token and its seconds, `v` the decoding graph's arc. The word `</s>` ends a sentence, also if another one follows; SRILM
+takes it for no word.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import NamedTuple, TextIO
 from asr.decoding.lattice import Lattice
 from asr.decoding.lattice_links import MAX_LINKS, NO_ARC, NO_TOKEN, Link, frame_links, lattice_from_links, links_of
 from asr.decoding.settings import DecodingOptions
-from asr.decoding.word_lattice import NOT_WORDS, WordArc, WordLattice
+from asr.decoding.word_lattice import NOT_WORDS, WordArc, WordLattice, word_or_end
 from asr.errors import AsrError
 from asr.text.documents import finite_number, read_text
 from asr.text.symbols import EPSILON_ID, UNK_ID, TokenTable, Vocabulary
@@ -302,7 +303,7 @@ def read_slf_lattice(path: str | Path) -> WordLattice:
     for link in file.links:
         am_score = file.log_base * link.number("a")
         lm_score = sum(file.log_base * share * link.number(name) for name, share in zip("lrn", shares, strict=True))
-        arcs.append(WordArc(link.src, link.dst, "" if link.word in NOT_WORDS else link.word, am_score, lm_score))
+        arcs.append(WordArc(link.src, link.dst, word_or_end(link.word), am_score, lm_score))
     return WordLattice(
         "_".join(file.header.get("U", file.path.name.partition(".")[0]).split()),
         file.num_nodes,

@@ -8,6 +8,7 @@ Shapes: Q queries to the language model.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -27,6 +28,11 @@ NOT_WORDS = frozenset(
 )
 """What stands in the place of a word in lattices and word lists, but is none."""
 
+SENTENCE_END = "</s>"
+"""The word of arcs where a sentence ends; the next one begins from `<s>`."""
+
+_SENTENCE_ENDS = (SENTENCE_END, "!SENT_END")
+
 _LONGEST_FRAME = 0.1  # seconds
 
 
@@ -35,7 +41,7 @@ class WordArc(NamedTuple):
 
     Args:
         src, dst: source and destination state.
-        word: the word; empty for none.
+        word: the word; empty for none, or `SENTENCE_END`.
         am_score, lm_score: scores of the other recognizer, natural logs, unscaled.
     """
 
@@ -44,6 +50,15 @@ class WordArc(NamedTuple):
     word: str
     am_score: float
     lm_score: float = 0.0
+
+    @property
+    def is_word(self) -> bool:
+        return bool(self.word) and self.word != SENTENCE_END
+
+
+def word_or_end(word: str) -> str:
+    """The word of an arc with this label: itself, empty for none, or `SENTENCE_END`."""
+    return SENTENCE_END if word in _SENTENCE_ENDS else "" if word in NOT_WORDS else word
 
 
 @dataclass
@@ -121,13 +136,17 @@ class RescoredWord(NamedTuple):
 
 @dataclass(frozen=True)
 class Rescored:
-    """A sentence with its scores in unscaled natural logs, and their weighted `total`."""
+    """A sentence with its scores in unscaled natural logs, and their weighted `total`.
+
+    There may be several sentences in a row; `sentence_ends` are the numbers of words before the ends within them.
+    """
 
     words: tuple[RescoredWord, ...]
     am_score: float
     old_lm_score: float
     lm_score: float
     total: float
+    sentence_ends: tuple[int, ...] = ()
 
     @property
     def text(self) -> str:
@@ -146,12 +165,14 @@ class Candidate(NamedTuple):
         words: the words as spelled in the list.
         am_score, lm_score: scores of the other recognizer, natural logs; 0 if unknown.
         times: begin and end of each word in seconds; empty if unknown.
+        sentence_ends: the number of words before each end of a sentence within it, ascending; empty for one sentence.
     """
 
     words: tuple[str, ...]
     am_score: float = 0.0
     lm_score: float = 0.0
     times: tuple[tuple[float, float], ...] = ()
+    sentence_ends: tuple[int, ...] = ()
 
 
 def rescore_list(candidates: Sequence[Candidate], lm: LanguageModel, scales: RescoringScales) -> list[Rescored]:
@@ -164,22 +185,23 @@ def rescore_list(candidates: Sequence[Candidate], lm: LanguageModel, scales: Res
     """
     if not candidates:
         return []
-    ids = [word_ids(candidate.words, lm.vocabulary) for candidate in candidates]
-    scores = score_tree(PrefixTree(ids, lm.start(1).device), lm).tolist()
-    found = [
-        _rescored(_timed_words(one), (one.am_score, one.lm_score, score), scales)
-        for one, score in zip(candidates, scores, strict=True)
-    ]
+    sentences: list[list[int]] = []
+    for one in candidates:
+        ids = word_ids(one.words, lm.vocabulary)
+        bounds = itertools.pairwise([0, *one.sentence_ends, len(ids)])
+        sentences += [ids[begin:end] for begin, end in bounds]
+    scores = iter(score_tree(PrefixTree(sentences, lm.start(1).device), lm).tolist())
+    found = []
+    for one in candidates:
+        score = sum(itertools.islice(scores, len(one.sentence_ends) + 1))
+        found.append(_rescored(one, (one.am_score, one.lm_score, score), scales))
     return sorted(found, key=lambda one: -one.total)
 
 
-def _timed_words(one: Candidate) -> list[RescoredWord]:
+def _rescored(one: Candidate, scores: tuple[float, float, float], scales: RescoringScales) -> Rescored:
     times = one.times or [(None, None)] * len(one.words)
-    return [RescoredWord(word, start, end) for word, (start, end) in zip(one.words, times, strict=True)]
-
-
-def _rescored(words: Sequence[RescoredWord], scores: tuple[float, float, float], scales: RescoringScales) -> Rescored:
-    return Rescored(tuple(words), *scores, _total(scores, len(words), scales))
+    words = tuple(RescoredWord(word, start, end) for word, (start, end) in zip(one.words, times, strict=True))
+    return Rescored(words, *scores, _total(scores, len(words), scales), one.sentence_ends)
 
 
 def _total(scores: tuple[float, float, float], num_words: int, scales: RescoringScales) -> float:
@@ -217,18 +239,19 @@ def rescore_lattice(
     Raises:
         AsrError: the lattice has a cycle.
     """
-    out: dict[int, list[WordArc]] = defaultdict(list)
-    for arc in lattice.arcs:
-        out[arc.src].append(arc)
-    texts = {arc.word for arc in lattice.arcs if arc.word}
-    id_of = dict(zip(sorted(texts), word_ids(sorted(texts), lm.vocabulary), strict=True))
+    levels = _levels(lattice)
+    out = _arcs_by_source(lattice, levels)
+    texts = sorted({arc.word for arc in lattice.arcs if arc.is_word})
+    id_of = dict(zip(texts, word_ids(texts, lm.vocabulary), strict=True))
     device = lm.start(1).device
+    first = int(lm.start(1)[0])
     held: dict[int, dict[int, _Token]] = defaultdict(dict)
-    held[lattice.start][int(lm.start(1)[0])] = _Token(0.0, (0.0, 0.0, 0.0), None, None)
+    held[lattice.start][first] = _Token(0.0, (0.0, 0.0, 0.0), None, None)
     endings: list[tuple[int, _Token]] = []
-    for states in _levels(lattice):
+    for states in levels:
         silent: list[tuple[_Token, int, WordArc]] = []
         spoken: list[tuple[_Token, int, WordArc]] = []
+        ended: list[tuple[_Token, int, WordArc]] = []
         for state in states:
             tokens = sorted(held.pop(state, {}).items(), key=lambda item: -item[1].total)[:max_contexts]
             if state in lattice.final:
@@ -236,9 +259,14 @@ def rescore_lattice(
                 endings += [(context, _with(token, (am_score, lm_score, 0.0), scales)) for context, token in tokens]
             for context, token in tokens:
                 for arc in out[state]:
-                    (spoken if arc.word else silent).append((token, context, arc))
+                    kind = silent if not arc.word else ended if arc.word == SENTENCE_END else spoken
+                    kind.append((token, context, arc))
         for token, context, arc in silent:
             _enter(held[arc.dst], context, _with(token, (arc.am_score, arc.lm_score, 0.0), scales, arc))
+        if ended:
+            context_idx = torch.tensor([context for _, context, _ in ended], dtype=torch.int64, device=device)
+            for (token, _, arc), score in zip(ended, lm.final(context_idx).tolist(), strict=True):
+                _enter(held[arc.dst], first, _with(token, (arc.am_score, arc.lm_score, score), scales, arc))
         if spoken:
             context_idx = torch.tensor([context for _, context, _ in spoken], dtype=torch.int64, device=device)
             word_id = torch.tensor([id_of[arc.word] for *_, arc in spoken], dtype=torch.int64, device=device)
@@ -256,7 +284,7 @@ def _with(
     token: _Token, added: tuple[float, float, float], scales: RescoringScales, arc: WordArc | None = None
 ) -> _Token:
     am_score, old_lm_score, lm_score = (have + more for have, more in zip(token.scores, added, strict=True))
-    gain = _total(added, int(arc is not None and bool(arc.word)), scales)
+    gain = _total(added, int(arc is not None and bool(arc.word) and arc.is_word), scales)
     before = token if arc is not None else token.before
     return _Token(token.total + gain, (am_score, old_lm_score, lm_score), arc if arc is not None else token.arc, before)
 
@@ -264,6 +292,20 @@ def _with(
 def _enter(tokens: dict[int, _Token], context: int, token: _Token) -> None:
     if context not in tokens or token.total > tokens[context].total:
         tokens[context] = token
+
+
+def _arcs_by_source(lattice: WordLattice, levels: Sequence[Sequence[int]]) -> dict[int, list[WordArc]]:
+    """The arcs that leave each state, without the ends of sentences after which no word can follow: paths end there."""
+    out: dict[int, list[WordArc]] = defaultdict(list)
+    for arc in lattice.arcs:
+        out[arc.src].append(arc)
+    if all(arc.word != SENTENCE_END for arc in lattice.arcs):
+        return out
+    is_followed = [False] * lattice.num_states
+    for state in itertools.chain.from_iterable(reversed(levels)):
+        out[state] = [arc if arc.is_word or is_followed[arc.dst] else arc._replace(word="") for arc in out[state]]
+        is_followed[state] = any(arc.is_word or is_followed[arc.dst] for arc in out[state])
+    return out
 
 
 def _levels(lattice: WordLattice) -> list[list[int]]:
@@ -300,15 +342,19 @@ def _has_frames(lattice: WordLattice) -> bool:
 
 
 def _spelled(token: _Token, lattice: WordLattice) -> Rescored:
-    """A sentence with times. A word has the times of its arc, or lasts until the next one if arcs are frames."""
+    """The words of a path. A word has the times of its arc, or lasts until the next one if arcs are frames."""
     words: list[RescoredWord] = []
+    ends: list[int] = []  # the numbers of words after them
     one: _Token | None = token
     has_frames = _has_frames(lattice)
     end = lattice.time.get(one.arc.dst) if one is not None and one.arc is not None else None
     while one is not None and one.arc is not None:
-        if one.arc.word:
+        if one.arc.is_word:
             start = lattice.time.get(one.arc.src)
             words.append(RescoredWord(one.arc.word, start, end if has_frames else lattice.time.get(one.arc.dst)))
             end = start
+        elif one.arc.word:
+            ends.append(len(words))
         one = one.before
-    return Rescored(tuple(words[::-1]), *token.scores, token.total)
+    sentence_ends = tuple(len(words) - num_after for num_after in reversed(ends))
+    return Rescored(tuple(words[::-1]), *token.scores, token.total, sentence_ends)

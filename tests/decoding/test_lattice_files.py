@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asr.decoding.k2_lattice import load_k2_lattice
+from asr.decoding.k2_lattice import load_k2_lattice, read_k2_lattices
 from asr.decoding.kaldi_lattice import read_kaldi_lattices, write_kaldi_lattice
 from asr.decoding.lattice import Lattice
 from asr.decoding.settings import DecodingOptions
@@ -179,7 +179,13 @@ def test_k2_keeps_everything(tmp_path_factory: pytest.TempPathFactory, seed: int
     back = load_k2_lattice(path)
     for name, value in vars(lattice).items():
         assert torch.equal(getattr(back, name), value), name
-    fsa = k2.create_fsa_vec([lattice_to_k2(lattice, OPTIONS)])
+    ends = lattice.num_words() == 0
+    save_k2_lattice(path, lattice, OPTIONS, ends)
+    assert torch.equal(load_k2_lattice(path).word_id, lattice.word_id)
+    words = dict(enumerate(["", "", "", *map(str, range(3, 9))]))
+    (read,) = read_k2_lattices(path, words, 0.04)
+    assert sum(arc.word == "</s>" for arc in read.arcs) == int(ends.sum())
+    fsa = k2.create_fsa_vec([lattice_to_k2(lattice, OPTIONS, ends)])
     best = max(all_sentences(lattice, OPTIONS).values())
     assert float(fsa.get_tot_scores(True, False)) == pytest.approx(best, abs=1e-3)
     path.write_bytes(b"nothing")

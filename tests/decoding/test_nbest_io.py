@@ -40,6 +40,23 @@ def test_lists_in_text_and_json(folder: Path) -> None:
     assert read_n_best(folder / "c") == {"u3": expected}
 
 
+def test_ends_of_sentences_in_json(folder: Path) -> None:
+    entries = [{"text": "PAT KIT", "score": -1, "sentence_ends": [1]}, {"text": "KIT", "scores": {"am": -2}}]
+    entries.append({"text": "KIT PAT", "scores": {"am": -3, "lm": -4}, "sentence_ends": [0, 1, 2]})
+    (folder / "a").write_text(json.dumps({"id": "u", "nbest": [*entries[1:]]}) + "\n")
+    (folder / "b").write_text(json.dumps({"id": "u", **entries[0]}) + "\n")
+    last = Candidate(("KIT", "PAT"), -3.0, -4.0, sentence_ends=(0, 1, 2))
+    assert read_n_best(folder / "a") == {"u": [Candidate(("KIT",), -2.0), last]}
+    assert read_n_best(folder / "b") == {"u": [Candidate(("PAT", "KIT"), -1.0, sentence_ends=(1,))]}
+
+
+@pytest.mark.parametrize("ends", ["1", "[2, 1]", "[1.0]", "[true]", "[-1]", "[3]", '["1"]', "null"])
+def test_wrong_ends_of_sentences_are_one_sentence(folder: Path, ends: str) -> None:
+    (folder / "a").write_text(f'{{"id": "u", "text": "PAT KIT", "sentence_ends": {ends}}}\n')
+    with pytest.raises(AsrError, match=r"a:1: 'sentence_ends' (must be a list|is \[.*, but the sentence has 2 words)"):
+        read_n_best(folder / "a")
+
+
 def test_lines_of_transcribe_without_a_list_keep_their_words(folder: Path) -> None:
     scores = {"am": -2.0, "graph": -1.0, "lm": -3.0, "total": -5.0}
     records = [

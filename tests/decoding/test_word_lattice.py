@@ -24,6 +24,7 @@ from asr.cli import rescore
 from asr.cli.main import main
 from asr.decoding.k2_lattice import read_k2_lattices
 from asr.decoding.kaldi_lattice import read_kaldi_archive
+from asr.decoding.nbest_io import read_n_best
 from asr.decoding.slf import read_slf_lattice
 from asr.decoding.word_lattice import (
     Candidate,
@@ -33,6 +34,7 @@ from asr.decoding.word_lattice import (
     rescore_lattice,
     rescore_list,
     word_ids,
+    word_or_end,
 )
 from asr.errors import AsrError
 from asr.lm.cached.engine import CachedRNNLM
@@ -65,12 +67,12 @@ def lm_score(lm: LanguageModel, words: list[str]) -> float:
     return total + float(lm.final(context))
 
 
-def random_lattice(seed: int, num_states: int = 7) -> WordLattice:
+def random_lattice(seed: int, num_states: int = 7, others: tuple[str, ...] = ("", "pat")) -> WordLattice:
     generator = random.Random(seed)
     arcs = []
     for src in range(num_states - 1):
         for _ in range(generator.randint(1, 3)):
-            word = generator.choice([*WORDS, "", "pat"])
+            word = generator.choice([*WORDS, *others])
             scores = generator.uniform(-5, 0), generator.uniform(-3, 0)
             arcs.append(WordArc(src, generator.randint(src + 1, num_states - 1), word, *scores))
     final = {num_states - 1: (-0.5, -0.25), num_states - 2: (-1.0, 0.0)}
@@ -105,6 +107,55 @@ def test_the_best_path_is_the_best_of_all(lm: NgramLM, seed: int) -> None:
     assert [word.text for word in found.words] == [arc.word for arc in spoken]
     assert [(word.start, word.end) for word in found.words] == [(0.1 * arc.src, 0.1 * arc.dst) for arc in spoken]
     assert found.lm_score == pytest.approx(lm_score(lm, [arc.word for arc in spoken]), abs=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_words_after_the_end_of_a_sentence_are_another_sentence(lm: NgramLM, seed: int) -> None:
+    lattice = random_lattice(seed, others=("", *["</s>"] * 6))
+    followed = {state for state in range(7) if any(arc.is_word for path in all_paths(lattice, state) for arc in path)}
+    expected: tuple[float, list[list[str]]] = (-math.inf, [])
+    for path in all_paths(lattice):
+        end_am, end_lm = lattice.final[path[-1].dst if path else 0]
+        found: list[list[str]] = [[]]
+        for arc in path:
+            if arc.is_word:
+                found[-1].append(arc.word)
+            elif arc.word and arc.dst in followed:
+                found.append([])
+        total = SCALES.am_scale * (sum(arc.am_score for arc in path) + end_am)
+        total += SCALES.old_lm_scale * (sum(arc.lm_score for arc in path) + end_lm)
+        for words in found:
+            total += SCALES.lm_scale * lm_score(lm, words) + SCALES.word_insertion_penalty * len(words)
+        expected = max(expected, (total, found))
+    best = rescore_lattice(lattice, lm, SCALES)
+    assert best is not None and best.total == pytest.approx(expected[0], abs=1e-4)
+    bounds = list(itertools.accumulate(map(len, expected[1])))
+    assert best.sentence_ends == tuple(bounds[:-1])
+    assert [word.text for word in best.words] == [word for words in expected[1] for word in words]
+
+
+@pytest.mark.parametrize("mark", ["</s>", "!SENT_END"])
+def test_an_end_of_a_sentence_that_no_word_follows_is_the_end_of_the_path(lm: NgramLM, mark: str) -> None:
+    """Most recognizers write it there; the language model scores it once."""
+    assert word_or_end(mark) == "</s>"
+    arcs = [WordArc(0, 1, "PAT", -1.0), WordArc(1, 2, word_or_end(mark), -2.0), WordArc(2, 3, "", 0.0)]
+    found = rescore_lattice(WordLattice("u", 4, 0, arcs, {3: (0.0, 0.0)}), lm, RescoringScales())
+    assert found is not None and found.lm_score == pytest.approx(lm_score(lm, ["PAT"]), abs=1e-5)
+    assert (found.text, found.am_score, found.sentence_ends) == ("PAT", -3.0, ())
+    arcs.append(WordArc(2, 3, "KIT", 0.0))
+    found = rescore_lattice(WordLattice("u", 4, 0, arcs[:2] + arcs[3:], {3: (0.0, 0.0)}), lm, RescoringScales())
+    assert found is not None and found.sentence_ends == (1,) and found.text == "PAT KIT"
+    assert found.lm_score == pytest.approx(lm_score(lm, ["PAT"]) + lm_score(lm, ["KIT"]), abs=1e-5)
+
+
+def test_the_sentences_of_a_candidate_are_scored_by_themselves(lm: NgramLM) -> None:
+    candidates = [Candidate(("PAT", "KIT", "TO"), sentence_ends=ends) for ends in [(), (1,), (1, 2), (0, 3)]]
+    expected = [[["PAT", "KIT", "TO"]], [["PAT"], ["KIT", "TO"]], [["PAT"], ["KIT"], ["TO"]]]
+    expected.append([[], ["PAT", "KIT", "TO"], []])
+    found = {one.sentence_ends: one.lm_score for one in rescore_list(candidates, lm, RescoringScales())}
+    for candidate, parts in zip(candidates, expected, strict=True):
+        score = sum(lm_score(lm, words) for words in parts)
+        assert found[candidate.sentence_ends] == pytest.approx(score, abs=1e-4)
 
 
 def test_one_history_a_state_is_a_way_that_exists(lm: NgramLM) -> None:
@@ -273,6 +324,11 @@ def test_a_lattice_of_k2(folder: Path) -> None:
     assert lattice.arcs == [WordArc(0, 1, "PAT", -0.75, -0.25), WordArc(0, 1, "KIT", -2.0), WordArc(1, 2, "", -3.0)]
     assert lattice.final == {2: (0.0, -0.5)}
     assert lattice.time == pytest.approx({0: 0.0, 1: 0.04, 2: 0.08})
+    content["sentence_end"] = torch.tensor([0, 1, 1, 0], dtype=torch.int32)
+    torch.save(content, folder / "utt.pt")
+    (lattice,) = read_k2_lattices(folder / "utt.pt", NUMBERED, 0.04)
+    assert [arc.word for arc in lattice.arcs] == ["PAT", "</s>", "KIT", "</s>"]
+    assert lattice.arcs[1:3] == [WordArc(0, 4, "</s>", -2.0), WordArc(4, 1, "KIT", 0.0)]
     torch.save({"arcs": k2_arcs()}, folder / "bad.pt")
     with pytest.raises(AsrError, match=r"the words .* must be one number or one list"):
         read_k2_lattices(folder / "bad.pt", NUMBERED, 0.04)
@@ -358,6 +414,22 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert f"{unused[0]} has no effect here" in capsys.readouterr().err
     assert main(["rescore", str(folder / "nbest"), *model, "--cache-mb", "nan"]) == 2
     assert "--cache-mb nan: give a number of MB above 0" in capsys.readouterr().err
+
+
+def test_the_command_says_where_sentences_end(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arpa = str(folder / "2.arpa")
+    assert main(["lm", "ngram", "--text", str(folder / "text"), "--order", "2", "--arpa", arpa]) == 0
+    entries = [{"text": "PAT KIT", "sentence_ends": [1]}, {"text": "SICK"}]
+    (folder / "list").write_text(json.dumps({"id": "u", "nbest": entries}) + "\n")
+    capsys.readouterr()
+    command = ["rescore", str(folder / "list"), "--ngram", arpa, "--jsonl"]
+    assert main([*command, "--nbest", "2"]) == 0
+    (record,) = map(json.loads, capsys.readouterr().out.splitlines())
+    ends = {one["text"]: one.get("sentence_ends") for one in record["nbest"]}
+    assert ends == {"PAT KIT": [1], "SICK": None} and "</s>" not in record["text"]
+    # Its output can be rescored again.
+    (folder / "again").write_text(json.dumps(record) + "\n")
+    assert {one.sentence_ends for one in read_n_best(folder / "again")["u"]} == {(), (1,)}
 
 
 def test_the_command_reads_folders_of_lattices(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
