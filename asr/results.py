@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -112,6 +111,7 @@ class Alternative:
     Args:
         words: in order.
         am_score, graph_score, lm_score, total: as in `RecognitionResult`.
+        sentence_ends: the number of words before each end of a sentence within the recording; segments end there, too.
     """
 
     words: tuple[Word, ...]
@@ -119,6 +119,7 @@ class Alternative:
     graph_score: float
     lm_score: float
     total: float
+    sentence_ends: tuple[int, ...] = ()
 
     @property
     def text(self) -> str:
@@ -126,7 +127,8 @@ class Alternative:
 
     def as_dict(self) -> dict[str, Any]:
         """The sentence as JSON values."""
-        return {"text": self.text, "scores": _scores_as_dict(self)}
+        record: dict[str, Any] = {"text": self.text, "scores": _scores_as_dict(self)}
+        return record if not self.sentence_ends else {**record, "sentence_ends": list(self.sentence_ends)}
 
     def plus(self, other: Alternative) -> Alternative:
         """The sums of the scores of this sentence and another one, without words."""
@@ -300,20 +302,21 @@ def as_result(
     if lattice is not None:
         lattices = (PieceLattice(0.0, duration, frame_seconds, lattice, frame_of),)
 
-    def words_of(one: Hypothesis) -> tuple[Word, ...]:
+    def without_noise(one: Hypothesis) -> Hypothesis:
         one = one if aligner is None else aligner.aligned(one)
         limit = options.max_token_seconds
-        stays = spoken(one if is_calibrated else replace(one, confidences=()), frame_seconds, limit)
-        return words_in_time(only_words(one, stays), frame_seconds, duration)
+        return only_words(one, spoken(one if is_calibrated else replace(one, confidences=()), frame_seconds, limit))
 
-    words = words_of(best)
+    def alternative(one: Hypothesis) -> Alternative:
+        kept = only_words(one, [False] * len(one.words)) if is_noise else without_noise(one)
+        words = words_in_time(kept, frame_seconds, duration)
+        return Alternative(words, one.am_score, one.graph_score, one.lm_score, one.total, kept.sentence_ends)
+
+    words = words_in_time(without_noise(best), frame_seconds, duration)
     notes = notes_on(len(best.words) - len(words), words)
     # Where all words of the best path are noise, so are those of the others, which are even less probable.
     is_noise = bool(best.words) and not words
-    alternatives = _distinct(
-        Alternative(() if is_noise else words_of(one), one.am_score, one.graph_score, one.lm_score, one.total)
-        for one in hypotheses
-    )
+    alternatives = _distinct(map(alternative, hypotheses))
     scores = (best.am_score, best.graph_score, best.lm_score, best.total)
     return RecognitionResult(words, *scores, decoded.reached_final, times, cache, lattices, alternatives, notes)
 
@@ -387,11 +390,16 @@ def _joined_alternatives(pieces: Sequence[RecognitionResult], offsets: Sequence[
     # The words are joined once for each sentence, as there may be many segments.
     found = []
     for place, one in enumerate(best):
-        words = list[tuple[Word, ...]]()
+        chosen = list[tuple[int, int]]()
         for segment in range(len(steps) - 1, -1, -1):
             place, sentence = steps[segment][place]
-            words.append(words_of(segment, sentence))
-        found.append(replace(one, words=tuple(itertools.chain.from_iterable(words[::-1]))))
+            chosen.append((segment, sentence))
+        words, ends = list[Word](), list[int]()
+        for segment, sentence in reversed(chosen):
+            ends += [len(words) + end for end in lists[segment][sentence].sentence_ends]
+            words += words_of(segment, sentence)
+            ends += [len(words)] * (segment < len(lists) - 1)
+        found.append(replace(one, words=tuple(words), sentence_ends=tuple(ends)))
     return _distinct(found)
 
 

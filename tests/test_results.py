@@ -61,6 +61,19 @@ def test_sentences_of_segments_are_combined_and_their_words_copied_once():
     assert len({id(word) for word in words}) == len(set(words)) < len(words)
 
 
+def test_sentences_end_where_segments_do():
+    words = tuple(Word(text, 0.0, 1.0) for text in "ABC")
+    lists = [(words, (1, 2)), ((), ()), (words[:2], ())]
+    pieces = [
+        RecognitionResult((), 0, 0, 0, 0, True, StageTimes(1.0), hypotheses=(Alternative(own, 0, 0, 0, 0, ends),))
+        for own, ends in lists
+    ]
+    (found,) = joined(pieces, [0.0, 1.0, 2.0]).hypotheses
+    assert found.text == "A B C A B" and found.as_dict()["sentence_ends"] == [1, 2, 3, 3]
+    (alone,) = joined(pieces[2:], [0.0]).hypotheses
+    assert "sentence_ends" not in alone.as_dict()
+
+
 def test_counts_that_have_grown_most_are_the_latest():
     assert later_cache({"num_queries": 3}, {}, {"num_queries": 7}, {"num_queries": 5}) == {"num_queries": 7}
     assert later_cache({}, {"num_queries": 0}) == {"num_queries": 0}

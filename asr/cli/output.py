@@ -499,12 +499,14 @@ class LatticeWriter:
                     with _open_text(self._archive, "a") as file:
                         write_kaldi_lattice(file, name, piece.lattice, self._options)
                 elif self._format == "slf":
+                    lattice = piece.lattice.with_sentence_ends(self._graph)
                     labels = self._graph.vocabulary, self._graph.tokens
                     path = self._folder / f"{name}.slf{self._suffix}"
                     with atomic_path(path) as partial, self._writable(), _open_text(partial, "w") as file:
-                        write_slf(file, name, piece.lattice, *labels, self._options, piece.frame_seconds)
+                        write_slf(file, name, lattice, *labels, self._options, piece.frame_seconds)
                 else:
-                    save_k2_lattice(self._folder / f"{name}.pt", piece.lattice, self._options)
+                    ends = piece.lattice.sentence_ends(self._graph)
+                    save_k2_lattice(self._folder / f"{name}.pt", piece.lattice, self._options, ends)
         if self._written.get(recording) != names:
             enter_parts(self._register, recording, stem, names)
 

@@ -234,7 +234,8 @@ A JSON line has these fields:
   scores     of the words' path, natural logarithms: 'am', 'graph' and 'lm' unweighted; 'total' is their weighted sum
              plus the word insertion penalties
   nbest      with --nbest, the most probable distinct sentences, best first, each with 'text' and 'scores'; with
-             --mbr-scale, the text itself may be another one than the first
+             --mbr-scale, the text itself may be another one than the first; if it is several sentences in a row,
+             'sentence_ends' has the number of words before each end within the text
   complete   false if no complete sentence survived the beam
   seconds    computing time in seconds, by stage
   notes      if there is reason for doubt: 'unsure' for low confidences, 'noise' if words were left out as noise

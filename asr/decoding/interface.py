@@ -39,6 +39,7 @@ class Hypothesis:
         end_frames: the frame after the last one of each word.
         phones: runs of equal tokens without blanks, each as (token, first frame, frame after the last).
         confidences: the posterior probability of each word in the lattice; empty if not computed.
+        sentence_ends: the number of words before each end of a sentence within the utterance, if `</s>` is not a word.
     """
 
     word_ids: tuple[int, ...]
@@ -51,6 +52,7 @@ class Hypothesis:
     end_frames: tuple[int, ...]
     confidences: tuple[float, ...] = ()
     phones: tuple[tuple[int, int, int], ...] = ()
+    sentence_ends: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

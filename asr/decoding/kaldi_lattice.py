@@ -8,6 +8,7 @@ ids that an arc reads.
 In ours, which are compact text, a word is written as its id in the vocabulary (0 for none, as in Kaldi's words.txt),
 and a transition id is the acoustic token plus 1; an arc has at most one. The acoustic cost is unscaled. The graph cost
 is the sum of the scaled scores of graph and language model and the word insertion penalty; its parts are not stored.
+Neither are the ends of sentences: to Kaldi's tools, every label is a word.
 Kaldi's tools find the same paths with `--acoustic-scale` set to `am_scale`.
 """
 

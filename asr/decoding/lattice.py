@@ -158,6 +158,28 @@ class Lattice:
             word_id=self.word_id[is_word],
         )
 
+    def sentence_ends(self, graph: DecodingGraph) -> Tensor:
+        """The arcs (A,) bool that end a sentence in the graph that was searched, but do not have the word `</s>`."""
+        word_begin, position = take_ranges(graph.word_begin, self.graph_arc)
+        arc = torch.repeat_interleave(word_begin[1:] - word_begin[:-1])
+        ends = torch.zeros(self.num_arcs, dtype=torch.bool, device=arc.device)
+        ends[arc[graph.word_id[position] == EOS_ID]] = True
+        return ends & (self.num_words() == 0)
+
+    def with_sentence_ends(self, graph: DecodingGraph) -> Lattice:
+        """The lattice with the words `</s>` that `without_sentence_ends` took away, but with the same scores.
+
+        Args:
+            graph: the graph that was searched.
+        """
+        ends = self.sentence_ends(graph)
+        if not bool(ends.any()):
+            return self
+        word_begin = _begins(self.num_words() + ends.long())
+        word_id = torch.full((int(word_begin[-1]),), EOS_ID, dtype=self.word_id.dtype, device=ends.device)
+        word_id[torch.repeat_interleave(~ends, word_begin[1:] - word_begin[:-1])] = self.word_id
+        return replace(self, word_begin=word_begin, word_id=word_id)
+
     def between(self, first: int, last: int) -> Lattice:
         """The lattice of one utterance from one frame, which becomes frame 0, to another; each of them has one state.
 

@@ -100,6 +100,9 @@ def hypotheses_of_lattice(
     lm_score.index_add_(0, path, lattice.lm_score.index_select(0, arc).double())
     lm_score += lattice.final_lm_score[end_state].double()
     owner, word = expand(lattice.word_begin, arc)
+    ends = lattice.sentence_ends(graph)[arc].nonzero().squeeze(1)
+    words_before = torch.searchsorted(owner, ends) - torch.searchsorted(owner, begin[path[ends]])
+    sentence_ends, num_ends = words_before.tolist(), torch.bincount(path[ends], minlength=len(num_arcs)).tolist()
     arc = lattice.graph_arc.index_select(0, arc)  # from here on, the arcs of the graph
     token_id = graph.token_id.index_select(0, arc).to(torch.int64)
     # A word ends with the last token that is not blank before the next word or the end of the path.
@@ -126,9 +129,9 @@ def hypotheses_of_lattice(
     words = [graph.vocabulary.words[word_id] for word_id in word_ids]
     columns = (am_score, graph_score, lm_score, total)
     hypotheses: list[Hypothesis] = []
-    first, first_run = 0, 0
-    for am, of_graph, lm, own_total, own_words, own_runs in zip(
-        *(column.tolist() for column in columns), num_words, num_runs, strict=True
+    first, first_run, first_end = 0, 0, 0
+    for am, of_graph, lm, own_total, own_words, own_runs, own_ends in zip(
+        *(column.tolist() for column in columns), num_words, num_runs, num_ends, strict=True
     ):
         own = slice(first, first + own_words)
         hypotheses.append(
@@ -142,9 +145,10 @@ def hypotheses_of_lattice(
                 start_frames=tuple(start_frames[own]),
                 end_frames=tuple(end_frames[own]),
                 phones=tuple(runs[first_run : first_run + own_runs]),
+                sentence_ends=tuple(sentence_ends[first_end : first_end + own_ends]),
             )
         )
-        first, first_run = first + own_words, first_run + own_runs
+        first, first_run, first_end = first + own_words, first_run + own_runs, first_end + own_ends
     return tuple(hypotheses)
 
 

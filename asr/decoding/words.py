@@ -367,9 +367,17 @@ def _lengths(runs: Sequence[tuple[int, int, int]], begin: int, end: int) -> list
 
 def without_sentence_ends(decoded: DecodeResult, options: DecodingOptions) -> DecodeResult:
     """The result without the words `</s>` of a graph of several sentences (`DecodingGraph.with_sentence_ends`)."""
-    hypotheses = tuple(only_words(one, [word != EOS_ID for word in one.word_ids]) for one in decoded.hypotheses)
+    hypotheses = tuple(map(_without_sentence_ends, decoded.hypotheses))
     lattice = None if decoded.lattice is None else decoded.lattice.without_sentence_ends(options)
     return replace(decoded, hypotheses=hypotheses, lattice=lattice)
+
+
+def _without_sentence_ends(hypothesis: Hypothesis) -> Hypothesis:
+    if EOS_ID not in hypothesis.word_ids:
+        return hypothesis
+    places = [place for place, word in enumerate(hypothesis.word_ids) if word == EOS_ID]
+    ends = tuple(place - number for number, place in enumerate(places))
+    return replace(only_words(hypothesis, [word != EOS_ID for word in hypothesis.word_ids]), sentence_ends=ends)
 
 
 def only_words(hypothesis: Hypothesis, stays: Sequence[bool]) -> Hypothesis:
@@ -384,4 +392,5 @@ def only_words(hypothesis: Hypothesis, stays: Sequence[bool]) -> Hypothesis:
         start_frames=tuple(hypothesis.start_frames[i] for i in kept),
         end_frames=tuple(hypothesis.end_frames[i] for i in kept),
         confidences=tuple(hypothesis.confidences[i] for i in kept if hypothesis.confidences),
+        sentence_ends=tuple(sum(stays[:end]) for end in hypothesis.sentence_ends),
     )

@@ -86,7 +86,8 @@ def test_a_lattice_that_was_interrupted_is_not_there(tmp_path: Path, monkeypatch
         raise KeyboardInterrupt
 
     monkeypatch.setattr("asr.cli.output.write_slf", write_slf)
-    piece = SimpleNamespace(begin=0.0, end=1.0, lattice=None, frame_seconds=0.01)
+    lattice = SimpleNamespace(with_sentence_ends=lambda _: lattice)
+    piece = SimpleNamespace(begin=0.0, end=1.0, lattice=lattice, frame_seconds=0.01)
     result: Any = SimpleNamespace(lattices=(piece,), duration=1.0)
     with lattice_writer(tmp_path, "slf") as writer, pytest.raises(KeyboardInterrupt):
         writer.write("a.wav", result)

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asr.decoding.backtrace import hypothesis_of_path
-from asr.decoding.interface import Hypothesis
+from asr.decoding.interface import DecodeResult, Hypothesis
 from asr.decoding.mbr import PathPosteriors
 from asr.decoding.settings import DecodingOptions
 from asr.decoding.token_passing import TokenPassingDecoder
@@ -30,13 +30,14 @@ from asr.decoding.words import (
     fit_calibration,
     only_words,
     spoken,
+    without_sentence_ends,
 )
 from asr.errors import AsrError
 from asr.metrics import normalized_cross_entropy
 from asr.recognizer import Recognizer
 from asr.testing.tones import PRONUNCIATIONS, tones
 from asr.text.lexicon import Lexicon, word_ends
-from asr.text.symbols import UNK_ID
+from asr.text.symbols import EOS_ID, UNK_ID
 from tests.decoding.random_graphs import UNPRUNED, random_graph, random_log_prob
 
 
@@ -289,6 +290,17 @@ SPEECH_THEN_NOISE = Hypothesis(
     (1, 2, 3), ("YES", "NO", "HUM"), -1.0, -2.0, -3.0, -6.0, (0, 6, 46), (6, 12, 86), (0.9, 0.8, 0.3),
     ((4, 0, 3), (5, 3, 6), (6, 6, 9), (7, 9, 12), (8, 46, 66), (9, 66, 86)),
 )  # fmt: skip
+
+
+def test_ends_of_sentences_are_counted_in_the_words_that_stay() -> None:
+    words = (4, 5, EOS_ID, 6, EOS_ID, 7)
+    names = tuple(map(str, words))
+    hypothesis = Hypothesis(words, names, 0.0, 0.0, 0.0, 0.0, tuple(range(6)), tuple(range(1, 7)))
+    found = without_sentence_ends(DecodeResult((hypothesis,), True, 6), DecodingOptions()).best
+    assert found is not None and found.word_ids == (4, 5, 6, 7) and found.sentence_ends == (2, 3)
+    assert only_words(found, [False, True, True, True]).sentence_ends == (1, 2)
+    assert only_words(found, [True, True, False, True]).sentence_ends == (2, 2)
+    assert only_words(found, [True] * 4) is found
 
 
 def test_words_of_long_tokens_are_noise() -> None:

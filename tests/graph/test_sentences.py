@@ -16,7 +16,9 @@ from torch import Tensor
 from asr.decoding.nbest import n_best
 from asr.decoding.rescoring import second_pass
 from asr.decoding.settings import DecodingOptions, LanguageModelOptions
+from asr.decoding.slf import read_slf, read_slf_lattice, write_slf
 from asr.decoding.token_passing import LM_FUSIONS, TokenPassingDecoder
+from asr.decoding.word_lattice import Candidate, RescoringScales, rescore_lattice, rescore_list
 from asr.graph.build import OptionalSilence, build_graph
 from asr.graph.context import TiedStates
 from asr.graph.decoding_graph import DecodingGraph
@@ -148,6 +150,53 @@ def test_each_sentence_is_scored_by_itself(graph: DecodingGraph, lm_fusion: str)
             assert weighted == pytest.approx(one.total, abs=1e-3)
         assert plain.without_sentence_ends(options) is plain
         assert any(EOS_ID in words for words in expected)
+
+
+def ends_of(words: tuple[int, ...]) -> tuple[int, ...]:
+    """The number of words before each `</s>`, which is none itself."""
+    places = [place for place, word in enumerate(words) if word == EOS_ID]
+    return tuple(place - number for number, place in enumerate(places))
+
+
+def test_lattices_and_lists_say_where_sentences_end(graph: DecodingGraph, tmp_path: Path) -> None:
+    """Rescoring either with a language model gives the best of all rows of sentences, each scored by itself."""
+    lm = TableLM(graph.vocabulary, seed=1)
+    options = replace(UNPRUNED, output_beam=1e4, word_insertion_penalty=2.0)
+    scales = RescoringScales(options.am_scale, options.lm_scale, options.lm_scale, options.word_insertion_penalty)
+    joined = graph.with_sentence_ends(2)
+    decoder = TokenPassingDecoder(joined, options, lm_fusion="lattice", keep_lattice=True)
+    found_ends = set[tuple[int, ...]]()
+    for seed in range(6):
+        log_prob = log_prob_of(seed)
+        (result,) = decoder.decode(log_prob[None])
+        assert result.lattice is not None
+        plain = result.lattice.without_sentence_ends(options)
+        marked = plain.with_sentence_ends(joined)
+        assert torch.equal(marked.word_begin, result.lattice.word_begin)
+        assert torch.equal(marked.word_id, result.lattice.word_id)
+        assert torch.equal(marked.am_score, plain.am_score)
+        assert marked.with_sentence_ends(joined) is marked
+        with (tmp_path / "a.slf").open("w") as file:
+            write_slf(file, "a", marked, joined.vocabulary, joined.tokens, options, 0.03)
+        assert EOS_ID not in read_slf(tmp_path / "a.slf", joined.vocabulary, joined.tokens).word_id.tolist()
+        found = rescore_lattice(read_slf_lattice(tmp_path / "a.slf"), lm, scales, 10**6)
+        expected = scored(graph, log_prob, options, lm.score_sentence)
+        best = max(expected, key=lambda words: expected[words])
+        assert found is not None and found.total == pytest.approx(expected[best], abs=1e-3)
+        assert found.sentence_ends == ends_of(best) and "</s>" not in found.text
+        assert found.text.split() == [joined.vocabulary.words[word] for word in best if word != EOS_ID]
+        found_ends.add(found.sentence_ends)
+        # Of the rows of sentences with the same words, a list has the best one.
+        rows = scored(graph, log_prob, options, lambda _: 0.0)
+        for one in n_best(plain, joined, options, 10**6):
+            same = [row for row in rows if tuple(word for word in row if word != EOS_ID) == one.word_ids]
+            assert one.sentence_ends == ends_of(max(same, key=lambda row: rows[row]))
+            old_score = one.graph_score * options.graph_scale / options.lm_scale
+            candidate = Candidate(one.words, one.am_score, old_score, sentence_ends=one.sentence_ends)
+            (again,) = rescore_list([candidate], lm, scales)
+            row = next(row for row in same if ends_of(row) == one.sentence_ends)
+            assert again.total == pytest.approx(expected[row], abs=1e-3)
+    assert len(found_ends) > 1
 
 
 @pytest.mark.parametrize("kind", ["lattice", "nbest"])

@@ -13,7 +13,11 @@ import torch
 from torch import Tensor
 
 import asr
+from asr.cli.main import main
 from asr.decoding.k2 import k2_works
+from asr.decoding.nbest_io import read_n_best
+from asr.decoding.slf import read_slf_lattice
+from asr.decoding.word_lattice import RescoringScales, rescore_lattice, rescore_list
 from asr.errors import AsrError
 from asr.lm.combine import SentencesLM
 from asr.lm.interface import LanguageModel
@@ -86,6 +90,26 @@ def test_no_result_shows_the_ends_of_sentences(recording: Tensor) -> None:
     assert EOS_ID not in piece.lattice.word_id.tolist()
     times = {word.text: word for word in result.words[10:14]}
     assert times["THE"].start - times["TWICE"].end > 0.15
+
+
+def test_files_keep_the_ends_of_sentences(recording: Tensor, tmp_path: Path) -> None:
+    """Files of the small n-gram's search, rescored: as if the language model had decided in the first place."""
+    beams = {"am_scale": 1.1, "search_beam": 12.5, "output_beam": 7.0, "max_active_states": 3000}
+    direct = loaded("rnn", "lattice", skip_beam=math.inf, context_beam=math.inf, **beams)
+    (expected,) = direct(recording)
+    lm, scales = direct.build_language_models(1 << 24).model, RescoringScales(1.1, 1.0, 1.0)
+    assert lm is not None
+    soundfile.write(tmp_path / "a.wav", recording.numpy(), 16000, subtype="FLOAT")
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in {**beams, "mbr_scale": math.inf}.items()]
+    outputs = ["--output", str(tmp_path / "a.jsonl"), "--nbest", "50", "--lattices", str(tmp_path / "lattices")]
+    assert main(["transcribe", str(tmp_path / "a.wav"), "--mode", "ngram", *options, *outputs]) == 0
+    found = rescore_lattice(read_slf_lattice(tmp_path / "lattices" / "a.slf.gz"), lm, scales)
+    assert found is not None and found.text == expected.text == f"{FIRST} {SECOND}"
+    assert found.total == pytest.approx(expected.total, abs=0.02) and found.sentence_ends == (13,)
+    sentences = rescore_list(read_n_best(tmp_path / "a.jsonl")["a"], lm, scales)
+    same = next(one for one in sentences if one.text == found.text)
+    assert same.lm_score == pytest.approx(found.lm_score, abs=0.01) and same.sentence_ends == (13,)
+    assert same.total == pytest.approx(expected.total, abs=0.02)
 
 
 @pytest.mark.parametrize(("mode", "policy"), [("ngram", "stable"), ("rnn", "agreed")])
