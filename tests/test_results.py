@@ -63,14 +63,14 @@ def test_sentences_of_segments_are_combined_and_their_words_copied_once():
 
 def test_sentences_end_where_segments_do():
     words = tuple(Word(text, 0.0, 1.0) for text in "ABC")
-    lists = [(words, (1, 2)), ((), ()), (words[:2], ())]
+    lists = [(words[:2], ()), ((), ()), (words, (1, 2))]
     pieces = [
         RecognitionResult((), 0, 0, 0, 0, True, StageTimes(1.0), hypotheses=(Alternative(own, 0, 0, 0, 0, ends),))
         for own, ends in lists
     ]
     (found,) = joined(pieces, [0.0, 1.0, 2.0]).hypotheses
-    assert found.text == "A B C A B" and found.as_dict()["sentence_ends"] == [1, 2, 3, 3]
-    (alone,) = joined(pieces[2:], [0.0]).hypotheses
+    assert found.text == "A B A B C" and found.as_dict()["sentence_ends"] == [2, 2, 3, 4]
+    (alone,) = joined(pieces[:1], [0.0]).hypotheses
     assert "sentence_ends" not in alone.as_dict()
 
 
