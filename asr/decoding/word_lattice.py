@@ -284,7 +284,7 @@ def _with(
     token: _Token, added: tuple[float, float, float], scales: RescoringScales, arc: WordArc | None = None
 ) -> _Token:
     am_score, old_lm_score, lm_score = (have + more for have, more in zip(token.scores, added, strict=True))
-    gain = _total(added, int(arc is not None and bool(arc.word) and arc.is_word), scales)
+    gain = _total(added, int(arc is not None and arc.is_word), scales)
     before = token if arc is not None else token.before
     return _Token(token.total + gain, (am_score, old_lm_score, lm_score), arc if arc is not None else token.arc, before)
 
