@@ -286,8 +286,8 @@ class Bundle:
         _require_printable(self.name, str(folder))
         if self.rnn_lm is not None and self.rnn_lm.class_name not in LANGUAGE_MODEL_CLASSES:
             raise AsrError(
-                f"bundle {self.name}: a bundle cannot hold a language model of transformers; leave it out, and give it "
-                "with --rnn-lm when you recognize."
+                f"bundle {self.name}: a bundle cannot hold a language model of transformers; give it with --rnn-lm when "
+                "you recognize."
             )
         self.check()
         if byte_matrices and isinstance(self.acoustic_model.network, OwnFormat) and self.rnn_lm is None:
@@ -411,7 +411,10 @@ def read_rnn_lm(path: str | Path, vocabulary: Vocabulary | None = None) -> Model
     """
     if is_transformer(path):
         if vocabulary is None:
-            raise AsrError(f"{path}: a Transformer has no list of words, so it cannot be used here.")
+            raise AsrError(
+                f"{path}: a bundle cannot hold a language model of transformers; give it with --rnn-lm when you "
+                "recognize."
+            )
         return ModelSpec("TransformerNetwork", {"name": str(path)}, load_transformer(str(path), vocabulary))
     if (Path(path) / FILE_NAME).is_file():
         rnn_lm = Bundle.load(path).rnn_lm
