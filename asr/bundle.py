@@ -286,8 +286,8 @@ class Bundle:
         _require_printable(self.name, str(folder))
         if self.rnn_lm is not None and self.rnn_lm.class_name not in LANGUAGE_MODEL_CLASSES:
             raise AsrError(
-                f"bundle {self.name}: a bundle cannot hold a language model of transformers; give it with --rnn-lm when "
-                "you recognize."
+                f"bundle {self.name}: a bundle cannot hold a language model of transformers; give it with --rnn-lm "
+                "when you recognize."
             )
         self.check()
         if byte_matrices and isinstance(self.acoustic_model.network, OwnFormat) and self.rnn_lm is None:
