@@ -32,6 +32,7 @@ COMMANDS = {
     "hot-words": "rare words found, and false ones, with and without lists of hot words",
     "record-queries": "records the queries of a decoding run, for `query`",
     "mutants": "mutation testing of language models, n-best lists and rescoring",
+    "transformer": "trains a small causal Transformer, for `--rnn-lm transformers:FOLDER`",
     "query-limit": "the hidden-layer work that no exact method can avoid",
 }
 USAGE = "usage: scripts/bench NAME [--quick] [OPTIONS]    (scripts/bench NAME --help lists them)\n\n"

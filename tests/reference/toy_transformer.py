@@ -42,6 +42,9 @@ CONFIGS = {
     "granite": lambda: transformers.GraniteConfig(
         intermediate_size=48, num_key_value_heads=2, logits_scaling=4.0, **LAYERS, **SMALL
     ),
+    "gptj": lambda: transformers.GPTJConfig(
+        n_embd=32, n_layer=2, n_head=4, n_positions=128, rotary_dim=4, tie_word_embeddings=False, **SMALL
+    ),
     "opt": lambda: transformers.OPTConfig(ffn_dim=48, word_embed_proj_dim=32, **LAYERS, **SMALL),
 }
 
@@ -54,6 +57,9 @@ def model_of(kind: str = "llama", scale: float = 8.0) -> nn.Module:
         for parameter in model.parameters():
             if parameter.dim() == 2:
                 parameter.mul_(scale)
+        bias = getattr(model.get_output_embeddings(), "bias", None)  # type: ignore[operator]
+        if bias is not None:
+            bias.normal_()
     return model
 
 
