@@ -6,6 +6,7 @@ import copy
 import math
 import pickle
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -122,15 +123,17 @@ def test_words_that_cannot_be_written() -> None:
     assert after.tolist() == [float(alone)] * 2  # they are not read
 
 
-def test_long_histories_continue_from_their_last_tokens() -> None:
-    network = network_of(max_tokens=64)
+@pytest.mark.parametrize(("kind", "options", "most"), [("llama", {"max_tokens": 64}, 64), ("gpt2", {}, 95)])
+def test_long_histories_continue_from_their_last_tokens(kind: str, options: dict[str, int], most: int) -> None:
+    """GPT-2 has a vector for each of 128 positions: one for the begin, and 32 for the longest word after a history."""
+    network = network_of(kind, **options)
     lm = CachedRNNLM(network)
     context_idx, text, num_shortened = lm.start(1), [0], 0
     for word, tokens in zip(WORDS[:9] * 14, toy.tokens_of(WORDS[:9]) * 14, strict=True):
         log_prob, context_idx = lm.score(context_idx, VOCABULARY.ids_of([word]))
         assert float(log_prob) == pytest.approx(toy.whole_text(network.network, [*text, *tokens], len(text)), abs=1e-3)
-        if len(text) - 1 + len(tokens) > 64:
-            text, num_shortened = [0, *text[len(text) - 32 :]], num_shortened + 1
+        if len(text) - 1 + len(tokens) > most:
+            text, num_shortened = [0, *text[len(text) - most // 2 :]], num_shortened + 1
         text += tokens
     assert num_shortened > 1
 
@@ -186,13 +189,28 @@ def test_states_of_an_earlier_tree_are_found_again() -> None:
     assert scores(CachedRNNLM(network), SENTENCES) == pytest.approx(wanted, abs=1e-3)
 
 
-def test_threads_share_a_network() -> None:
+def test_threads_share_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
     network = network_of(cache_bytes=20_000)
     wanted = [toy.expected(network.network, sentence) for sentence in SENTENCES]
     found: list[list[float]] = []
+    inside = threading.Semaphore(1)
+
+    def alone(method: Any) -> Any:
+        def wrapped(*arguments: Any) -> Any:
+            assert inside.acquire(blocking=False), "two threads change the tree"
+            try:
+                time.sleep(1e-4)
+                return method(*arguments)
+            finally:
+                inside.release()
+
+        return wrapped
+
+    for name in ("extended", "log_prob"):
+        monkeypatch.setattr(TokenTree, name, alone(getattr(TokenTree, name)))
 
     def run() -> None:
-        for _ in range(5):
+        for _ in range(3):
             found.append(scores(CachedRNNLM(network), SENTENCES))
 
     threads = [threading.Thread(target=run) for _ in range(4)]
@@ -200,7 +218,7 @@ def test_threads_share_a_network() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 20
+    assert len(found) == 12
     for each in found:
         assert each == pytest.approx(wanted, abs=1e-3)
 
