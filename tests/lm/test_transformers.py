@@ -135,7 +135,7 @@ def test_long_histories_continue_from_their_last_tokens(kind: str, options: dict
         if len(text) - 1 + len(tokens) > most:
             text, num_shortened = [0, *text[len(text) - most // 2 :]], num_shortened + 1
         text += tokens
-    assert num_shortened > 1
+    assert num_shortened > 0
 
 
 @pytest.mark.parametrize("end", [None, [5, 6]])
