@@ -44,7 +44,7 @@ from asr.decoding.words import WordAligner, can_align, with_final_words, without
 from asr.errors import AsrError
 from asr.graph.context import TIED_STATES, TiedStates
 from asr.graph.decoding_graph import GraphModule
-from asr.kernels.jit import each_in_threads, torch_on_one_thread
+from asr.kernels.jit import each_in_threads, torch_on_one_thread, uncompiled
 from asr.kernels.linear import byte_products
 from asr.kernels.memory import limit_compiled_shapes, no_autograd, on_cpu_by_default, release_now_and_then, to_device
 from asr.lm.hot_words import DEFAULT_SCORE, HotWords
@@ -320,6 +320,7 @@ class Recognizer(nn.Module):
         # Each call comes here. Asking all modules takes a quarter of the time that it takes to set them.
         return super().train(False) if any(module.training for module in self.modules()) else self
 
+    @uncompiled
     @no_autograd()
     def forward(
         self,
@@ -383,6 +384,7 @@ class Recognizer(nn.Module):
         in_order = [dict(sorted(parts.items())) for parts in found]
         return [joined([*parts.values()], [begin / self.sampling_rate for begin in parts]) for parts in in_order]
 
+    @uncompiled
     @no_autograd()
     def speaker_statistics(
         self, audio: Any, sampling_rate: int | None = None, num_samples: Tensor | Sequence[int] | None = None
@@ -421,6 +423,7 @@ class Recognizer(nn.Module):
             )
         return self.acoustic_model
 
+    @uncompiled
     @no_autograd()
     def speaker_transform(
         self, audio: Any, sampling_rate: int | None = None, num_samples: Tensor | Sequence[int] | None = None

@@ -32,7 +32,7 @@ from asr.decoding.warmup import made_up_log_prob, needs_warm_up
 from asr.decoding.words import only_words, spoken, with_final_words, without_sentence_ends
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
-from asr.kernels.jit import torch_on_one_thread
+from asr.kernels.jit import torch_on_one_thread, uncompiled
 from asr.kernels.memory import no_autograd, release_now_and_then
 from asr.lm.interface import LanguageModel
 from asr.models.adaptation import Speaker
@@ -189,6 +189,7 @@ def _is_positive(value: object) -> bool:
 def _one_at_a_time(method: _Method) -> _Method:
     """Decorator that runs a method under its object's lock, without gradients."""
 
+    @uncompiled
     @wraps(method)
     def locked(self: Any, *args: Any, **kwargs: Any) -> Any:
         with self._lock, no_autograd():

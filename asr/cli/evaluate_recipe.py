@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+from asr.cli.main import Parser
 from asr.errors import AsrError
 from asr.reports.evaluation import Evaluation
 from asr.reports.page import PageOptions, make_page
@@ -70,7 +71,7 @@ class Recipe:
         return cls(path, sets, systems)
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(Parser):
     """Raises an error about a system's options."""
 
     def error(self, message: str) -> NoReturn:

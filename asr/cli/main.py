@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple, NoReturn, TextIO
+from typing import Any, NamedTuple, NoReturn, TextIO
 
 from asr import __version__
 from asr.errors import AsrError, printable
@@ -98,7 +98,7 @@ def _group_help(name: str, commands: Mapping[str, str]) -> str:
     return "\n".join([*lines, "", f"'asr {name} COMMAND --help' explains a command."])
 
 
-_NEGATIVE_NUMBER = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$")
+_NEGATIVE_NUMBER = re.compile(r"-((\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|inf(inity)?|nan)$", re.IGNORECASE)
 _EMPTY_OPTION = re.compile(r"--[\w-]+=")
 
 
@@ -115,17 +115,21 @@ def command_named(name: str) -> Command:
     return Command(module.HELP, module.add_arguments, module.run)
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """argparse's parser; takes -1e-1 and -inf for numbers, not for options."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._negative_number_matcher = _NEGATIVE_NUMBER
+
     def error(self, message: str) -> NoReturn:
         """Leaves out the usage of argparse, which fills the screen and hides the message."""
         self.exit(2, f"{self.prog}: error: {message}; see '{self.prog} --help'.\n")
 
 
 def _command_parser(name: str, command: Command) -> argparse.ArgumentParser:
-    parser = _Parser(prog=f"asr {name}", description=command.help, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog=f"asr {name}", description=command.help, formatter_class=argparse.RawDescriptionHelpFormatter)
     command.add_arguments(parser)
-    # argparse takes -1e-1 for an option.
-    parser._negative_number_matcher = _NEGATIVE_NUMBER
     return parser
 
 

@@ -26,6 +26,7 @@ from asr.ctc.word_models import listed_words, ngram_of_spellings, read_ngram, un
 from asr.decoding.build import device_with_loops
 from asr.decoding.online import SHORTEST_COMMIT_SECONDS
 from asr.errors import AsrError
+from asr.kernels.jit import uncompiled
 from asr.kernels.memory import no_autograd, on_cpu_by_default
 from asr.lm.combine import Difference, Interpolated, mapped_to, on_device
 from asr.lm.hot_words import DEFAULT_SCORE, HotWords, with_phrases
@@ -245,6 +246,7 @@ class CTCDecoder:
         if warm_up:
             self._warm_up()
 
+    @uncompiled
     def __call__(self, log_probs: Any, lengths: Any = None, *, nbest: int = 1) -> list[Any]:
         """Decodes one utterance or a batch.
 

@@ -17,6 +17,7 @@ from asr.ctc.prefix_beam import read_chunks
 from asr.ctc.prefix_search import PrefixSearch, Spelled
 from asr.errors import AsrError
 from asr.graph.topology import with_last_boundary
+from asr.kernels.jit import uncompiled
 from asr.kernels.memory import no_autograd
 from asr.text.ctc_tokens import CTCTokens
 
@@ -57,6 +58,7 @@ class CTCStream:
         """The number of frames read so far."""
         return self._num_frames
 
+    @uncompiled
     def accept(self, log_probs: Any) -> None:
         """Reads the next frames (T, C), in the forms that a call of the decoder takes; T may be 0.
 
@@ -72,6 +74,7 @@ class CTCStream:
                 self._reader.accept(frames.log_prob)
         self._num_frames += len(frames.log_prob[0])
 
+    @uncompiled
     def partial(self) -> CTCHypothesis:
         """The best hypothesis so far."""
         self._require_open()
@@ -84,6 +87,7 @@ class CTCStream:
         self._require_open()
         return self._reader.num_stable_words()
 
+    @uncompiled
     def finish(self) -> CTCHypothesis:
         """Ends the stream and returns the best hypothesis."""
         self._require_open()

@@ -114,6 +114,20 @@ def kernel(*, fastmath: bool, allocates: bool = True) -> Callable[[_FunctionT], 
     return mark
 
 
+def uncompiled(function: _FunctionT) -> _FunctionT:
+    """Decorator of a function that runs numba's loops: it runs as it is inside of `torch.compile`, too."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        # Importing torch's compiler takes seconds, so only those who use it do so.
+        if "torch._dynamo" in sys.modules:
+            disable: Any = torch.compiler.disable
+            return disable(function)(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return cast(_FunctionT, call)
+
+
 def has_loops(device: torch.device) -> bool:
     """Whether compiled loops run on a device."""
     return device.type == "cpu" and has_package("numba")

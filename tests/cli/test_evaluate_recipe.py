@@ -80,6 +80,7 @@ def test_what_is_done_stays_and_the_rest_follows(tmp_path, recipe, cuts, evaluat
         ("sets: {a: 3}\nsystems: {x: --mode rnn}", "'a' must be text"),
         ("sets: {a: b}\nsystems: {x: --beam rnn}", "the options of 'x' are not valid: unrecognized arguments: --beam"),
         ("sets: {a: b}\nsystems: {x: --mode rnnn}", "the options of 'x' are not valid: argument --mode"),
+        ("sets: {a: /none}\nsystems: {x: --word-insertion-penalty -1e-3}", "none of its manifests exists"),
         ("sets: {a: /none}\nsystems: {x: --mode rnn}", "none of its manifests exists"),
     ],
 )

@@ -94,6 +94,21 @@ def test_a_misspelled_option_is_one_sentence(capsys, arguments):
     assert "--help'." in error
 
 
+@pytest.mark.parametrize("number", ["-1e-3", "-.5E2", "-inf", "-Infinity", "-nan"])
+def test_a_negative_number_is_no_option(number, monkeypatch):
+    command = main.command_named("transcribe")
+    seen = []
+    monkeypatch.setattr(main, "command_named", lambda _: command._replace(run=lambda args: seen.append(args) or 0))
+    for option in ("word_insertion_penalty", "hot_word_score"):
+        assert main.main(["transcribe", "a.wav", f"--{option.replace('_', '-')}", number]) == 0
+        assert repr(getattr(seen.pop(), option)) == repr(float(number))
+
+
+def test_a_negative_number_is_no_option_of_a_second_command(capsys):
+    assert main.main(["lm", "rnn", "measure", "lm/", "--text", "a", "--ngram-weight", "-1e-3"]) == 2
+    assert "--ngram-weight -0.001: give" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("raised", "code"),
     [(AsrError("No."), 2), (KeyboardInterrupt(), 130), (BrokenPipeError(), 0), (PermissionError(13, "No", "x"), 2)],

@@ -1,4 +1,7 @@
-"""Whoever loads or calls something in `torch.inference_mode()` may go on outside of it, and the other way round."""
+"""Whoever loads or calls something in `torch.inference_mode()` may go on outside of it, and the other way round.
+
+`torch.compile` changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import pytest
 import torch
 
 import asr
+from asr.ctc import CTCDecoder
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
 from asr.recognizer import Recognizer
@@ -42,6 +46,42 @@ def test_what_prepare_warms_up_is_what_recognition_runs(tiny_bundle_folder, monk
     recognizer(tones(SENTENCES[0]), RATE)
     assert 0 < warmed_up < len(modes)
     assert set(modes) == {(False, False)}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(torch, "compile"), reason="needs torch.compile")
+def test_torch_compile_traces_no_loops_of_numba(tiny_bundle_folder):
+    recognizer = asr.load(tiny_bundle_folder)
+    samples = tones(SENTENCES[0])
+    expected = recognizer(samples, RATE)[0].text
+    compiled = torch.compile(recognizer)
+    assert [compiled(samples, RATE)[0].text for _ in range(2)] == [expected] * 2
+    assert torch.compile(lambda audio: recognizer(audio * 1.0, RATE)[0].text)(samples) == expected
+    streams = StreamingRecognizer(recognizer)
+    stream = streams.open(RATE)
+
+    def heard(audio):
+        streams.push(stream, audio * 1.0)
+        streams.close(stream)
+        return [result.text for result in streams.step() if result.is_final]
+
+    assert torch.compile(heard)(samples) == [expected]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(torch, "compile"), reason="needs torch.compile")
+def test_torch_compile_traces_no_loops_of_a_ctc_decoder():
+    pytest.importorskip("kaldifst", reason="compiling graphs needs kaldifst")
+    decoder = CTCDecoder(["-", "|", "a", "b"], words=["ab", "ba"])
+    log_probs = torch.randn((20, 4), generator=torch.Generator().manual_seed(0)).log_softmax(1)
+    expected, stream = decoder(log_probs)[0], decoder.stream()
+
+    def streamed(frames):
+        stream.accept(frames * 1.0)
+        return stream.partial().text, stream.finish()
+
+    assert torch.compile(lambda frames: decoder(frames * 1.0)[0])(log_probs) == expected
+    assert torch.compile(streamed)(log_probs)[1] == expected
 
 
 @pytest.mark.slow
