@@ -225,6 +225,32 @@ def test_extractor_and_tokenizer_come_from_where_the_network_comes_from(
     assert given["ModelForCTC"] == {**shared, "torch_dtype": torch.bfloat16}
 
 
+def test_a_network_of_many_languages_comes_with_the_letters_of_the_chosen_one(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    from safetensors.torch import save_file
+
+    letters = {"eng": ["<pad>", "|", "a", "b"], "fra": ["<pad>", "|", "é", "a", "b"]}
+    (tmp_path / "vocab.json").write_text(
+        json.dumps({language: {symbol: n for n, symbol in enumerate(symbols)} for language, symbols in letters.items()})
+    )
+    for language, symbols in letters.items():
+        config = transformers.Wav2Vec2Config(
+            vocab_size=len(symbols), hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
+            conv_dim=(8,) * 7, num_conv_pos_embeddings=2, num_conv_pos_embedding_groups=2, adapter_attn_dim=4,
+        )  # fmt: skip
+        network = transformers.Wav2Vec2ForCTC(config)
+        save_file(network._get_adapters(), tmp_path / f"adapter.{language}.safetensors")
+        if language == "eng":
+            network.save_pretrained(tmp_path)
+    unknown = {"unk_token": "<pad>", "bos_token": None, "eos_token": None}
+    path = str(tmp_path / "vocab.json")
+    transformers.Wav2Vec2CTCTokenizer(path, target_lang="eng", **unknown).save_pretrained(tmp_path)
+    transformers.Wav2Vec2FeatureExtractor().save_pretrained(tmp_path)
+    for options, language in (({}, "eng"), ({"target_lang": "fra", "ignore_mismatched_sizes": True}, "fra")):
+        model = load_acoustic_model(f"transformers:{tmp_path}", **options)
+        assert list(model.tokens.symbols) == letters[language]
+
+
 def test_frame_shift_of_a_transformers_network_with_an_adapter(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     (tmp_path / "vocab.json").write_text(json.dumps({"<pad>": 0, "<unk>": 1, "|": 2, "A": 3, "B": 4}))

@@ -183,11 +183,13 @@ def load(name: str, **options: Any) -> TransformersModel:
     # By default, transformers asks on standard input whether to run the code in a folder.
     options = {"trust_remote_code": False, **options}
     of_files = {option: value for option, value in options.items() if option in _OPTIONS_OF_FILES}
+    # Networks of many languages (MMS) have letters for each.
+    language = {"target_lang": options["target_lang"]} if "target_lang" in options else {}
     try:
         network, info = transformers.AutoModelForCTC.from_pretrained(name, output_loading_info=True, **options)
         _check_complete(name, info["missing_keys"])
         extractor = transformers.AutoFeatureExtractor.from_pretrained(name, **of_files)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(name, **of_files)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name, **of_files, **language)
     except AsrError:
         raise
     except Exception as error:  # of any class, if a file is damaged
