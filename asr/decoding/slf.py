@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from asr.decoding.lattice import Lattice
 from asr.decoding.lattice_links import MAX_LINKS, NO_ARC, NO_TOKEN, Link, frame_links, lattice_from_links, links_of
@@ -45,6 +45,7 @@ _ABBREVIATIONS = {
     "language": "l",
     "ngram": "n",
 }
+_OF_NODES = ("W", "a", "r")  # fields that nodes may have instead of the links that lead to them
 _FRAME_SECONDS = re.compile(r"# frame_seconds=(\S+)")
 
 
@@ -184,15 +185,22 @@ def _read_file(path: Path) -> _SlfFile:
         src, dst = fields.get("S", ""), fields.get("E", "")
         if src not in nodes or dst not in nodes:
             raise AsrError(f"{where}: a link must lead from a node (S=) to a node (E=) of the file.")
-        word = fields.get("W", nodes[dst].get("W", ""))
-        links.append(_SlfLink(where, number_of[src], number_of[dst], word, fields))
+        # SRILM writes the words, and if asked to, the acoustic scores of links at the nodes that they lead to.
+        fields = {**{name: nodes[dst][name] for name in _OF_NODES if name in nodes[dst]}, **fields}
+        links.append(_SlfLink(where, number_of[src], number_of[dst], fields.get("W", ""), fields))
     entered, left = {link.dst for link in links}, {link.src for link in links}
-    starts = [number for number in range(len(nodes)) if number not in entered]
+    starts = _named("start", header, nodes) or [number for number in range(len(nodes)) if number not in entered]
     if len(starts) != 1:
         raise AsrError(f"{path}: the lattice must have one first node, not {len(starts)}.")
-    seconds = {number_of[name]: finite_number(node["t"], str(path)) for name, node in nodes.items() if "t" in node}
-    ends = [number for number in range(len(nodes)) if number not in left]
+    unit = finite_number(header.get("tscale", "1"), str(path))
+    seconds = {number_of[name]: unit * finite_number(node["t"], str(path)) for name, node in nodes.items() if "t" in node}
+    ends = _named("end", header, nodes) or [number for number in range(len(nodes)) if number not in left]
     return _SlfFile(path, header, len(nodes), seconds, links, starts[0], ends, _log_of_base(header, path))
+
+
+def _named(field: str, header: Mapping[str, str], nodes: Mapping[str, Any]) -> list[int]:
+    """The number of the node that SRILM names in the header; none if it does not."""
+    return [number for number, name in enumerate(nodes) if name == header.get(field)]
 
 
 def read_slf(

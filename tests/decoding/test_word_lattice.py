@@ -258,6 +258,29 @@ def test_scores_of_srilm_count_as_the_header_says(folder: Path) -> None:
     assert read_slf_lattice(folder / "talk.slf").arcs[2].lm_score == pytest.approx(-1.5 * math.log(10))
 
 
+def test_acoustic_scores_of_srilm_at_nodes(folder: Path) -> None:
+    """`-htk-scores-on-nodes`; what a link has itself comes first."""
+    text = SLF.replace("W=PAT", "W=PAT a=-1.0").replace("E=1 a=-1.0", "E=1").replace("W=ZEBRA", "W=ZEBRA a=-7 r=-9")
+    text = text.replace("l=-0.5\n", "l=-0.5 r=0\n")
+    expected = read_slf_lattice(folder / "talk.slf")
+    (folder / "talk.slf").write_text(text)
+    assert read_slf_lattice(folder / "talk.slf") == expected
+
+
+def test_nodes_that_srilm_names_begin_and_end_the_lattice(folder: Path, lm: NgramLM) -> None:
+    text = SLF.replace("N=4 L=4", "start=0\nend=3\nN=6 L=6").replace("J=0", "I=4 W=CAT\nI=5 W=CAT\nJ=0")
+    (folder / "talk.slf").write_text(f"{text}J=4 S=4 E=3 a=0 l=0\nJ=5 S=0 E=5 a=0 l=0\n")
+    lattice = read_slf_lattice(folder / "talk.slf")
+    assert (lattice.start, lattice.final) == (0, {3: (0.0, 0.0)})
+    (folder / "talk.slf").write_text(SLF)
+    assert rescore_lattice(lattice, lm, SCALES) == rescore_lattice(read_slf_lattice(folder / "talk.slf"), lm, SCALES)
+
+
+def test_times_of_htk_have_the_unit_of_the_header(folder: Path) -> None:
+    (folder / "talk.slf").write_text(SLF.replace("base=10", "base=10 tscale=0.001").replace("t=0.25", "t=250"))
+    assert read_slf_lattice(folder / "talk.slf").time == pytest.approx({0: 0.0, 1: 0.25, 2: 0.25, 3: 0.0008})
+
+
 LONG_NAMES = {"N": "NODES", "L": "LINKS", "t": "time", "W": "WORD", "S": "START", "E": "END", "a": "acoustic"}
 
 
