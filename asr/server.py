@@ -143,19 +143,27 @@ class Conversation:
         streams: the streams of all connections.
         socket: the connection.
         sampling_rate: of the samples, in Hz, unless the client says otherwise.
+        idle_seconds: how long the client may take to read a message.
     """
 
-    def __init__(self, streams: LiveStreams, socket: web.WebSocketResponse, sampling_rate: int) -> None:
+    def __init__(
+        self, streams: LiveStreams, socket: web.WebSocketResponse, sampling_rate: int, idle_seconds: float
+    ) -> None:
         self._streams = streams
         self._socket = socket
         self._rate = sampling_rate
+        self._idle_seconds = idle_seconds
         self._shows_words = True
         self._stream: int | None = None
         self._rest = b""  # half a sample
         self._partial = ""
 
     async def run(self, next_message: Callable[[], Awaitable[Any]]) -> None:
-        """Answers messages until the client ends, or `next_message` returns None."""
+        """Answers messages until the client ends, or `next_message` returns None.
+
+        Raises:
+            ConnectionError: the client is gone, or reads no answers.
+        """
         try:
             while (message := await next_message()) is not None:
                 if message.type == WSMsgType.BINARY:
@@ -167,11 +175,24 @@ class Conversation:
                     return
             await self._answer(await self._close_stream())
         except AsrError as error:
-            await self._socket.send_json({"error": str(error)})
-            await self._socket.close(code=WSCloseCode.POLICY_VIOLATION)
+            await self._send({"error": str(error)})
+            await self.close(WSCloseCode.POLICY_VIOLATION)
         finally:
             with suppress(AsrError):
                 await self._close_stream()
+
+    async def close(self, code: WSCloseCode) -> None:
+        """Closes the connection; errors as for `run`."""
+        await self._in_time(self._socket.close(code=code))
+
+    async def _send(self, record: dict[str, Any]) -> None:
+        await self._in_time(self._socket.send_json(record))
+
+    async def _in_time(self, sending: Awaitable[object]) -> None:
+        try:
+            await asyncio.wait_for(sending, self._idle_seconds)
+        except asyncio.TimeoutError:  # in Python 3.10, not the TimeoutError of other modules
+            raise ConnectionError("the client reads no answers") from None
 
     async def _follow_text(self, text: str) -> bool:
         """Follows a text message -> whether it was the last one."""
@@ -222,13 +243,13 @@ class Conversation:
         for result in found:
             self._partial = "" if result.is_final else result.text
         if not final and self._stream is not None:
-            await self._socket.send_json({"partial": self._partial})
+            await self._send({"partial": self._partial})
             return
         words = [word for result in final for word in result.words]
         record: dict[str, Any] = {"text": " ".join(word.text for word in words)}
         if words and self._shows_words:
             record = {"result": [_vosk_word(word) for word in words], **record}
-        await self._socket.send_json(record)
+        await self._send(record)
 
 
 def _vosk_word(word: Word) -> dict[str, Any]:
@@ -296,11 +317,15 @@ class Server:
         socket = web.WebSocketResponse(max_msg_size=_MAX_MESSAGE_BYTES)
         if not socket.can_prepare(request).ok:
             return web.Response(text="Connect with a WebSocket, or POST a recording to /v1/audio/transcriptions.\n")
-        with self._place(), suppress(ConnectionError):  # of clients that do not wait for an answer
-            await socket.prepare(request)
-            conversation = Conversation(self._streams, socket, self._recognizer.sampling_rate)
-            await conversation.run(lambda: self._next_message(socket))
-            await socket.close(code=WSCloseCode.GOING_AWAY if self._is_ending.is_set() else WSCloseCode.OK)
+        with self._place():
+            with suppress(ConnectionError):  # of clients that do not wait for an answer, or read none
+                await socket.prepare(request)
+                rate = self._recognizer.sampling_rate
+                conversation = Conversation(self._streams, socket, rate, self._options.idle_seconds)
+                await conversation.run(lambda: self._next_message(socket))
+                await conversation.close(WSCloseCode.GOING_AWAY if self._is_ending.is_set() else WSCloseCode.OK)
+            if request.transport is not None and request.transport.get_write_buffer_size():
+                request.transport.abort()  # otherwise it stays open until the client has read everything
         return socket
 
     @contextmanager

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from aiohttp import ClientError, ClientSession, ClientWebSocketResponse, FormData, WSCloseCode, WSMsgType
+from aiohttp import ClientError, ClientSession, ClientWebSocketResponse, FormData, WSCloseCode, WSMessage, WSMsgType
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -22,7 +22,7 @@ import asr
 from asr.audio.io import AudioFile
 from asr.errors import AsrError
 from asr.recognizer import Recognizer
-from asr.server import Server, ServerOptions
+from asr.server import Conversation, LiveStreams, Server, ServerOptions
 from asr.streaming import StreamingOptions, StreamingRecognizer, recognize_stream
 from asr.testing.tones import RATE, TEXT, tones
 
@@ -264,6 +264,24 @@ def test_silent_connections_get_their_last_words_and_are_ended(recognizer, strea
 
     answer, *then = serve(recognizer, streaming, talk, idle_seconds=0.2)
     assert answer["text"] == " ".join(SENTENCES[0]) and then == [WSMsgType.CLOSE, WSCloseCode.OK]
+
+
+def test_a_client_that_reads_no_answers_is_given_up(streaming):
+    class Unread:
+        async def send_json(self, record: dict) -> None:
+            await asyncio.Event().wait()
+
+    async def message() -> WSMessage:
+        return WSMessage(WSMsgType.BINARY, as_bytes(tones(SENTENCES[0])), None)
+
+    async def session() -> None:
+        streams = LiveStreams(streaming)
+        with pytest.raises(ConnectionError, match="reads no answers"):
+            await asyncio.wait_for(Conversation(streams, Unread(), RATE, 0.1).run(message), 10)
+        streams.shut_down()
+
+    asyncio.run(session())
+    assert not streaming._streams
 
 
 def test_open_streams_get_their_last_words_when_the_server_ends(recognizer, streaming):

@@ -193,7 +193,9 @@ def _read_file(path: Path) -> _SlfFile:
     if len(starts) != 1:
         raise AsrError(f"{path}: the lattice must have one first node, not {len(starts)}.")
     unit = finite_number(header.get("tscale", "1"), str(path))
-    seconds = {number_of[name]: unit * finite_number(node["t"], str(path)) for name, node in nodes.items() if "t" in node}
+    seconds = {
+        number_of[name]: unit * finite_number(node["t"], str(path)) for name, node in nodes.items() if "t" in node
+    }
     ends = _named("end", header, nodes) or [number for number in range(len(nodes)) if number not in left]
     return _SlfFile(path, header, len(nodes), seconds, links, starts[0], ends, _log_of_base(header, path))
 
