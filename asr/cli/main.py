@@ -98,7 +98,8 @@ def _group_help(name: str, commands: Mapping[str, str]) -> str:
     return "\n".join([*lines, "", f"'asr {name} COMMAND --help' explains a command."])
 
 
-_NEGATIVE_NUMBER = re.compile(r"-((\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|inf(inity)?|nan)$", re.IGNORECASE)
+# What argparse takes for a value, not for an option; by default, not -1e-1 and -inf.
+NEGATIVE_NUMBER = re.compile(r"-((\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|inf(inity)?|nan)$", re.IGNORECASE)
 _EMPTY_OPTION = re.compile(r"--[\w-]+=")
 
 
@@ -116,11 +117,11 @@ def command_named(name: str) -> Command:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's parser; takes -1e-1 and -inf for numbers, not for options."""
+    """argparse's parser, with `NEGATIVE_NUMBER`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._negative_number_matcher = _NEGATIVE_NUMBER
+        self._negative_number_matcher = NEGATIVE_NUMBER
 
     def error(self, message: str) -> NoReturn:
         """Leaves out the usage of argparse, which fills the screen and hides the message."""

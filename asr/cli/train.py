@@ -26,6 +26,7 @@ from pytorch_lightning.cli import LightningCLI
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
+from asr.cli.main import NEGATIVE_NUMBER
 from asr.cli.options import hint
 from asr.distributed import largest
 from asr.errors import AsrError
@@ -257,6 +258,11 @@ class _CLI(LightningCLI):  # type: ignore[misc]
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # a static method of Lightning's
         """The arguments of the trainer's method that the command line does not offer."""
         return {self._name: LightningCLI.subcommands()[self._name]}
+
+    def init_parser(self, **kwargs: Any) -> Any:
+        parser = super().init_parser(**kwargs)
+        parser._negative_number_matcher = NEGATIVE_NUMBER
+        return parser
 
     def _parse_ckpt_path(self) -> None:
         """Leaves the model to the recipe. Lightning 2.6 would take classes and arguments from the checkpoint, and read

@@ -83,6 +83,7 @@ def test_a_misspelled_option_is_refused_not_completed(tmp_path, capsys, option):
         (["--trainer.accumulate_grad_batches", "0"], "trainer.accumulate_grad_batches is 0; give 1 or more."),
         (["--trainer.log_every_n_steps", "-1"], "trainer.log_every_n_steps is -1; give 0 or more."),
         (["--trainer.gradient_clip_val", "-0.5"], "trainer.gradient_clip_val is -0.5; give 0 or more."),
+        (["--trainer.gradient_clip_val", "-5e-1"], "trainer.gradient_clip_val is -0.5; give 0 or more."),
         (["--trainer.precision", "16-true"], "trainer.precision is 16-true, which would round the weights to 16 bits"),
         (["--trainer.precision", "bf16-true"], "give bf16-mixed or 32."),
         (["--trainer.num_sanity_val_steps", "-2"], "trainer.num_sanity_val_steps is -2; give -1 or more."),
