@@ -2,11 +2,11 @@
 
 A node is a history of tokens; its parent is the history without the last one. For each node the tree keeps the keys and
 values of its last token in all layers, so that no token is read twice after the same tokens. All nodes that are missing
-at one moment, of any length and of all utterances, go through the network as one sequence in one run. The attention
-mask of that run lets each token see itself and the tokens of its own history ("tree attention", Miao et al., 2024).
+at one moment, of any length and of all utterances, go through the network in one run. The attention mask of that run
+lets each token see itself and the tokens of its own history ("tree attention", Miao et al., 2024).
 
 Shapes: Q queries, R new nodes, A earlier nodes that new ones see, D tokens of the longest history, C tokens of the
-vocabulary, L layers, E heads, K width of a key, H width of the last layer.
+vocabulary, G groups of nodes, E heads, K width of a key, H width of the last layer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROOT = 0
 """The node of the history that has nothing but the token that begins every text."""
 
 _FIRST_NODES = 1024
-# A run of the network has at most so many tokens, and so many scores.
+# A run of the network has about so many tokens at most, in groups of so many, and so many scores.
 _MOST_TOKENS = 512
 _GROUP = 16
 _MOST_SCORES = 1 << 25
@@ -114,6 +114,7 @@ class TokenTree:
             slot, _ = self._edges.find(key)
         return self._edges.values.index_select(0, slot)
 
+    @torch.no_grad()
     def log_prob(self, node: Tensor, token: Tensor) -> Tensor:
         """log P(token | history) of nodes (Q,) and tokens (Q,) -> (Q,) float32, all on the host."""
         self._read(node)
@@ -125,6 +126,7 @@ class TokenTree:
             score = score + self._bias.index_select(0, token).float()
         return (self._factor * score - self._log_sum.index_select(0, row)).cpu()
 
+    @torch.no_grad()
     def checked_factor(self) -> float:
         """Compares a small tree with whole texts.
 
@@ -139,9 +141,8 @@ class TokenTree:
         text = torch.randint(size, (2, num_tokens), generator=generator)
         text[:, 0] = self._begin_id
         text[1, 1:3] = text[0, 1:3]  # two texts that begin alike
-        with torch.no_grad():
-            wanted = self._network(input_ids=text.to(self.device)).logits.float()
-            scores = self._scores(self._layers(input_ids=text.to(self.device)).last_hidden_state)
+        wanted = self._network(input_ids=text.to(self.device)).logits.float()
+        scores = self._scores(self._layers(input_ids=text.to(self.device)).last_hidden_state)
         factor = float((wanted * scores).sum() / (scores * scores).sum())
         self._factor *= factor
         if not self._are_near(factor * scores, wanted):
@@ -155,7 +156,7 @@ class TokenTree:
             nodes.append(node)
         node, some = torch.stack(nodes, dim=1).flatten(), torch.randperm(size, generator=generator)[:_NUM_CHECKED]
         try:
-            self._read(nodes[2])  # others then find a part of their histories known
+            self._read(nodes[2])  # the others then find a part of their histories known
             scores = self.log_prob(node.repeat_interleave(len(some)), some.repeat(len(node))).view(len(node), -1)
         except Exception as error:  # of any class: networks read these arguments in their own ways
             raise AsrError(f"{self._name}: {_NO_TREE}; {_CURE}.") from error
@@ -238,14 +239,13 @@ class TokenTree:
         mask.masked_fill_(~is_seen[:, None, :, :-1], torch.finfo(dtype).min)
         node = pad_sequence(groups, batch_first=True)
         cache = self._cache_of(pad_sequence(held, batch_first=True).to(self.device))
-        with torch.no_grad():
-            found = self._layers(
-                input_ids=self._token[node].to(self.device),
-                position_ids=self._depths_of(node).to(self.device),
-                attention_mask=mask.to(self.device),
-                use_cache=True,
-                **{self._cache_name: cache},
-            )
+        found = self._layers(
+            input_ids=self._token[node].to(self.device),
+            position_ids=self._depth[node].to(self.device),
+            attention_mask=mask.to(self.device),
+            use_cache=True,
+            **{self._cache_name: cache},
+        )
         # A node that is missing above several groups is in each of them; one of its places counts.
         place = torch.cat([number * num_new + torch.arange(len(group)) for number, group in enumerate(groups)])
         one, _ = first_of_each(every)
@@ -269,10 +269,6 @@ class TokenTree:
         self._row[every[one]] = torch.arange(begin, end)
         self._num_rows = end
         self.num_read += len(every)
-
-    def _depths_of(self, node: Tensor) -> Tensor:
-        """How many tokens come before the last one of the histories of nodes."""
-        return self._depth[node]
 
     def _cache_of(self, row: Tensor) -> Any:
         """The keys and values of rows (G, A), as the network takes them."""

@@ -12,10 +12,11 @@ Shapes: Q queries, S state width, U tokens of the longest spelling, M tokens tha
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,6 @@ CASES = {
 }
 """How words are written for the network."""
 
-MOST_TOKENS = 128
 _CACHE_BYTES = 1 << 30
 # Words whose tokens are counted to choose the case.
 _NUM_SAMPLED = 1000
@@ -49,6 +49,9 @@ _NO_TOKEN, _NOT_SPELLED = -1, -2
 _LONGEST_SPELLING = 32
 # State columns before the tokens: generation and node of the tree, where the history was last found; number of tokens.
 _GENERATION, _NODE, _NUM_TOKENS, _NUM_COLUMNS = range(4)
+# The options of `load` that are of `TransformerNetwork`, and those that say where a tokenizer's files are, too.
+_OPTIONS = ("case", "begin", "end", "unknown_score", "max_tokens", "cache_bytes")
+_OPTIONS_OF_FILES = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 _FILES = "config.json, model.safetensors, tokenizer.json and tokenizer_config.json"
 
 
@@ -102,10 +105,7 @@ class Spelling:
         (before, *tokens) = encoded = self._tokenizer(texts, add_special_tokens=False)["input_ids"]
         # Characters that the tokenizer does not know are missing.
         read = self._tokenizer.batch_decode(encoded, clean_up_tokenization_spaces=False)
-        is_whole = [
-            "".join(one.split()).casefold() == "".join(text.split()).casefold()
-            for one, text in zip(read, texts, strict=True)
-        ]
+        is_whole = [_letters(one) == _letters(text) for one, text in zip(read, texts, strict=True)]
         return [
             one[len(before) :][:_LONGEST_SPELLING] if whole and one[: len(before)] == before else []
             for one, whole in zip(tokens, is_whole[1:], strict=True)
@@ -150,7 +150,7 @@ class TransformerNetwork(nn.Module, StatefulNetwork):
         begin: int | None = None,
         end: Sequence[int] | None = None,
         unknown_score: float = -15.0,
-        max_tokens: int = MOST_TOKENS,
+        max_tokens: int = 128,
         cache_bytes: int = _CACHE_BYTES,
         name: str = "",
     ) -> None:
@@ -218,8 +218,7 @@ class TransformerNetwork(nn.Module, StatefulNetwork):
         A sentence that follows others begins with the end of the last one.
         """
         state = state.clone()
-        with self._lock:
-            tree = self._ready_tree()
+        with self._locked_tree() as tree:
             node = self._nodes(tree, state)
             tokens = self._spelling(word_id)
             tokens = torch.cat((tokens, tokens.new_full((len(tokens), len(self._spelling.end)), _NO_TOKEN)), dim=1)
@@ -245,8 +244,7 @@ class TransformerNetwork(nn.Module, StatefulNetwork):
 
     def log_prob(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
         """hidden (Q, S), states -> log_prob (Q,)."""
-        with self._lock:
-            tree = self._ready_tree()
+        with self._locked_tree() as tree:
             node, spelled = self._nodes(tree, hidden), self._spelling(word_id)
             nodes, tokens, queries = [], [], []
             active = torch.arange(len(word_id))
@@ -263,11 +261,18 @@ class TransformerNetwork(nn.Module, StatefulNetwork):
         total.masked_fill_(spelled[:, 0] < 0, self._unknown_score)
         return total.masked_fill_(word_id <= BOS_ID, -math.inf)
 
-    def _ready_tree(self) -> TokenTree:
-        if self._tree is None:
-            self._tree = TokenTree(self.network, self._begin_id, self._cache_bytes, self.name, self._factor)
-        self._tree.make_room()
-        return self._tree
+    @contextlib.contextmanager
+    def _locked_tree(self) -> Iterator[TokenTree]:
+        """The tree, for one thread at a time. If a call is interrupted, it may be half changed, and is dropped."""
+        with self._lock:
+            if self._tree is None:
+                self._tree = TokenTree(self.network, self._begin_id, self._cache_bytes, self.name, self._factor)
+            self._tree.make_room()
+            try:
+                yield self._tree
+            except BaseException:
+                self._tree = None
+                raise
 
     def _nodes(self, tree: TokenTree, state: Tensor) -> Tensor:
         """The nodes (Q,) of states (Q, S); those that the tree has forgotten are created again."""
@@ -330,11 +335,12 @@ def load(name: str, vocabulary: Vocabulary, **options: Any) -> TransformerNetwor
     options["trust_remote_code"] = False
     try:
         network, info = transformers.AutoModelForCausalLM.from_pretrained(name, output_loading_info=True, **options)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        where = {option: options[option] for option in _OPTIONS_OF_FILES if option in options}
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False, **where)
     except Exception as error:  # of any class, if a file is damaged
-        where = "the folder must have" if Path(name).is_dir() else "without a network connection, give a folder with"
+        cure = "the folder must have" if Path(name).is_dir() else "without a network connection, give a folder with"
         raise AsrError(
-            f"{KIND}{name}: the language model cannot be loaded ({in_one_line(error)}); {where} {_FILES}."
+            f"{KIND}{name}: the language model cannot be loaded ({in_one_line(error)}); {cure} {_FILES}."
         ) from error
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])
@@ -343,6 +349,3 @@ def load(name: str, vocabulary: Vocabulary, **options: Any) -> TransformerNetwor
             "that was trained as a causal language model."
         )
     return TransformerNetwork(network, tokenizer, vocabulary, name=f"{KIND}{name}", **ours)
-
-
-_OPTIONS = ("case", "begin", "end", "unknown_score", "max_tokens", "cache_bytes")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import pickle
 import threading
@@ -293,11 +294,34 @@ def test_networks_without_keys_and_values_are_refused() -> None:
         TransformerNetwork(model, toy.TOKENIZER, VOCABULARY)
 
 
-def test_a_tree_that_is_read_wrongly_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check fails if positions are ignored."""
-    monkeypatch.setattr(TokenTree, "_depths_of", lambda self, node: torch.zeros_like(node))
+def test_networks_that_ignore_positions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = transformers.GPT2Model.forward
+
+    @functools.wraps(forward)
+    def without_positions(*arguments: Any, position_ids: Any = None, **options: Any) -> Any:
+        return forward(*arguments, **options)
+
+    monkeypatch.setattr(transformers.GPT2Model, "forward", without_positions)
     with pytest.raises(AsrError, match="cannot read several texts"):
         network_of("gpt2")
+
+
+def test_an_interrupted_call_leaves_no_half_changed_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = network_of()
+    wanted = [toy.expected(network.network, sentence) for sentence in SENTENCES]
+    for name, new in (("_new_nodes", "FOX OVER FOX"), ("_reserve", "OVER FOX OVER"), ("_read", "DOG DOG DOG")):
+        lm = CachedRNNLM(network)
+        scores(lm, SENTENCES[:1])
+        with monkeypatch.context() as patch:
+            patch.setattr(TokenTree, name, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                scores(lm, [new.split()])
+        expected = toy.expected(network.network, new.split())
+        assert scores(CachedRNNLM(network), [*SENTENCES, new.split()]) == pytest.approx([*wanted, expected], abs=1e-3)
+
+
+def interrupted(*_: Any) -> None:
+    raise KeyboardInterrupt
 
 
 def test_scores_that_are_not_products_are_refused() -> None:
