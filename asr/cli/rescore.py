@@ -7,7 +7,7 @@ import itertools
 import json
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -161,7 +161,7 @@ def run(args: argparse.Namespace) -> int:
     ]
     require_writable(*outputs, inputs=inputs)
     # Everything is read before the language model is loaded, which may take longer.
-    utterances = list(_utterances(args, frame_seconds))
+    utterances, has_failed = _read_utterances(args, frame_seconds)
     if not utterances:
         raise AsrError(
             f"{' '.join(args.inputs)}: there are no lattices or n-best lists; the other recognizer wrote none."
@@ -184,7 +184,7 @@ def run(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     lm = language_model(args, utterances)
-    lines, has_failed = [], False
+    lines = []
     for utterance in utterances:
         ranked = _rescored(args, utterance, lm, max_contexts)
         if not ranked:
@@ -207,29 +207,49 @@ class _Utterance(NamedTuple):
     needs_words: bool = False
 
 
-def _utterances(args: argparse.Namespace, frame_seconds: float) -> Iterator[_Utterance]:
+def _read_utterances(args: argparse.Namespace, frame_seconds: float) -> tuple[list[_Utterance], bool]:
+    """The utterances of all inputs that can be read, and whether there are others, whose errors are printed.
+
+    Raises:
+        AsrError: no input can be read.
+    """
     words = read_word_ids(args.words) if args.words else None
+    found: list[_Utterance] = []
+    errors: list[AsrError] = []
     for path in itertools.chain.from_iterable(map(_expanded, map(Path, args.inputs))):
-        if path.is_dir():
-            needs_words = has_word_ids(path)
-            for name, candidates in read_n_best_folder(path, words).items():
-                yield _Utterance(name, candidates, needs_words=needs_words)
-            continue
-        kind = _kind(path)
-        if kind in ("kaldi", "k2") and words is None:
-            raise AsrError(f"{path}: its words are numbers; give --words, the words.txt that defines them.")
-        if kind == "slf":
-            lattice = read_slf_lattice(path)
-            yield _Utterance(lattice.name, lattice, has_seconds=True)
-        elif kind == "k2":
-            for lattice in read_k2_lattices(path, words or {}, frame_seconds):
-                yield _Utterance(lattice.name, lattice, needs_words=True)
-        elif kind == "kaldi":
-            for lattice in read_kaldi_archive(path, words or {}, frame_seconds):
-                yield _Utterance(lattice.name, lattice, needs_words=True)
-        else:
-            for name, candidates in read_n_best(path).items():
-                yield _Utterance(name, candidates)
+        try:
+            for utterance in _utterances(path, words, frame_seconds):
+                found.append(utterance)
+        except AsrError as error:
+            errors.append(error)
+    if errors and not found:
+        raise errors[0]
+    for one in errors:
+        print(f"asr: error: {one}", file=sys.stderr)
+    return found, bool(errors)
+
+
+def _utterances(path: Path, words: Mapping[int, str] | None, frame_seconds: float) -> Iterator[_Utterance]:
+    if path.is_dir():
+        needs_words = has_word_ids(path)
+        for name, candidates in read_n_best_folder(path, words).items():
+            yield _Utterance(name, candidates, needs_words=needs_words)
+        return
+    kind = _kind(path)
+    if kind in ("kaldi", "k2") and words is None:
+        raise AsrError(f"{path}: its words are numbers; give --words, the words.txt that defines them.")
+    if kind == "slf":
+        lattice = read_slf_lattice(path)
+        yield _Utterance(lattice.name, lattice, has_seconds=True)
+    elif kind == "k2":
+        for lattice in read_k2_lattices(path, words or {}, frame_seconds):
+            yield _Utterance(lattice.name, lattice, needs_words=True)
+    elif kind == "kaldi":
+        for lattice in read_kaldi_archive(path, words or {}, frame_seconds):
+            yield _Utterance(lattice.name, lattice, needs_words=True)
+    else:
+        for name, candidates in read_n_best(path).items():
+            yield _Utterance(name, candidates)
 
 
 def _expanded(path: Path) -> list[Path]:
@@ -261,8 +281,9 @@ def _kind(path: Path) -> str:
     if is_binary_lattice(head):
         return "kaldi"
     lines = head.split(b"\n")
-    is_archive = len(lines) > 1 and len(lines[0].split()) == 1 and lines[1].split()[:1] == [b"0"]
-    return "kaldi" if is_archive else "list"
+    # After a name comes a lattice, which may be empty; a list has the words on the same line, or at least a tab.
+    is_name = len(lines) > 1 and len(lines[0].split()) == 1 and b"\t" not in lines[0]
+    return "kaldi" if is_name and lines[1].split()[:1] in ([], [b"0"]) else "list"
 
 
 def language_model(args: argparse.Namespace, utterances: Iterable[_Utterance] = ()) -> LanguageModel:

@@ -96,11 +96,13 @@ def read_kaldi_lattices(path: str | Path, num_words: int) -> Iterator[tuple[str,
         AsrError: the file cannot be read, or a line is not part of a lattice; the message names the line.
     """
     for name, start, arcs in _archive(Path(path)):
+        if not arcs:
+            raise AsrError(f"{path}: {name}: the lattice is empty.")
         yield name, _frame_lattice(f"{path}: {name}", start, arcs, num_words)
 
 
 def read_kaldi_archive(path: str | Path, words: Mapping[int, str], frame_seconds: float) -> Iterator[WordLattice]:
-    """Reads the lattices of an archive, for rescoring.
+    """Reads the lattices of an archive, for rescoring; one that the other recognizer left empty has no sentence.
 
     Args:
         path: the archive, binary (`lat.1.gz`) or text, as `lattice-copy ark:lat.1 ark,t:lat.txt` writes it.
@@ -122,10 +124,7 @@ def _archive(path: Path) -> Iterator[tuple[str, int, list[_Arc]]]:
             content = file.read() if is_binary else b""
         except READING_ERRORS as error:
             raise unreadable(path, "lattice archive", error) from error
-    for name, start, arcs in _binary(path, content) if is_binary else _text(path):
-        if not arcs:
-            raise AsrError(f"{path}: {name}: the lattice is empty.")
-        yield name, start, arcs
+    yield from _binary(path, content) if is_binary else _text(path)
 
 
 def _text(path: Path) -> Iterator[tuple[str, int, list[_Arc]]]:

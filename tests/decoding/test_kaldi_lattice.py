@@ -15,6 +15,7 @@ from asr.errors import AsrError
 from tests.reference.lattice_paths import all_sentences
 
 WORDS = {0: "", 1: "A", 2: "B"}
+ARPA = "\\data\\\nngram 1=4\n\n\\1-grams:\n-9 <s>\n-1 </s>\n-1 A\n-1 B\n\n\\end\\\n"
 # state, following state, word, graph cost, acoustic cost, transition ids; without a following state the end.
 ARCS = [
     (0, 1, 1, 0.5, 10.25, (3, 3, 4)),
@@ -111,13 +112,29 @@ def test_arcs_of_no_path_are_left_out(tmp_path: Path) -> None:
 def test_a_binary_archive_is_rescored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "lat.1.gz").write_bytes(gzip.compress(b"utt " + binary()))
     (tmp_path / "words.txt").write_text("<eps> 0\nA 1\nB 2\n")
-    (tmp_path / "m.arpa").write_text("\\data\\\nngram 1=4\n\n\\1-grams:\n-9 <s>\n-1 </s>\n-1 A\n-1 B\n\n\\end\\\n")
+    (tmp_path / "m.arpa").write_text(ARPA)
     given = [f"{tmp_path}/lat.1.gz", "--words", f"{tmp_path}/words.txt", "--ngram", f"{tmp_path}/m.arpa"]
     assert main(["rescore", *given]) == 0
     assert capsys.readouterr().out == "utt B\n"
     # A is worse by 0.75 in its acoustic score and better by 0.25 in its graph score.
     assert main(["rescore", *given, "--am-scale", "0.1", "--old-lm-scale", "1.0"]) == 0
     assert capsys.readouterr().out == "utt A\n"
+
+
+@pytest.mark.parametrize("is_binary", [True, False])
+def test_empty_lattices_have_no_sentence(tmp_path: Path, is_binary: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """A recognizer that found nothing writes an empty lattice; the others of the archive are rescored."""
+    empty = b"u1 " + binary(arcs=[(0, None, 0, float("inf"), 0.0, ())]) if is_binary else b"u1 \n\n"
+    (tmp_path / "lat.1").write_bytes(empty + (b"u2 " + binary() if is_binary else f"u2 \n{text()}\n".encode()))
+    (tmp_path / "words.txt").write_text("<eps> 0\nA 1\nB 2\n")
+    (tmp_path / "2.arpa").write_text(ARPA)
+    given = [str(tmp_path / "lat.1"), "--words", str(tmp_path / "words.txt"), "--ngram", str(tmp_path / "2.arpa")]
+    assert main(["rescore", *given]) == 1
+    output = capsys.readouterr()
+    assert output.out.splitlines()[0] == "u1" and output.out.splitlines()[1] in ("u2 A", "u2 B")
+    assert "u1: there is no complete sentence in the input" in output.err
+    with pytest.raises(AsrError, match="u1: the lattice is empty"):
+        list(read_kaldi_lattices(tmp_path / "lat.1", 3))
 
 
 @pytest.mark.parametrize(
@@ -130,7 +147,6 @@ def test_a_binary_archive_is_rescored(tmp_path: Path, capsys: pytest.CaptureFixt
         (b"utt " + binary(fst="const"), "not a lattice but a transducer of type 'const'"),
         (b"utt " + binary(arcs=[(0, None, 0, float("nan"), 0.0, ())]), "a weight is not a number"),
         (b"utt " + binary(arcs=[(0, 1, 7, 0.0, 0.0, ())]), "no word 7 in the word list"),
-        (b"utt " + binary(arcs=[(0, None, 0, float("inf"), 0.0, ())]), "the lattice is empty"),
     ],
 )
 def test_what_is_no_lattice_is_told(tmp_path: Path, content: bytes, message: str) -> None:

@@ -550,6 +550,21 @@ def test_wrong_files_are_one_sentence(folder: Path, name: str, content: str | No
     assert message in error and error.count("\n") == 1
 
 
+def test_what_can_be_read_is_rescored(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "bad.slf").write_text(SLF.replace("L=4", "L=9"))
+    (folder / "cut").write_text("u1\tSKIP SICK\nu2\n")
+    text, arpa = str(folder / "text"), str(folder / "2.arpa")
+    assert main(["lm", "ngram", "--text", text, "--order", "2", "--arpa", arpa]) == 0
+    capsys.readouterr()
+    inputs = [str(folder / name) for name in ("bad.slf", "talk.slf", "cut", "gone")]
+    assert main(["rescore", *inputs, "--ngram", arpa]) == 1
+    output = capsys.readouterr()
+    assert output.out.splitlines()[0].startswith("talk ")
+    errors = output.err.splitlines()
+    assert [line.startswith("asr: error: ") for line in errors] == [True, True, True]
+    assert "bad.slf: the header announces L=9" in errors[0] and "gone: there is no such file" in errors[2]
+
+
 @pytest.mark.parametrize("name", ["am_scale", "old_lm_scale", "lm_scale", "word_insertion_penalty"])
 def test_scales_are_finite(name: str) -> None:
     for value in (math.nan, math.inf):
