@@ -135,7 +135,14 @@ def require_language_model(model: object) -> None:
             "asr.lm.cached.engine.CachedRNNLM(network) makes of a network."
         )
     start = model.start(2)
-    log_prob, next_idx = model.score(start, torch.full_like(start, len(model.vocabulary) - 1))
+    answer: object = model.score(start, torch.full_like(start, len(model.vocabulary) - 1))
+    if not isinstance(answer, tuple) or len(answer) != 2:
+        length = f" of {len(answer)}" if isinstance(answer, tuple) else ""
+        raise AsrError(
+            f"{type(model).__name__}.score: it returns a {type(answer).__name__}{length}; expected a tuple of two, "
+            "log-probabilities and contexts."
+        )
+    log_prob, next_idx = answer
     for what, found, is_score in (
         ("start", start, False),
         ("score, log_prob", log_prob, True),

@@ -77,6 +77,12 @@ def test_answers_are_shown() -> None:
         require_language_model(Answers(log_prob=[-1.0, -2.0]))
     with pytest.raises(AsrError, match=r"score, next_idx: for two queries it is \[3\] \(torch\.int64\)"):
         require_language_model(Answers(next_idx=torch.tensor([3])))
+    model = Answers()
+    for answer in (SCORES, (SCORES, CONTEXTS, CONTEXTS)):
+        model._answer = answer  # type: ignore[assignment]
+        kind = type(answer).__name__
+        with pytest.raises(AsrError, match=rf"Answers\.score: it returns a {kind}.*; expected a tuple of two"):
+            require_language_model(model)
     with pytest.raises(AsrError, match="language_model is of the class Vocabulary; give an"):
         require_language_model(VOCABULARY)
 
