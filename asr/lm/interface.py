@@ -136,8 +136,8 @@ def require_language_model(model: object) -> None:
         )
     start = model.start(2)
     answer: object = model.score(start, torch.full_like(start, len(model.vocabulary) - 1))
-    if not isinstance(answer, tuple) or len(answer) != 2:
-        length = f" of {len(answer)}" if isinstance(answer, tuple) else ""
+    if not isinstance(answer, (tuple, list)) or len(answer) != 2:
+        length = f" of {len(answer)}" if isinstance(answer, (tuple, list)) else ""
         raise AsrError(
             f"{type(model).__name__}.score: it returns a {type(answer).__name__}{length}; expected a tuple of two, "
             "log-probabilities and contexts."
