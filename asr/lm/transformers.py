@@ -189,7 +189,7 @@ class TransformerNetwork(nn.Module, StatefulNetwork):
         self.__dict__.update(state, _lock=threading.Lock())
 
     def _apply(self, *arguments: Any, **options: Any) -> Any:
-        self._tree = None  # its tensors are where the weights were
+        self.forget()  # what is where the weights were
         return super()._apply(*arguments, **options)
 
     @property
@@ -203,9 +203,13 @@ class TransformerNetwork(nn.Module, StatefulNetwork):
             tokens = self._spelling(self.vocabulary.ids_of(words))
         return [[token for token in row if token >= 0] for row in tokens.tolist()]
 
+    def forget(self) -> None:
+        """Drops all that the network has computed; it is computed again when it is needed."""
+        self._tree = None
+
     @property
     def num_tokens_read(self) -> int:
-        """How many tokens have gone through the network since it was last moved."""
+        """How many tokens have gone through the network since it was last moved or has last forgotten."""
         return 0 if self._tree is None else self._tree.num_read
 
     def initial_state(self) -> Tensor:

@@ -92,6 +92,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argument_parser("onepass", __doc__)
     parser.add_argument("--quick", action="store_true", help="few utterances and beams, and print only the JSON object")
     parser.add_argument("--bundle", type=Path, default=LIBRISPEECH_BUNDLE)
+    parser.add_argument("--rnn-lm", help="as of 'asr transcribe'; the systems called gru then use it")
     parser.add_argument("--corpora", type=Path, default=default_corpora(), help="(default: %(default)s)")
     parser.add_argument(
         "--parts",
@@ -117,7 +118,7 @@ def main(argv: Sequence[str]) -> int:
     if args.quick and (args.option or args.only_beams or args.plot):
         parser.error("--quick takes neither --option nor --only-beams nor --plot.")
     torch.set_num_threads(1)
-    bundle = Bundle.load(args.bundle)
+    bundle = Bundle.load(args.bundle).with_language_models(rnn_lm=args.rnn_lm)
     if bundle.rnn_lm is None or bundle.small_ngram is None:
         raise AsrError(f"{args.bundle}: the bundle has no recurrent language model; name one that has one.")
     speech = read_speech(args.corpora, args.parts, slice(args.first, None, args.every), bundle.sampling_rate)

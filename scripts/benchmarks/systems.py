@@ -21,6 +21,7 @@ from asr.decoding.interface import DecodeResult
 from asr.decoding.rescoring import second_pass
 from asr.decoding.settings import NEEDS, Pass, Settings, setting_options
 from asr.lm.cached.states import QueryStatistics
+from asr.lm.transformers import TransformerNetwork
 from asr.metrics import bootstrap_interval
 from asr.recognizer import Recognizer
 from scripts.benchmarks.decode_workload import Workload, errors
@@ -164,6 +165,9 @@ def run(
     decoder = build_decoder("token-passing", system.lm_fusion, bundle.graph, recognizer.options, has_second)
     how = (bundle.graph, recognizer.final_options, settings.language_models)
     models = recognizer.build_language_models(_CACHE_BYTES)
+    network = None if bundle.rnn_lm is None else bundle.rnn_lm.network
+    if isinstance(network, TransformerNetwork):
+        network.forget()
     found: dict[int, DecodeResult] = {}
     frames = workload.frames
     begin = time.process_time()
