@@ -31,8 +31,10 @@ from asr.decoding.build import (
     chosen_decoder,
     chosen_mode,
     final_pass,
+    has_transformer,
     language_models,
     recognition_settings,
+    refuse_recurrent_options,
 )
 from asr.decoding.carried import CarriedStates, require_history
 from asr.decoding.interface import Decoder, DecodeResult, Hypothesis, LanguageModels
@@ -65,9 +67,6 @@ if TYPE_CHECKING:
 
 # A GPU needs many streams at a time; with fewer, kernel launches on the host are the bottleneck.
 _BATCH_SECONDS = {"cpu": 50.0, "cuda": 3000.0}
-
-# Options of `ResourceOptions` that divide a recurrent network.
-_OF_LAYERS = ("lm_device_bytes", "lm_hidden_device")
 
 # Cache of the language model that a warm-up queries; it is dropped afterwards.
 _WARM_UP_BYTES = 1 << 26
@@ -732,34 +731,17 @@ class Recognizer(nn.Module):
 
     def _placement(self, search_device: torch.device | None = None) -> Placement:
         """Where language models are; see `build_language_models`."""
-        if self._has_transformer:  # whose histories are on the CPU, wherever its weights are
+        if has_transformer(self.bundle):  # whose histories are on the CPU, wherever its weights are
             return Placement(torch.device("cpu"))
         in_search = search_device is not None or self.lm_fusion == "search"
         return Placement.of(self.resources, search_device or self.device, in_search)
 
     def _network_device(self) -> torch.device:
-        """Where the weights of the recurrent language model are, or those of a Transformer."""
-        if not self._has_transformer:
+        """Where the weights of the neural language model are."""
+        if not has_transformer(self.bundle):
             return self._placement().device
         asked = self.resources.lm_output_device
         return self.device if asked is None else device_named(asked)
-
-    @property
-    def _has_transformer(self) -> bool:
-        network: Any = None if self.bundle.rnn_lm is None else self.bundle.rnn_lm.network
-        return getattr(network, "has_exact_states", False)
-
-    def _refuse_rounded_tokens(self) -> None:
-        """Refuses options of the hidden layer if the language model is a Transformer."""
-        if not self._has_transformer:
-            return
-        given = {*self.settings.given, *(name for name in _OF_LAYERS if getattr(self.resources, name) is not None)}
-        for name in ("history_precision", "hidden_dtype", "hidden_products", *_OF_LAYERS):
-            if name in given:
-                raise AsrError(
-                    f"{name} has no effect here: it is for recurrent networks, and the language model is a "
-                    "Transformer; leave it out."
-                )
 
     def refuse_unused(self, run: Pass) -> None:
         """Refuses options given by the user that would have no effect in a pass.
@@ -772,7 +754,8 @@ class Recognizer(nn.Module):
                 "acoustic_precision has no effect here: an external acoustic model has a precision of its own; leave "
                 "it out."
             )
-        self._refuse_rounded_tokens()
+        if has_transformer(self.bundle):
+            refuse_recurrent_options(self.settings.given, self.resources)
         if "pause_seconds" in self.settings.given and not isinstance(self.acoustic_model, NormalizingNetwork):
             raise AsrError("pause_seconds has no effect here: the acoustic model finds pauses itself; leave it out.")
         settings = setting_options()

@@ -9,7 +9,7 @@ import copy
 import dataclasses
 import importlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -183,6 +183,31 @@ class Placement:
         if resources.lm_output_device is not None:
             device = device_named(resources.lm_output_device)
         return cls(device, resources.lm_device_bytes, hidden)
+
+
+def has_transformer(bundle: Bundle) -> bool:
+    """Whether a bundle's neural language model is a Transformer, see `asr.lm.transformers`."""
+    return bundle.rnn_lm is not None and bool(getattr(bundle.rnn_lm.network, "has_exact_states", False))
+
+
+def refuse_recurrent_options(given: Iterable[str], resources: ResourceOptions) -> None:
+    """Refuses what has an effect on recurrent networks only, for a Transformer.
+
+    Args:
+        given: the settings that the user has given.
+        resources: the user's options.
+
+    Raises:
+        AsrError: one of them would have no effect.
+    """
+    of_layers = ("lm_device_bytes", "lm_hidden_device")
+    names = {*given, *(name for name in of_layers if getattr(resources, name) is not None)}
+    for name in ("history_precision", "hidden_dtype", "hidden_products", *of_layers):
+        if name in names:
+            raise AsrError(
+                f"{name} has no effect here: it is for recurrent networks, and the language model is a Transformer; "
+                "leave it out."
+            )
 
 
 def device_with_loops(device: torch.device) -> torch.device:
