@@ -131,6 +131,7 @@ def read_card(folder: Path) -> str:
 
 _GRAPH_FILE = "graph.safetensors"
 _AM_FILE = "acoustic_model"
+_NO_TRANSFORMERS = "a bundle cannot hold a language model of transformers; give it with --rnn-lm when you recognize."
 _RNN_FILE = "rnn_lm.safetensors"
 _WORDS_FILE = "rnn_lm_words.txt"
 _LEXICON_FILE = "lexicon.txt.xz"
@@ -285,10 +286,7 @@ class Bundle:
         """
         _require_printable(self.name, str(folder))
         if self.rnn_lm is not None and self.rnn_lm.class_name not in LANGUAGE_MODEL_CLASSES:
-            raise AsrError(
-                f"bundle {self.name}: a bundle cannot hold a language model of transformers; give it with --rnn-lm "
-                "when you recognize."
-            )
+            raise AsrError(f"bundle {self.name}: {_NO_TRANSFORMERS}")
         self.check()
         if byte_matrices and isinstance(self.acoustic_model.network, OwnFormat) and self.rnn_lm is None:
             raise AsrError(
@@ -411,10 +409,7 @@ def read_rnn_lm(path: str | Path, vocabulary: Vocabulary | None = None) -> Model
     """
     if is_transformer(path):
         if vocabulary is None:
-            raise AsrError(
-                f"{path}: a bundle cannot hold a language model of transformers; give it with --rnn-lm when you "
-                "recognize."
-            )
+            raise AsrError(f"{path}: {_NO_TRANSFORMERS}")
         return ModelSpec("TransformerNetwork", {"name": str(path)}, load_transformer(str(path), vocabulary))
     if (Path(path) / FILE_NAME).is_file():
         rnn_lm = Bundle.load(path).rnn_lm

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 
 class AsrError(Exception):
     """Bad input. The message is one sentence that names the file, the field and the remedy.
@@ -63,3 +66,18 @@ def in_one_line(error: BaseException) -> str:
 def printable(text: str) -> str:
     """A text of unknown origin without control characters, which a terminal would obey; lines and tabs stay."""
     return "".join(one if one.isprintable() or one in "\n\t" else "\N{REPLACEMENT CHARACTER}" for one in text)
+
+
+def package(name: str, what: str) -> Any:
+    """Imports an optional package.
+
+    Raises:
+        AsrError: the package is missing or cannot be imported.
+    """
+    try:
+        return importlib.import_module(name)
+    except (ImportError, OSError) as error:
+        raise AsrError(
+            f"{what} needs the package {name}, which cannot be imported here ({error}); "
+            f"`pip install {name.partition('.')[0]}`."
+        ) from error

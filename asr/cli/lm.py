@@ -311,10 +311,12 @@ def measure_network(args: argparse.Namespace) -> dict[str, object]:
     ngram = None if args.ngram is None else load_ngram_lm(args.ngram)
     spelled: Vocabulary | None = None
     if is_transformer(args.model):
+        if args.log_linear_words:
+            raise AsrError(
+                "--log-linear-words sums over the words of a recurrent model; leave it out for a Transformer."
+            )
         spelled = read_word_stream(args.text, None, args.transcripts).vocabulary if ngram is None else ngram.vocabulary
     network: Any = read_rnn_lm(args.model, spelled).network
-    if args.log_linear_words and spelled is not None:
-        raise AsrError("--log-linear-words sums over the words of a recurrent model; leave it out for a Transformer.")
     if ngram is not None and ngram.vocabulary != network.vocabulary:
         raise AsrError(f"{args.ngram}: its word list differs from that of {args.model}; train both with the same list.")
     if args.normalizer_precision is not None:

@@ -13,7 +13,6 @@ Shapes: Q queries, S state width, U tokens of the longest spelling, M tokens tha
 from __future__ import annotations
 
 import contextlib
-import importlib
 import math
 import threading
 from collections.abc import Iterator, Sequence
@@ -24,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from asr.errors import AsrError, in_one_line
+from asr.errors import AsrError, in_one_line, package
 from asr.lm.interface import StatefulNetwork
 from asr.lm.token_tree import ROOT, TokenTree
 from asr.text.symbols import BOS_ID, EOS_ID, EPSILON_ID, UNK_ID, Vocabulary
@@ -197,12 +196,6 @@ class TransformerNetwork(nn.Module, StatefulNetwork):
         """How words are written, a key of `CASES` but `auto`."""
         return self._spelling.case
 
-    def spelled(self, words: Sequence[str]) -> list[list[int]]:
-        """The tokens of words of the vocabulary."""
-        with self._lock:
-            tokens = self._spelling(self.vocabulary.ids_of(words))
-        return [[token for token in row if token >= 0] for row in tokens.tolist()]
-
     def forget(self) -> None:
         """Drops all that the network has computed; it is computed again when it is needed."""
         self._tree = None
@@ -328,13 +321,7 @@ def load(name: str, vocabulary: Vocabulary, **options: Any) -> TransformerNetwor
             or not a causal language model, or as for `TransformerNetwork`.
     """
     name = without_kind(name)
-    try:
-        transformers = importlib.import_module("transformers")
-    except (ImportError, OSError) as error:
-        raise AsrError(
-            f"{KIND}{name} needs the package transformers, which cannot be imported here ({error}); "
-            "`pip install transformers`."
-        ) from error
+    transformers = package("transformers", f"{KIND}{name}")
     ours = {key: options.pop(key) for key in [*options] if key in _OPTIONS}
     options["trust_remote_code"] = False
     try:

@@ -38,7 +38,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--layers", type=int, default=4, help="number of layers (default: 4)")
     args = parser.parse_args(arguments)
     args.output.mkdir(parents=True, exist_ok=True)
-    tokenizer = _tokenizer(args.output, [*_lines(args.text, False), *_lines(args.transcripts, True)])
+    lines = itertools.chain(_lines(args.text, False), _lines(args.transcripts, True))
+    tokenizer = _tokenizer(args.output, itertools.islice(lines, 0, None, 10))
     texts = [
         _Rows(tokenizer, _lines(paths, has_id))
         for paths, has_id in ((args.text, False), (args.transcripts, True))
@@ -56,8 +57,8 @@ def _lines(paths: Sequence[Path], has_id: bool) -> Iterator[str]:
                 yield text.partition(" ")[2] if has_id else text
 
 
-def _tokenizer(folder: Path, sample: list[str]) -> Any:
-    """The tokenizer in a folder, or a new one, of every tenth line."""
+def _tokenizer(folder: Path, sample: Iterator[str]) -> Any:
+    """The tokenizer in a folder, or a new one, trained on some lines."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -65,7 +66,7 @@ def _tokenizer(folder: Path, sample: list[str]) -> Any:
         made = Tokenizer(models.BPE())
         made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
         made.decoder = decoders.ByteLevel()
-        made.train_from_iterator(sample[::10], trainers.BpeTrainer(vocab_size=_VOCABULARY, special_tokens=[_END]))
+        made.train_from_iterator(sample, trainers.BpeTrainer(vocab_size=_VOCABULARY, special_tokens=[_END]))
         PreTrainedTokenizerFast(tokenizer_object=made, bos_token=_END, eos_token=_END).save_pretrained(folder)
     return AutoTokenizer.from_pretrained(folder)
 

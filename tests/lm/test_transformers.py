@@ -20,7 +20,7 @@ from asr.errors import AsrError
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.token_tree import TokenTree
-from asr.lm.transformers import TransformerNetwork, load
+from asr.lm.transformers import Spelling, TransformerNetwork, load
 from asr.text.symbols import BOS_ID, EPSILON_ID, UNK_ID, Vocabulary
 
 transformers = pytest.importorskip("transformers")
@@ -227,10 +227,10 @@ def test_threads_share_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("marks", ["bytes", "metaspace"])
 def test_words_are_spelled_as_after_other_words(marks: str) -> None:
     tokenizer = toy.tokenizer_of(marks)
-    network = TransformerNetwork(toy.model_of(), tokenizer, VOCABULARY)
-    assert network.case == "lower"
+    assert TransformerNetwork(toy.model_of(), tokenizer, VOCABULARY).case == "lower"
+    spelling = Spelling(tokenizer, VOCABULARY, [0], "auto")
     for word in ("FOX", "DON'T", "TRANSUBSTANTIATE"):
-        (tokens,) = network.spelled([word])
+        tokens = [token for token in spelling(VOCABULARY.ids_of([word]))[0].tolist() if token >= 0]
         assert tokenizer.decode(tokens).strip() == word.lower()
         assert tokenizer.convert_ids_to_tokens(tokens)[0][0] in "Ġ▁"
 

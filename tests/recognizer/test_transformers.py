@@ -150,6 +150,28 @@ def test_lists_are_rescored(
         assert found[text] == pytest.approx(toy.expected(model, text.split()), abs=1e-3)
 
 
+@pytest.mark.parametrize("with_ngram", [False, True])
+def test_perplexity(tmp_path: Path, folder: Path, with_ngram: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    sentences = ["THE QUICK FOX", "A LAZY DOG JUMPS OVER A FOX"]
+    (tmp_path / "text").write_text("\n".join(sentences) + "\n")
+    measure = ["lm", "rnn", "measure", f"transformers:{folder}", "--text", str(tmp_path / "text")]
+    if with_ngram:
+        made = ["lm", "ngram", "--text", str(tmp_path / "text"), "--order", "2", "--binary", str(tmp_path / "2gram")]
+        assert main(made) == 0
+        measure += ["--ngram", str(tmp_path / "2gram")]
+    capsys.readouterr()
+    assert main(measure) == 0
+    report = json.loads(capsys.readouterr().out)
+    total = sum(toy.expected(toy.model_of(), sentence.split()) for sentence in sentences)
+    num_words = report["words"] + report["sentences"]
+    assert (report["words"], report["sentences"], report["unknown_words"]) == (10, 2, 0)
+    assert report["perplexity"] == pytest.approx(math.exp(-total / num_words), rel=1e-3)
+    assert ("interpolated_perplexity" in report) is with_ngram
+    if with_ngram:
+        assert main([*measure, "--log-linear-words", "5"]) == 2
+        assert "--log-linear-words sums over the words of a recurrent model" in capsys.readouterr().err
+
+
 def test_around_a_ctc_network(folder: Path) -> None:
     symbols = ["-", "|", *"ABCDEFGHIJKLMNOPQRSTUVWXYZ'"]
     words = ["THE", "FOX", "DOG", "BOX"]

@@ -375,21 +375,6 @@ def positive_integer(value: Any, what: str) -> int:
     return int(number)
 
 
-def package(name: str, what: str) -> Any:
-    """Imports an optional package.
-
-    Raises:
-        AsrError: the package is missing or cannot be imported.
-    """
-    try:
-        return importlib.import_module(name)
-    except (ImportError, OSError) as error:
-        raise AsrError(
-            f"{what} needs the package {name}, which cannot be imported here ({error}); "
-            f"`pip install {name.partition('.')[0]}`."
-        ) from error
-
-
 def _finite(value: Any) -> float:
     """A number or the text of one; NaN for anything else."""
     try:

@@ -29,13 +29,12 @@ import torch
 from torch import Tensor
 
 from asr.audio.fbank import INT16_SCALE, LOG_FLOOR, Fbank
-from asr.errors import AsrError
+from asr.errors import AsrError, package
 from asr.kernels import jit
 from asr.models.external.base import (
     each_alone,
     fbank_of,
     named,
-    package,
     positive_integer,
     positive_number,
     reason_of,

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from asr.errors import AsrError
-from asr.models.external.base import ExternalModel, each_alone, named, package, positive_integer, reason_of
+from asr.errors import AsrError, package
+from asr.models.external.base import ExternalModel, each_alone, named, positive_integer, reason_of
 from asr.text.ctc_tokens import CTCTokens
 
 

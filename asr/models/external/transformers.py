@@ -13,13 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from asr.errors import AsrError
+from asr.errors import AsrError, package
 from asr.models.external.base import (
     ExternalModel,
     each_alone,
     frames_by_share,
     named,
-    package,
     positive_integer,
     positive_number,
     reason_of,
