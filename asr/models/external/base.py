@@ -84,9 +84,7 @@ class ExternalModel(ABC):
         Raises:
             AsrError: a waveform is empty, of another shape or type, or as for `run`.
         """
-        utterances = _as_list(waveform)
-        if sampling_rate is not None and sampling_rate != self.sampling_rate:
-            utterances = [resample(each, sampling_rate, self.sampling_rate) for each in utterances]
+        utterances = as_utterances(waveform, sampling_rate, self.sampling_rate)
         num_samples = torch.tensor([len(each) for each in utterances])
         padded = torch.nn.utils.rnn.pad_sequence(utterances, batch_first=True)
         with torch.no_grad():
@@ -261,6 +259,26 @@ def load_acoustic_model(name: str, **options: Any) -> ExternalModel:
     return cast(ExternalModel, module.load(rest, **options))
 
 
+def as_utterances(waveform: Any, sampling_rate: int | None, network_rate: int) -> list[Tensor]:
+    """The utterances (L,) of a call, at the network's sampling rate; see `ExternalModel.__call__`.
+
+    Raises:
+        AsrError: a waveform is empty, or of another shape or type.
+    """
+    if isinstance(waveform, (Tensor, np.ndarray)) and waveform.ndim == 1:
+        waveform = [waveform]
+    elif not isinstance(waveform, (Tensor, np.ndarray, list, tuple)):
+        raise AsrError(
+            f"the waveform is of type {type(waveform).__name__}; give a tensor, a NumPy array or a list of these."
+        )
+    utterances = [as_samples(each, f"waveform {number}").float() for number, each in enumerate(waveform)]
+    if not utterances or any(each.dim() != 1 or not len(each) for each in utterances):
+        raise AsrError("give waveforms of shape (samples,) or (utterances, samples), and no empty ones.")
+    if sampling_rate is None or sampling_rate == network_rate:
+        return utterances
+    return [resample(each, sampling_rate, network_rate) for each in utterances]
+
+
 def frames_by_share(num_samples: Tensor, max_samples: int, max_frames: int) -> Tensor:
     """Frames of each utterance, (N,), for networks that do not return them: in proportion to its length, rounded up."""
     share = num_samples.double() / max(1, max_samples) * max_frames
@@ -392,16 +410,3 @@ def _as_log_prob(output: Tensor) -> Tensor:
     if float(first.min()) >= 0.0 and float((first.sum(2) - 1.0).abs().max()) <= _TOLERANCE:
         return output.log()
     return output.log_softmax(2)
-
-
-def _as_list(waveform: Any) -> list[Tensor]:
-    if isinstance(waveform, (Tensor, np.ndarray)) and waveform.ndim == 1:
-        waveform = [waveform]
-    elif not isinstance(waveform, (Tensor, np.ndarray, list, tuple)):
-        raise AsrError(
-            f"the waveform is of type {type(waveform).__name__}; give a tensor, a NumPy array or a list of these."
-        )
-    utterances = [as_samples(each, f"waveform {number}").float() for number, each in enumerate(waveform)]
-    if not utterances or any(each.dim() != 1 or not len(each) for each in utterances):
-        raise AsrError("give waveforms of shape (samples,) or (utterances, samples), and no empty ones.")
-    return utterances
