@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from numbers import Integral, Real
 from pathlib import Path
@@ -17,7 +17,7 @@ from asr.bundle import Bundle
 from asr.ctc.frames import FRAME_INPUTS, FrameInput, as_frames
 from asr.ctc.graph_search import GraphSearch
 from asr.ctc.graphs import SILENCES, WordGraph, compile_graph, read_lexicon, read_words, spelled_lexicon
-from asr.ctc.interface import CTCDecodingConfig, CTCHypothesis, require_number
+from asr.ctc.interface import CTCDecodingConfig, CTCHypothesis, refuse_given, require_number, settings_of
 from asr.ctc.language_models import LentModels, is_ngram_file, model_maker
 from asr.ctc.prefix_search import PrefixSearch
 from asr.ctc.spelled_words import SpellingModel
@@ -81,20 +81,20 @@ class _Sources(NamedTuple):
         if self.lm_weight is not None and not 0.0 <= self.lm_weight <= 1.0:
             raise AsrError(f"lm_weight is {self.lm_weight}; it must be between 0 and 1.")
         if self.lm is None:
-            _refuse_given({"lm_weight": self.lm_weight, "lm_options": self.lm_options}, "there is no lm")
+            refuse_given({"lm_weight": self.lm_weight, "lm_options": self.lm_options}, "there is no lm")
         elif self.ngram is None and self.lm_weight is not None and self.lm_weight != 1.0:
             raise AsrError(
                 f"lm_weight is {self.lm_weight}, but there is no n-gram model to interpolate with; leave it out."
             )
         if self.ngram is None:
-            _refuse_given({"graph_ngrams": self.graph_ngrams}, "there is no n-gram model")
+            refuse_given({"graph_ngrams": self.graph_ngrams}, "there is no n-gram model")
             if self.lm is None:
-                _refuse_given(given, "there is no second language model", _OF_SECOND_MODELS)
+                refuse_given(given, "there is no second language model", _OF_SECOND_MODELS)
         if not self.spell_unknown:
             penalty = {"spelling_penalty": self.spelling_penalty}
-            _refuse_given(penalty, "words are not spelled unless spell_unknown is True")
+            refuse_given(penalty, "words are not spelled unless spell_unknown is True")
         if self.hot_words is None:
-            _refuse_given({"hot_word_score": self.hot_word_score}, "there are no hot_words")
+            refuse_given({"hot_word_score": self.hot_word_score}, "there are no hot_words")
 
 
 @copied_to_processes
@@ -185,7 +185,7 @@ class CTCDecoder:
         of_tokens = {"blank": blank, "word_boundary": word_boundary, "kind": kind}
         of_spellings = {"piece_model": piece_model, "num_spellings": num_spellings}
         if isinstance(tokens, CTCTokens):
-            _refuse_given(of_tokens | of_spellings, "the tokens are CTCTokens already, which take it")
+            refuse_given(of_tokens | of_spellings, "the tokens are CTCTokens already, which take it")
         else:
             tokens = CTCTokens(
                 tokens,
@@ -221,26 +221,26 @@ class CTCDecoder:
                     "token_lm cannot be combined with a word list; leave out the words, or set spell_unknown=True."
                 )
             if tokens.kind == "phones" or (lexicon is not None and words is None):
-                _refuse_given(of_spellings, "the lexicon has the spellings of all words")
+                refuse_given(of_spellings, "the lexicon has the spellings of all words")
             if tokens.kind == "letters" and all(len(tokens.text_of(entry)) <= 1 for entry in range(len(tokens))):
-                _refuse_given({"num_spellings": num_spellings}, "there is one way to write a word in single letters")
+                refuse_given({"num_spellings": num_spellings}, "there is one way to write a word in single letters")
             if self.config.lm_fusion == "search":
-                _refuse_given(
+                refuse_given(
                     given, "it is for rescoring lattices, not for a model inside the search", ("context_beam",)
                 )
-            _refuse_given(given, "it is for searches without words", _OF_TOKENS)
+            refuse_given(given, "it is for searches without words", _OF_TOKENS)
             self.word_graph, models = self._words(sources, graph_folder, progress)
             self._search = GraphSearch(self.word_graph, tokens, self.config, models, frame_shift, confidences)
         else:
             if spell_unknown:
                 raise AsrError("spell_unknown adds words to a list of words; give a lexicon, words or an n-gram model.")
             of_words = {"graph_folder": graph_folder, "confidences": confidences or None, "hot_words": hot_words}
-            _refuse_given(of_words | of_spellings, "it is for searches of words")
-            _refuse_given(given, "it is for searches of words", _OF_WORDS)
+            refuse_given(of_words | of_spellings, "it is for searches of words")
+            refuse_given(given, "it is for searches of words", _OF_WORDS)
             if is_transformer(token_lm):
                 raise AsrError(f"token_lm is {token_lm}, which scores words; give words and lm={str(token_lm)!r}.")
             if token_lm is None:
-                _refuse_given(given, "there is no language model", ("lm_scale",))
+                refuse_given(given, "there is no language model", ("lm_scale",))
             model, is_shared = model_maker(token_lm, tokens.table.tokens[1:]) if token_lm is not None else (None, False)
             self._search = PrefixSearch(tokens, self.config, LentModels(model, is_shared), frame_shift)
         if warm_up:
@@ -454,11 +454,7 @@ def _config_of(config: CTCDecodingConfig | None, settings: dict[str, Any]) -> CT
         raise AsrError(f"{next(iter(settings))} cannot be given beside config; set it in the config.")
     if config is not None:
         return config
-    known = CTCDecodingConfig.__dataclass_fields__
-    unknown = sorted(set(settings) - set(known))
-    if unknown:
-        raise AsrError(f"there is no argument or setting {unknown[0]!r}; settings are {', '.join(known)}.")
-    return CTCDecodingConfig(**settings)
+    return settings_of(CTCDecodingConfig, settings)
 
 
 def _given_settings(config: CTCDecodingConfig | None, settings: dict[str, Any]) -> dict[str, Any]:
@@ -467,22 +463,6 @@ def _given_settings(config: CTCDecodingConfig | None, settings: dict[str, Any]) 
         return settings
     of_config = {field.name: (getattr(config, field.name), field.default) for field in fields(config)}
     return {name: value for name, (value, default) in of_config.items() if value != default}
-
-
-def _refuse_given(arguments: Mapping[str, Any], why: str, names: Collection[str] | None = None) -> None:
-    """Refuses arguments that have no effect.
-
-    Args:
-        arguments: the arguments by name; None for one that is not given.
-        why: why they have no effect.
-        names: which of them have none; None for all.
-
-    Raises:
-        AsrError: one of them is given.
-    """
-    for name in arguments if names is None else names:
-        if arguments.get(name) is not None:
-            raise AsrError(f"{name} has no effect here: {why}; leave it out.")
 
 
 def _checked_inputs(inputs: str) -> FrameInput:

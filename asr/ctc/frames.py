@@ -68,7 +68,7 @@ def as_frames(
         raise AsrError(
             f"the log-probabilities have the shape {shape}; give (utterances, frames, tokens) or (frames, tokens)."
         )
-    num_frames = _lengths(lengths, *log_prob.shape[:2])
+    num_frames = as_lengths(lengths, *log_prob.shape[:2])
     if log_prob.shape[2] != len(tokens):
         raise AsrError(
             f"the log-probabilities have {log_prob.shape[2]} columns but there are {len(tokens)} tokens; "
@@ -135,7 +135,12 @@ def _padded(utterances: list[Tensor], lengths: Any) -> tuple[Tensor, Tensor]:
     return padded, num_frames
 
 
-def _lengths(lengths: Any, num_utts: int, max_frames: int) -> Tensor:
+def as_lengths(lengths: Any, num_utts: int, max_frames: int) -> Tensor:
+    """The numbers of frames (N,) int64 on the host; all T if None.
+
+    Raises:
+        AsrError: they are not whole numbers, not one for each utterance, or out of range.
+    """
     if lengths is None:
         return torch.full((num_utts,), max_frames, dtype=torch.int64)
     num_frames = as_tensor(lengths).detach().reshape(-1).cpu()
@@ -146,8 +151,8 @@ def _lengths(lengths: Any, num_utts: int, max_frames: int) -> Tensor:
         raise AsrError(f"there are {len(num_frames)} lengths for {num_utts} utterances; give one per utterance.")
     if num_utts and (int(num_frames.min()) < 0 or int(num_frames.max()) > max_frames):
         raise AsrError(
-            f"the lengths range from {int(num_frames.min())} to {int(num_frames.max())}, but the log-probabilities "
-            f"have {max_frames} frames; count lengths in frames of the network's output."
+            f"the lengths range from {int(num_frames.min())} to {int(num_frames.max())}, but there are "
+            f"{max_frames} frames; count lengths in frames of the network's output."
         )
     return num_frames
 

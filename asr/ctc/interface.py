@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, TypeVar
 
 from asr.decoding.settings import DecodingOptions
 from asr.errors import AsrError
+
+_Config = TypeVar("_Config")
 
 
 def require_number(name: str, value: Any) -> None:
@@ -19,6 +22,35 @@ def require_number(name: str, value: Any) -> None:
     """
     if isinstance(value, bool) or not isinstance(value, Real) or math.isnan(value):
         raise AsrError(f"{name} is {value!r}; it must be a number.")
+
+
+def refuse_given(arguments: Mapping[str, Any], why: str, names: Collection[str] | None = None) -> None:
+    """Refuses arguments that have no effect.
+
+    Args:
+        arguments: the arguments by name; None for one that is not given.
+        why: why they have no effect.
+        names: which of them have none; None for all.
+
+    Raises:
+        AsrError: one of them is given.
+    """
+    for name in arguments if names is None else names:
+        if arguments.get(name) is not None:
+            raise AsrError(f"{name} has no effect here: {why}; leave it out.")
+
+
+def settings_of(config: type[_Config], settings: Mapping[str, Any]) -> _Config:
+    """A dataclass of settings with the given fields.
+
+    Raises:
+        AsrError: there is no such setting, or as for the class.
+    """
+    known = config.__dataclass_fields__  # type: ignore[attr-defined]
+    unknown = sorted(set(settings) - set(known))
+    if unknown:
+        raise AsrError(f"there is no argument or setting {unknown[0]!r}; settings are {', '.join(known)}.")
+    return config(**settings)
 
 
 @dataclass(frozen=True)

@@ -189,29 +189,10 @@ def token_rules(tokens: CTCTokens, config: CTCDecodingConfig, vocabulary: Vocabu
     Raises:
         AsrError: the language model has none of the tokens, or not the word boundary.
     """
-    symbols = tokens.table.tokens
-    num = len(symbols)
-    word_of = np.full(num, UNK_ID, dtype=np.int64)
+    num = len(tokens.table)
+    word_of: IntArray = np.full(num, UNK_ID, dtype=np.int64)
     if vocabulary is not None:
-        names = {entry: written_as(symbols[entry], vocabulary) for entry in range(1, num)}
-        known = {entry: vocabulary.id_of(name) for entry, name in names.items() if name is not None}
-        if not known:
-            raise AsrError(
-                f"{tokens.name}: the language model has none of the {num - 1} tokens ({symbols[1]!r}, ...); "
-                "estimate it from text that is split into these tokens."
-            )
-        if tokens.boundary_id is not None and tokens.boundary_id not in known:
-            raise AsrError(
-                f"{tokens.name}: the language model lacks the word boundary {symbols[tokens.boundary_id]!r}, as a "
-                "model of words does; estimate it from text that is split into these tokens, boundaries included."
-            )
-        word_of[[*known]] = [*known.values()]
-        lacking = [symbols[entry] for entry in names if entry not in known and tokens.is_text(entry)]
-        if lacking:
-            _LOGGER.warning(
-                "%s: the language model lacks %d of the %d tokens (%s%s); they have the probability of its <unk>.",
-                *(tokens.name, len(lacking), num - 1, " ".join(lacking[:5]), " ..." if len(lacking) > 5 else ""),
-            )
+        word_of = token_word_ids(tokens, vocabulary)
     nothing = np.zeros(1, dtype=np.int64)
     return Rules(
         char_begin=np.arange(-1, num).clip(0).astype(np.int64),
@@ -241,3 +222,34 @@ def token_rules(tokens: CTCTokens, config: CTCDecodingConfig, vocabulary: Vocabu
         token_min=float(config.token_min_log_prob),
         history=0,
     )
+
+
+def token_word_ids(tokens: CTCTokens, vocabulary: Vocabulary) -> IntArray:
+    """The word of a language model of tokens for each entry of `CTCTokens.table`, (C,); `<unk>` for what it lacks.
+
+    Raises:
+        AsrError: the language model has none of the tokens, or not the word boundary.
+    """
+    symbols = tokens.table.tokens
+    num = len(symbols)
+    word_of = np.full(num, UNK_ID, dtype=np.int64)
+    names = {entry: written_as(symbols[entry], vocabulary) for entry in range(1, num)}
+    known = {entry: vocabulary.id_of(name) for entry, name in names.items() if name is not None}
+    if not known:
+        raise AsrError(
+            f"{tokens.name}: the language model has none of the {num - 1} tokens ({symbols[1]!r}, ...); "
+            "estimate it from text that is split into these tokens."
+        )
+    if tokens.boundary_id is not None and tokens.boundary_id not in known:
+        raise AsrError(
+            f"{tokens.name}: the language model lacks the word boundary {symbols[tokens.boundary_id]!r}, as a "
+            "model of words does; estimate it from text that is split into these tokens, boundaries included."
+        )
+    word_of[[*known]] = [*known.values()]
+    lacking = [symbols[entry] for entry in names if entry not in known and tokens.is_text(entry)]
+    if lacking:
+        _LOGGER.warning(
+            "%s: the language model lacks %d of the %d tokens (%s%s); they have the probability of its <unk>.",
+            *(tokens.name, len(lacking), num - 1, " ".join(lacking[:5]), " ..." if len(lacking) > 5 else ""),
+        )
+    return word_of

@@ -1,0 +1,6 @@
+"""Decoding of any transducer, with language models inside the search."""
+
+from asr.transducer.decoder import TransducerDecoder
+from asr.transducer.interface import TransducerDecodingConfig
+
+__all__ = ["TransducerDecoder", "TransducerDecodingConfig"]

@@ -1,0 +1,364 @@
+"""Beam search for transducers, frame by frame, with a language model inside.
+
+A hypothesis is a sequence of tokens (a prefix), and its score is the sum over all its paths in the beam. In a frame,
+all hypotheses are extended by the blank, which leads to the next frame, and by tokens, which stay in the frame or, with
+durations, lead to later ones: time-synchronous decoding (Saon, Tüske and Audhkhasi, Alignment-length synchronous
+decoding for RNN transducer, ICASSP 2020). Hypotheses that arrive at a frame with equal tokens are merged there. All
+utterances advance together: each step runs the joint network once, the prediction network once for all new prefixes,
+and asks the language model once.
+
+Shapes: N utterances, T frames, E encoder dimensions, M hypotheses of all utterances, C tokens, D durations, Q
+extensions, R rows of the prediction network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asr.ctc.prefix_beam import ask, ask_final
+from asr.lm.interface import LanguageModel
+from asr.models.transducers import Transducer
+from asr.transducer.interface import TransducerDecodingConfig
+from asr.transducer.scores import NO_WORD, FloatArray, IntArray, TextScores
+
+_FRAMES_BETWEEN_MARKS = 16
+# As many rows of the prediction network may be held for each hypothesis.
+_ROWS_KEPT = 4
+_PREFIX_TYPES = {
+    **dict.fromkeys(("parent", "entry", "utt", "frame", "row", "place", "context"), np.int64),
+    **dict.fromkeys(("peak", "lm_score", "bonus", "guess"), np.float64),
+}
+# Of each utterance's extensions, so many times the beam size are scored by the language model.
+_CANDIDATES = 2
+
+
+class Finished(NamedTuple):
+    """A sequence of tokens that an utterance may be.
+
+    Attributes:
+        entries: its tokens, entries of `CTCTokens.table`.
+        frames: the frame of each token.
+        am_score: sum over its paths, natural log.
+        lm_score: language model score, unscaled.
+        total: the scaled sum, with all that texts gain.
+    """
+
+    entries: IntArray
+    frames: IntArray
+    am_score: float
+    lm_score: float
+    total: float
+
+
+class Prefixes:
+    """The prefixes of all utterances, as a tree; the first N are the empty ones. Arrays have room for more.
+
+    Attributes:
+        num: the number of prefixes.
+        parent, entry: what a prefix extends, and by which token.
+        utt: the utterance.
+        frame, peak: the frame of the token in the best path, and the score of that.
+        row: the row of the prediction network's output after the prefix, -1 if it is not held.
+        place: as for `Extension`.
+        context: the language model's.
+        lm_score: the language model's score of all finished words, unscaled.
+        bonus: all that is added to the acoustic score for good.
+        guess: what is added until the unfinished word is finished.
+    """
+
+    parent: IntArray
+    entry: IntArray
+    utt: IntArray
+    frame: IntArray
+    row: IntArray
+    place: IntArray
+    context: IntArray
+    peak: FloatArray
+    lm_score: FloatArray
+    bonus: FloatArray
+    guess: FloatArray
+
+    def __init__(self, context: IntArray) -> None:
+        self.num = num = len(context)
+        for name, dtype in _PREFIX_TYPES.items():
+            setattr(self, name, np.zeros(max(1024, 2 * num), dtype=dtype))
+        self.utt[:num], self.context[:num], self.parent[:num] = np.arange(num), context, -1
+        self._children: dict[tuple[int, int], int] = {}
+
+    def child(self, parent: int, entry: int) -> int:
+        """The prefix with one more token; a new one has nothing but its place in the tree."""
+        known = self._children.get((parent, entry))
+        if known is not None:
+            return known
+        if self.num == len(self.parent):
+            for name in _PREFIX_TYPES:
+                values = getattr(self, name)
+                setattr(self, name, np.concatenate([values, np.zeros_like(values)]))
+        new = self._children[parent, entry] = self.num
+        self.parent[new], self.entry[new], self.utt[new] = parent, entry, self.utt[parent]
+        self.row[new], self.peak[new] = -1, -np.inf
+        self.num += 1
+        return new
+
+    def path(self, prefix: int) -> IntArray:
+        """The prefixes that end with each token of a prefix, itself the last one."""
+        found = []
+        while self.parent[prefix] >= 0:
+            found.append(prefix)
+            prefix = int(self.parent[prefix])
+        return np.array(found[::-1], dtype=np.int64)
+
+
+class TransducerBeam:
+    """The search of some utterances, which begin together.
+
+    Args:
+        network: the transducer.
+        scores: what texts gain.
+        config: scales and beams.
+        lm: the language model, or None.
+        num_utts: N.
+        encoder_dim: E.
+    """
+
+    def __init__(
+        self,
+        network: Transducer,
+        scores: TextScores,
+        config: TransducerDecodingConfig,
+        lm: LanguageModel | None,
+        num_utts: int,
+        encoder_dim: int,
+    ) -> None:
+        self._network, self._scores, self._config, self._lm = network, scores, config, lm
+        context = np.zeros(num_utts, dtype=np.int64) if lm is None else lm.start(num_utts).cpu().numpy()
+        self.prefixes = Prefixes(context)
+        self.prefixes.row[:num_utts] = np.arange(num_utts)
+        # The prediction network's rows: outputs, states, internal scores, and the prefix of each.
+        output, state = network.start()
+        self._output = output.repeat(num_utts, 1)
+        self._state = tuple(each.repeat(num_utts, *[1] * (each.dim() - 1)) for each in state)
+        self._encoder_dim = encoder_dim
+        self._internal = self._internal_scores(self._output)
+        self._prefix_of_row = np.arange(num_utts)
+        columns = np.array(network.tokens.columns, dtype=np.int64)
+        self._entry_of = np.argsort(columns)
+        self._column_of = columns
+        self._duration = np.array(network.durations, dtype=np.int64)
+        # What leaves for each later frame: prefixes and scores.
+        self._leaving: dict[int, list[tuple[IntArray, FloatArray]]] = {0: [(np.arange(num_utts), np.zeros(num_utts))]}
+        self._ended: list[tuple[IntArray, FloatArray]] = []
+        self.num_frames = 0
+
+    def advance(self, encoded: Tensor, num_frames: IntArray) -> None:
+        """Reads the next frames, encoded (N, T, E) and their numbers (N,).
+
+        An utterance with fewer frames than others ends with them.
+        """
+        begin, longest = self.num_frames, int(num_frames.max(initial=0))
+        for frame in range(begin, begin + longest):
+            prefix, score = _merged(self._leaving.pop(frame, []))
+            has_ended = num_frames[self.prefixes.utt[prefix]] <= frame - begin
+            if has_ended.any():
+                self._ended.append((prefix[has_ended], score[has_ended]))
+                prefix, score = prefix[~has_ended], score[~has_ended]
+            total = score + self.prefixes.bonus[prefix] + self.prefixes.guess[prefix]
+            kept = self._best(self.prefixes.utt[prefix], total, int(self._config.beam_size))
+            if len(kept):
+                self._read(frame, encoded[:, frame - begin], prefix[kept], score[kept])
+            self._forget(frame)
+        self.num_frames = begin + longest
+
+    def finished(self) -> list[list[Finished]]:
+        """The hypotheses of each utterance, all of whose frames have been read, best first."""
+        prefixes = self.prefixes
+        prefix, score = _merged([*self._ended, *(each for leaving in self._leaving.values() for each in leaving)])
+        word, gain = self._scores.finished(prefixes.place[prefix])
+        lm_score, context = self._asked(prefixes.context[prefix], word)
+        if self._lm is not None and len(prefix):
+            lm_score = lm_score + ask_final(self._lm, torch.from_numpy(context))
+        total = score + prefixes.bonus[prefix] + gain + self._config.lm_scale * lm_score
+        lm_score = prefixes.lm_score[prefix] + lm_score
+        found: list[list[Finished]] = [[] for _ in range(int((prefixes.parent[: prefixes.num] < 0).sum()))]
+        for place in np.argsort(-total, kind="stable").tolist():
+            if total[place] > -np.inf:
+                path = prefixes.path(int(prefix[place]))
+                scores = float(score[place]), float(lm_score[place]), float(total[place])
+                found[prefixes.utt[prefix[place]]].append(Finished(prefixes.entry[path], prefixes.frame[path], *scores))
+        return found
+
+    def _read(self, frame: int, encoded: Tensor, prefix: IntArray, score: FloatArray) -> None:
+        """Reads one frame (N, E) with the hypotheses (M,) that have arrived there."""
+        network, prefixes = self._network, self.prefixes
+        num_tokens, blank = len(network.tokens), network.tokens.blank_id
+        num_columns = min(_CANDIDATES * int(self._config.beam_size), num_tokens - 1)
+        # Of each utterance, the totals of what leaves the frame.
+        left = list[tuple[IntArray, FloatArray]]()
+        for step in range(int(self._config.max_symbols_per_frame) + 1):
+            row, utt = (torch.from_numpy(each[prefix]).to(network.device) for each in (prefixes.row, prefixes.utt))
+            logits = network.join(encoded[utt], self._output[row]).float()
+            log_prob = logits[:, :num_tokens].log_softmax(1)
+            duration = _host(logits[:, num_tokens:].log_softmax(1))
+            stay = score + _host(log_prob[:, blank])
+            self._leave(frame, prefix, stay, duration, is_blank=True)
+            left.append((prefixes.utt[prefix], stay + prefixes.bonus[prefix] + prefixes.guess[prefix]))
+            if step == self._config.max_symbols_per_frame:
+                return
+            log_prob[:, blank] = -torch.inf
+            value, column = (_host(each) for each in log_prob.topk(num_columns, 1))
+            source, prefix, score = self._extended(frame, prefix, score, value, column.astype(np.int64), left)
+            if not len(prefix):
+                return
+            if len(self._duration):
+                duration = duration[source]
+                self._leave(frame, prefix, score, duration, is_blank=False)
+                stays = np.flatnonzero(self._duration == 0)
+                if not len(stays):
+                    return
+                score = score + duration[:, stays[0]]
+
+    def _leave(self, frame: int, prefix: IntArray, score: FloatArray, duration: FloatArray, *, is_blank: bool) -> None:
+        """Sends hypotheses (M,) to later frames, by the scores of their durations (M, D) if there are any."""
+        if not len(self._duration):
+            self._leaving.setdefault(frame + 1, []).append((prefix, score))
+            return
+        for place, num_frames in enumerate(self._duration.tolist()):
+            if num_frames > 0:
+                self._leaving.setdefault(frame + num_frames, []).append((prefix, score + duration[:, place]))
+
+    def _extended(
+        self,
+        frame: int,
+        prefix: IntArray,
+        score: FloatArray,
+        value: FloatArray,
+        column: IntArray,
+        left: Sequence[tuple[IntArray, FloatArray]],
+    ) -> tuple[IntArray, IntArray, FloatArray]:
+        """Extends hypotheses (M,) by tokens, given the scores (M, Q') and columns (M, Q') of the best ones.
+
+        Returns:
+            The surviving extensions: the hypothesis that each comes from, its prefix, and its score.
+        """
+        config, prefixes = self._config, self.prefixes
+        source, rank = np.nonzero(value >= config.token_min_log_prob)
+        column, added = column[source, rank], score[source] + value[source, rank]
+        base, entry = prefix[source], self._entry_of[column]
+        place, word, gain, guess = self._scores.extended(prefixes.place[base], entry)
+        bonus = prefixes.bonus[base] + gain
+        if self._internal is not None:
+            row = torch.from_numpy(prefixes.row[base]).to(self._internal.device)
+            internal = self._internal[row, torch.from_numpy(column).to(self._internal.device)]
+            bonus -= config.internal_lm_scale * _host(internal)
+        # A word's guess stands for the score that the language model will give it.
+        total = added + bonus + np.where(word == NO_WORD, guess, prefixes.guess[base])
+        kept = self._best(prefixes.utt[base], total, _CANDIDATES * int(config.beam_size), left)
+        source, column, added, base, entry = source[kept], column[kept], added[kept], base[kept], entry[kept]
+        place, word, guess, bonus = place[kept], word[kept], guess[kept], bonus[kept]
+        lm_score, context = self._asked(prefixes.context[base], word)
+        bonus += config.lm_scale * lm_score
+        kept = self._best(prefixes.utt[base], added + bonus + guess, int(config.beam_size), left)
+        child = np.array([*map(prefixes.child, base[kept].tolist(), entry[kept].tolist())], dtype=np.int64)
+        prefixes.place[child], prefixes.context[child] = place[kept], context[kept]
+        prefixes.lm_score[child] = prefixes.lm_score[base[kept]] + lm_score[kept]
+        prefixes.bonus[child], prefixes.guess[child] = bonus[kept], guess[kept]
+        added = added[kept]
+        is_best = added > prefixes.peak[child]
+        prefixes.peak[child[is_best]], prefixes.frame[child[is_best]] = added[is_best], frame
+        self._predict(child[prefixes.row[child] < 0])
+        return source[kept], child, added
+
+    def _asked(self, context: IntArray, word: IntArray) -> tuple[FloatArray, IntArray]:
+        """The language model's scores (Q,) and next contexts (Q,); 0 and the same context where it is not asked."""
+        score, context = np.zeros(len(word)), context.copy()
+        asked = np.flatnonzero(word != NO_WORD)
+        if self._lm is not None and len(asked):
+            found = ask(self._lm, torch.from_numpy(context[asked]), torch.from_numpy(word[asked]))
+            score[asked], context[asked] = found
+        return score, context
+
+    def _best(
+        self, utt: IntArray, total: FloatArray, num: int, others: Sequence[tuple[IntArray, FloatArray]] = ()
+    ) -> IntArray:
+        """Of some hypotheses (M,), the places of the `num` best ones of each utterance that are within the beam.
+
+        Others count, too: utterances and totals of hypotheses that were kept before.
+        """
+        all_utts = np.concatenate([utt, *(each for each, _ in others)])
+        all_totals = np.concatenate([total, *(each for _, each in others)])
+        order = np.lexsort((-all_totals, all_utts))
+        ordered = all_utts[order]
+        first = np.searchsorted(ordered, ordered)  # of the same utterance
+        best = all_totals[order[first]]
+        is_kept = np.zeros(len(order), dtype=bool)
+        ranked = all_totals[order]
+        is_kept[order] = (ranked >= best - self._config.search_beam) & (ranked > -np.inf)
+        is_kept[order] &= np.arange(len(order)) - first < num
+        return np.flatnonzero(is_kept[: len(utt)])
+
+    def _predict(self, prefix: IntArray) -> None:
+        """Runs the prediction network for prefixes whose parents have rows."""
+        if not len(prefix):
+            return
+        prefixes, device = self.prefixes, self._network.device
+        row = torch.from_numpy(prefixes.row[prefixes.parent[prefix]]).to(device)
+        token = torch.from_numpy(self._column_of[prefixes.entry[prefix]]).to(device)
+        output, state = self._network.predict(token, tuple(each[row] for each in self._state))
+        prefixes.row[prefix] = len(self._output) + np.arange(len(prefix))
+        self._prefix_of_row = np.concatenate([self._prefix_of_row, prefix])
+        self._output = torch.cat([self._output, output])
+        self._state = tuple(torch.cat(pair) for pair in zip(self._state, state, strict=True))
+        if self._internal is not None:
+            more = self._internal_scores(output)
+            assert more is not None
+            self._internal = torch.cat([self._internal, more])
+
+    def _internal_scores(self, output: Tensor) -> Tensor | None:
+        """The scores (R, C) of tokens after some outputs (R, P), without audio and without the blank."""
+        if self._config.internal_lm_scale == 0.0:
+            return None
+        tokens = self._network.tokens
+        silence = output.new_zeros(len(output), self._encoder_dim)
+        logits = self._network.join(silence, output)[:, : len(tokens)].float()
+        logits[:, tokens.blank_id] = -torch.inf
+        return logits.log_softmax(1)
+
+    def _forget(self, frame: int) -> None:
+        """Forgets the rows and, from time to time, the language model's contexts that no hypothesis needs."""
+        prefixes = self.prefixes
+        waiting = [prefix for leaving in self._leaving.values() for prefix, _ in leaving]
+        if len(self._output) > _ROWS_KEPT * (sum(map(len, waiting)) + 1):
+            live = np.unique(np.concatenate(waiting)) if waiting else np.zeros(0, dtype=np.int64)
+            kept = np.flatnonzero(np.isin(self._prefix_of_row, live))
+            prefixes.row[self._prefix_of_row] = -1
+            self._prefix_of_row = self._prefix_of_row[kept]
+            prefixes.row[self._prefix_of_row] = np.arange(len(kept))
+            row = torch.from_numpy(kept).to(self._output.device)
+            self._output, self._state = self._output[row], tuple(each[row] for each in self._state)
+            self._internal = None if self._internal is None else self._internal[row]
+        if self._lm is not None and frame % _FRAMES_BETWEEN_MARKS == 0:
+            held = [*waiting, *(prefix for prefix, _ in self._ended)]
+            self._lm.retain(torch.from_numpy(prefixes.context[np.concatenate(held)]))
+
+
+def _merged(parts: Sequence[tuple[IntArray, FloatArray]]) -> tuple[IntArray, FloatArray]:
+    """Prefixes, each once, and the logs of the sums of their scores."""
+    if not parts:
+        return np.zeros(0, dtype=np.int64), np.zeros(0)
+    prefix, place = np.unique(np.concatenate([each for each, _ in parts]), return_inverse=True)
+    score = np.concatenate([each for _, each in parts])
+    highest = np.full(len(prefix), -np.inf)
+    np.maximum.at(highest, place, score)
+    safe = np.where(highest == -np.inf, 0.0, highest)
+    with np.errstate(divide="ignore"):
+        return prefix, safe + np.log(np.bincount(place, np.exp(score - safe[place]), len(prefix)))
+
+
+def _host(values: Tensor) -> FloatArray:
+    found: FloatArray = values.cpu().numpy().astype(np.float64)
+    return found
