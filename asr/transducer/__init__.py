@@ -2,5 +2,6 @@
 
 from asr.transducer.decoder import TransducerDecoder
 from asr.transducer.interface import TransducerDecodingConfig
+from asr.transducer.recognizer import TransducerRecognizer
 
-__all__ = ["TransducerDecoder", "TransducerDecodingConfig"]
+__all__ = ["TransducerDecoder", "TransducerDecodingConfig", "TransducerRecognizer"]
