@@ -11,7 +11,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -236,14 +236,36 @@ def refuse_without(
     Raises:
         AsrError: one of the options has another value than its default.
     """
+    for flag in _given_flags(add_arguments, args):
+        raise AsrError(f"{flag} has no effect without {needed}; give both, or leave it out.")
+
+
+def refuse_options(
+    beside: str,
+    add_arguments: Callable[[argparse.ArgumentParser], None],
+    args: argparse.Namespace,
+    allowed: Collection[str],
+) -> None:
+    """Refuses options that would have no effect because another one, `beside`, was given, except those `allowed`.
+
+    Raises:
+        AsrError: one of the options has another value than its default.
+    """
+    for flag in _given_flags(add_arguments, args, allowed):
+        raise AsrError(f"{flag} has no effect with {beside}; leave it out.")
+
+
+def _given_flags(
+    add_arguments: Callable[[argparse.ArgumentParser], None], args: argparse.Namespace, leave_out: Collection[str] = ()
+) -> Iterator[str]:
+    """The flags of some options that were given, as their values are not the defaults."""
     parser = argparse.ArgumentParser(add_help=False)
     add_arguments(parser)
     for action in parser._actions:
-        if (given := getattr(args, action.dest)) == parser.get_default(action.dest):
+        if (given := getattr(args, action.dest)) == parser.get_default(action.dest) or action.dest in leave_out:
             continue
         is_off = isinstance(action, argparse.BooleanOptionalAction) and not given
-        flag = action.option_strings[-1 if is_off else 0]
-        raise AsrError(f"{flag} has no effect without {needed}; give both, or leave it out.")
+        yield action.option_strings[-1 if is_off else 0]
 
 
 def with_flags(error: AsrError, names: Iterable[str]) -> AsrError:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from rich.console import Console
@@ -46,12 +46,16 @@ from asr.cli.output import (
 )
 from asr.cli.recordings import LIST_SUFFIXES, Recordings, Shard, audio_files, recordings
 from asr.cli.stream import STANDARD_INPUT, add_stream_arguments, run_streams, streaming_options
+from asr.cli.transducer import add_transducer_arguments, transducer_from, transducer_inputs, transducer_maker
 from asr.errors import AsrError, in_one_line
 from asr.models.adaptation import Speaker
 from asr.recognizer import Recognizer
 from asr.results import RecognitionResult, StageTimes, format_cache, later_cache
 from asr.serialization import output_path, require_writable
 from asr.transcripts import FORMATS, SUFFIXES, Transcript, format_transcript, parse_formats, unique_names
+
+if TYPE_CHECKING:
+    from asr.transducer import TransducerRecognizer
 
 _Name = TypeVar("_Name", Path, str)
 
@@ -78,7 +82,7 @@ class Outcome(Generic[_Name]):
 
 
 def transcribe(
-    recognizer: Recognizer,
+    recognizer: Recognizer | TransducerRecognizer,
     names: Sequence[_Name],
     read: Callable[[_Name, int], Tensor | AudioFile],
     batch_seconds: float | None = None,
@@ -100,7 +104,8 @@ def transcribe(
         session_of: with `carry_history`, the session of each recording; those of one follow one another in `names`. If
             None, each recording is one.
     """
-    recognize = partial(recognizer.__call__, nbest=nbest, speaker=speaker)
+    of_speaker: dict[str, Any] = {} if speaker is None else {"speaker": speaker}
+    recognize = partial(recognizer.__call__, nbest=nbest, **of_speaker)
     if batch_seconds is None:
         batch_seconds = recognizer.batch_seconds if recognizer.device.type == "cuda" else 60.0
     # The stages overlap only if there are several batches for each worker.
@@ -204,7 +209,7 @@ def _all_or_each(
     if not recordings:
         return []
     try:
-        return [*recognize(recordings, sessions=sessions)]
+        return [*(recognize(recordings) if sessions is None else recognize(recordings, sessions=sessions))]
     except AsrError as error:
         if len(recordings) == 1:
             return [error]
@@ -259,6 +264,7 @@ examples:
   asr transcribe data/test/wav.scp --output-format ctm > words.ctm
   asr transcribe recordings/ --shard 3/8 --output words.3.jsonl
   asr transcribe talk.wav --acoustic-model torchaudio:WAV2VEC2_ASR_BASE_960H --ngram 4gram.arpa
+  asr transcribe talk.wav --transducer transformers:nvidia/parakeet-tdt-0.6b-v3 --ngram 4gram.arpa
   asr transcribe recordings/ --lattices lattices/ --lattice-format kaldi --jsonl
   arecord -f S16_LE -r 16000 -t raw | asr transcribe --stream --raw-rate 16000 --jsonl -"""
 
@@ -305,6 +311,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_lattice_arguments(parser)
     add_stream_arguments(parser)
     add_recognizer_arguments(parser)
+    add_transducer_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -315,6 +322,11 @@ def run(args: argparse.Namespace) -> int:
         refuse_without("--stream", add_stream_arguments, args)
     if args.lattices is None:
         refuse_without("--lattices", add_lattice_arguments, args)
+    if args.transducer is None:
+        refuse_without("--transducer", add_transducer_arguments, args)
+    elif args.stream or args.lattices is not None or args.speaker:
+        flag = "--stream" if args.stream else "--lattices" if args.lattices is not None else speaker_flag(args)
+        raise AsrError(f"{flag} and --transducer exclude each other; leave out one of them.")
     if args.nbest > 1 and args.stream:
         raise AsrError("--nbest and --stream exclude each other; transcribe the recording afterwards.")
     formats = _formats(args)
@@ -377,7 +389,7 @@ def _require_output(
         outputs += existing(args.lattices, lattice_files(args.lattice_format, stems, args.shard))
     if args.output_dir is not None:
         outputs += existing(args.output_dir, written)
-    inputs = [*files, *recognizer_inputs(args)]
+    inputs = [*files, *recognizer_inputs(args), *transducer_inputs(args)]
     if args.output is None or not Path(args.output).exists() or Path(args.output).is_file():
         require_writable(*outputs, inputs=inputs)
 
@@ -388,23 +400,30 @@ def _transcribe(args: argparse.Namespace, found: Recordings, output: ResultsFile
     todo = [name for name in names if name not in done]
     if not todo and not (output is not None and output.done):
         return 0
-    recognizer = recognizer_from(args)
+    # A result that lacks what is now requested does not count as done.
+    nbest = f"nbest-{args.nbest}" if args.nbest > 1 else ""
+    kind = " ".join(filter(None, (LEARNED[args.speaker], nbest, "lattices" if args.lattices is not None else "")))
+    recognizer: Recognizer | TransducerRecognizer
+    if args.transducer is None:
+        recognizer = recognizer_from(args)
+        maker, description = maker_of(recognizer, kind), describe(recognizer)
+    else:
+        recognizer = transducer_from(args)
+        maker, description = transducer_maker(args, recognizer, kind), args.transducer
     if output is not None:
-        # A result that lacks what is now requested does not count as done.
-        nbest = f"nbest-{args.nbest}" if args.nbest > 1 else ""
-        kinds = LEARNED[args.speaker], nbest, "lattices" if args.lattices is not None else ""
-        output.require_maker(maker_of(recognizer, " ".join(filter(None, kinds))))
+        output.require_maker(maker)
     if not todo:
         return 0
-    recognizer.keep_lattices = args.lattices is not None
-    with compiling_notice():
-        recognizer.prepare()
     with contextlib.ExitStack() as opened:
-        lattices = None
-        if args.lattices is not None:
-            options = args.lattice_format, recognizer, found.stem_of(), todo, args.lattice_gzip, args.shard
-            lattices = opened.enter_context(LatticeWriter(args.lattices, *options))
-        speaker = learn_speaker(recognizer, args.speaker, names, found.read)
+        lattices, speaker = None, None
+        if isinstance(recognizer, Recognizer):
+            recognizer.keep_lattices = args.lattices is not None
+            with compiling_notice():
+                recognizer.prepare()
+            if args.lattices is not None:
+                options = args.lattice_format, recognizer, found.stem_of(), todo, args.lattice_gzip, args.shard
+                lattices = opened.enter_context(LatticeWriter(args.lattices, *options))
+            speaker = learn_speaker(recognizer, args.speaker, names, found.read)
         outcomes = transcribe(recognizer, todo, found.read, nbest=args.nbest, speaker=speaker)
         console = Console(stderr=True)
         if not args.no_progress and console.is_terminal:
@@ -423,7 +442,7 @@ def _transcribe(args: argparse.Namespace, found: Recordings, output: ResultsFile
                 times.add(outcome.result.times)
                 cache = later_cache(cache, outcome.result.cache)
     if args.statistics:
-        print(f"{describe(recognizer)}: {times.format()}", file=sys.stderr)
+        print(f"{description}: {times.format()}", file=sys.stderr)
         for line in format_cache(cache):
             print(line, file=sys.stderr)
     if num_failed:

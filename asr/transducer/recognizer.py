@@ -14,8 +14,10 @@ from torch import Tensor
 
 from asr.audio.segments import open_recordings, segment_batches
 from asr.ctc.interface import CTCHypothesis
+from asr.decoding.settings import ResourceOptions
 from asr.kernels.jit import uncompiled
 from asr.kernels.memory import no_autograd
+from asr.options import require_type
 from asr.results import Alternative, RecognitionResult, StageTimes, Word, joined
 from asr.transducer.decoder import TransducerDecoder
 
@@ -32,21 +34,25 @@ class TransducerRecognizer:
 
     Args:
         decoder: the decoder, with its network.
-        max_segment_seconds: longer recordings are cut at pauses into segments of at most this length.
-        batch_seconds: maximum audio in a batch, in seconds, padding included; None for 50 on a CPU and 600 on a GPU.
+        resources: of these, `max_segment_seconds` and `batch_seconds` (by default, 50 on a CPU and 600 on a GPU).
 
     Attributes:
         sampling_rate: the rate that recordings are resampled to, in Hz.
     """
 
-    def __init__(
-        self, decoder: TransducerDecoder, max_segment_seconds: float = 25.0, batch_seconds: float | None = None
-    ) -> None:
+    carries_history = False
+
+    def __init__(self, decoder: TransducerDecoder, resources: ResourceOptions | None = None) -> None:
         self.decoder = decoder
-        self.max_segment_seconds = max_segment_seconds
-        usual = _BATCH_SECONDS["cuda" if self.device.type == "cuda" else "cpu"]
-        self.batch_seconds = usual if batch_seconds is None else batch_seconds
+        self.resources = ResourceOptions() if resources is None else resources
+        require_type(self.resources, ResourceOptions, "resources", "asr.ResourceOptions(...)")
         self.sampling_rate = decoder.network.sampling_rate
+
+    @property
+    def batch_seconds(self) -> float:
+        """Maximum audio in a batch, in seconds."""
+        asked = self.resources.batch_seconds
+        return _BATCH_SECONDS["cuda" if self.device.type == "cuda" else "cpu"] if asked is None else asked
 
     @property
     def device(self) -> torch.device:
@@ -81,7 +87,7 @@ class TransducerRecognizer:
         rate = self.sampling_rate
         recordings = open_recordings(audio, rate if sampling_rate is None else sampling_rate, rate, num_samples)
         found: list[dict[int, RecognitionResult]] = [{} for _ in recordings]
-        for batch in segment_batches(recordings, rate, self.max_segment_seconds, self.batch_seconds):
+        for batch in segment_batches(recordings, rate, self.resources.max_segment_seconds, self.batch_seconds):
             results = self._recognize([segment.samples for segment in batch], nbest)
             for segment, result in zip(batch, results, strict=True):
                 found[segment.recording_idx][segment.begin] = result

@@ -86,6 +86,16 @@ class Transducer(ABC):
         """The device of the networks."""
         return torch.device("cpu")
 
+    def to(self, device: torch.device) -> Transducer:
+        """Moves the networks.
+
+        Raises:
+            AsrError: they cannot run there.
+        """
+        if device.type != "cpu":
+            raise AsrError(f"{self.name}: this transducer runs on the CPU only; choose the device cpu.")
+        return self
+
     def __call__(self, waveform: Any, sampling_rate: int | None = None) -> tuple[Tensor, Tensor]:
         """Encodes one utterance or several.
 

@@ -1,0 +1,126 @@
+"""`asr transcribe --transducer`: the transducer and its decoder that the command line describes."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from asr.bundle import Bundle
+from asr.cli.options import (
+    add_recognizer_arguments,
+    device_from,
+    fetched_bundle_folder,
+    given_options,
+    listed,
+    refuse_options,
+    with_flags,
+)
+from asr.decoding.settings import ResourceOptions
+from asr.errors import AsrError
+from asr.lm.hot_words import DEFAULT_SCORE, read_hot_words
+from asr.models.transducers import load_transducer
+from asr.models.transducers.base import KINDS
+from asr.options import flag_of, options_of
+from asr.serialization import fingerprint_of
+
+if TYPE_CHECKING:
+    from asr.transducer import TransducerRecognizer
+
+# The recognizer's options that a transducer has, too.
+_SHARED = (
+    *("bundle", "ngram", "rnn_lm", "rnn_weight", "hot_words", "hot_word_score", "device"),
+    *("max_segment_seconds", "batch_seconds", "lm_scale", "word_insertion_penalty", "search_beam"),
+)
+_SOURCES = ("bundle", "ngram", "rnn_lm", "words", "hot_words")
+_OWN: dict[str, tuple[type, str]] = {
+    "beam_size": (int, "number of hypotheses that survive a frame"),
+    "max_symbols_per_frame": (int, "the most tokens in one frame"),
+    "token_min_log_prob": (float, "tokens with a lower log-probability are not followed"),
+    "internal_lm_scale": (float, "weight of what the network itself has learned about texts, which is subtracted"),
+    "spelling_penalty": (float, "natural log, added for each word that is not listed; -inf: listed words only"),
+}
+
+
+def add_transducer_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds `--transducer` and the options that need it."""
+    group = parser.add_argument_group(
+        "transducer",
+        f"Of the recognizer's options, {', '.join(map(flag_of, _SHARED))} act here, too. There is no language model "
+        "unless one of the first three is given. Defaults: docs/transducers.md.",
+    )
+    group.add_argument(
+        "--transducer",
+        metavar="KIND:NAME",
+        help=f"a transducer from elsewhere, used instead of a bundle's network; {listed(KINDS)}",
+    )
+    group.add_argument("--words", metavar="FILE", help="the listed words, one per line (default: the n-gram model's)")
+    for name, (kind, text) in _OWN.items():
+        group.add_argument(flag_of(name), type=kind, metavar="NUMBER", help=text)
+
+
+def transducer_inputs(args: argparse.Namespace) -> list[str | Path | None]:
+    """Files and folders that `transducer_from` reads, which no output may overwrite."""
+    return [None if args.transducer is None else args.transducer.partition(":")[2], args.words]
+
+
+def transducer_from(args: argparse.Namespace) -> TransducerRecognizer:
+    """Loads the transducer and the language models that the arguments describe.
+
+    Raises:
+        AsrError: one cannot be loaded, or an option is out of range or would have no effect.
+    """
+    from asr.transducer import TransducerDecoder, TransducerDecodingConfig, TransducerRecognizer
+
+    refuse_options("--transducer", add_recognizer_arguments, args, _SHARED)
+    settings = {field.name: getattr(args, field.name) for field in fields(TransducerDecodingConfig)}
+    settings = {name: value for name, value in settings.items() if value is not None}
+    resources = ResourceOptions(**given_options(args, options_of(ResourceOptions)))
+    try:
+        network = load_transducer(args.transducer).to(device_from(args.device))
+        return TransducerRecognizer(TransducerDecoder(network, **_language_models(args), **settings), resources)
+    except AsrError as error:
+        raise with_flags(error, settings) from error
+
+
+def transducer_maker(args: argparse.Namespace, recognizer: TransducerRecognizer, kind: str) -> str:
+    """A name that depends on everything that affects the words, like `asr.cli.output.maker_of`."""
+    sources = {name: getattr(args, name) for name in ("transducer", *_SOURCES)}
+    decides = {
+        "sources": {name: _fingerprint(source) for name, source in sources.items()},
+        "config": asdict(recognizer.decoder.config),
+        "weights": [args.rnn_weight, args.hot_word_score],
+        "max_segment_seconds": recognizer.resources.max_segment_seconds,
+        "kind": kind,
+    }
+    digest = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:12]
+    return " ".join(filter(None, (args.transducer, kind, digest)))
+
+
+def _language_models(args: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of `TransducerDecoder` that say which words are likely."""
+    bundle = None if args.bundle is None else Bundle.load(fetched_bundle_folder(args.bundle))
+    ngram, lm = args.ngram, args.rnn_lm
+    if bundle is not None:
+        ngram = ngram or bundle.large_ngram or bundle.small_ngram
+        lm = lm or (None if bundle.rnn_lm is None else bundle)
+    if args.rnn_weight is not None and (ngram is None or lm is None):
+        raise AsrError("--rnn-weight needs an n-gram and a recurrent model, which it weighs; leave it out.")
+    hot_words = None
+    if args.hot_words is not None:
+        score = DEFAULT_SCORE if args.hot_word_score is None else args.hot_word_score
+        phrases = read_hot_words(args.hot_words)
+        hot_words = {phrase: score if own is None else own for phrase, own in phrases.items()}
+    elif args.hot_word_score is not None:
+        raise AsrError("--hot-word-score has no effect without --hot-words; give both, or leave it out.")
+    models = {"ngram": ngram, "lm": lm, "words": args.words, "hot_words": hot_words, "lm_weight": args.rnn_weight}
+    return {name: value for name, value in models.items() if value is not None}
+
+
+def _fingerprint(source: str | None) -> str | None:
+    """Changes with the content of a file or folder; a name on a hub stands for itself."""
+    path = None if source is None else Path(source.partition(":")[2] or source)
+    return fingerprint_of(path) if path is not None and path.exists() else source
