@@ -1,0 +1,195 @@
+"""What `TransducerDecoder` and `TransducerRecognizer` accept, refuse and return."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import asr
+from asr.errors import AsrError
+from asr.lm.ngram.io import read_ngram_lm
+from asr.models.transducers import load_transducer
+from asr.text.symbols import Vocabulary
+from asr.transducer import TransducerDecoder, TransducerRecognizer
+from tests.reference.table_lm import TableLM
+from tests.reference.tiny_arpa import TINY
+from tests.reference.toy_transducer import ToyTransducer
+
+PIECES = ["▁a", "b", "<blk>", "▁b"]
+
+
+def frames(num: int = 10, seed: int = 1) -> torch.Tensor:
+    return torch.randn(num, 6, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture
+def arpa(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.arpa"
+    path.write_text(TINY)
+    return path
+
+
+def test_an_ngram_file_lists_the_words(arpa: Path) -> None:
+    decoder = TransducerDecoder(ToyTransducer(PIECES), ngram=arpa, spelling_penalty=-math.inf)
+    found = decoder(frames(), nbest=50)
+    assert len(found) > 3
+    assert {word.text for each in found for word in each.words} == {"a", "b"}
+    model = read_ngram_lm(arpa)
+    for each in found:
+        word_ids = model.vocabulary.ids_of([word.text for word in each.words])
+        context, score = model.start(1), 0.0
+        for word_id in word_ids:
+            own, context = model.score(context, word_id[None])
+            score += float(own)
+        assert each.lm_score == pytest.approx(score + float(model.final(context)), abs=1e-4)
+
+
+def test_a_model_is_interpolated_with_the_ngram_model(arpa: Path) -> None:
+    network, model = ToyTransducer(PIECES), TableLM(Vocabulary(["a", "b"]))
+    settings: dict[str, Any] = {"beam_size": 50, "lm_scale": 1.0}
+    both = TransducerDecoder(network, ngram=arpa, lm=model, lm_weight=0.25, **settings)(frames(), nbest=20)
+    ngram = read_ngram_lm(arpa)
+    listed = [each for each in both if each.words and not any(word.is_spelled for word in each.words)]
+    assert len(listed) > 3
+    for each in listed:
+        expected, history, context = 0.0, (1,), ngram.start(1)
+        for word in [*(word.text for word in each.words), "</s>"]:
+            own = model.log_prob_of(history, model.vocabulary.id_of(word))
+            if word == "</s>":
+                other = ngram.final(context)
+            else:
+                other, context = ngram.score(context, torch.tensor([ngram.vocabulary.id_of(word)]))
+            history = (*history, model.vocabulary.id_of(word))
+            expected += math.log(0.25 * math.exp(own) + 0.75 * math.exp(float(other)))
+        assert each.lm_score == pytest.approx(expected, abs=1e-3)
+
+
+def test_numbers_of_hypotheses_and_shapes() -> None:
+    decoder = TransducerDecoder(ToyTransducer(PIECES))
+    single, batch = decoder(frames(), nbest=3), decoder(frames()[None], nbest=3)
+    assert [single] == batch
+    assert len(single) == 3
+    assert decoder(frames().numpy(), nbest=3) == single
+    assert decoder.texts(frames()) == [single[0].text]
+    assert decoder(torch.zeros(0, 4, 6)) == []
+    (nothing,) = decoder(torch.zeros(0, 6))
+    assert nothing.text == "" and nothing.is_complete and nothing.score == 0.0
+
+
+def test_nothing_survives() -> None:
+    network = ToyTransducer(PIECES, durations=(1,), sharpness=0.0, blank_bias=-1000.0)
+    decoder = TransducerDecoder(network, words=["abab"], spelling_penalty=-math.inf, max_symbols_per_frame=1)
+    (found,) = decoder(frames(3))
+    assert (found.text, found.is_complete, found.score) == ("", False, -math.inf)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"beam": 3}, "no argument or setting 'beam'"),
+        ({"beam_size": 0}, "beam_size is 0"),
+        ({"beam_size": "8"}, "beam_size is '8'"),
+        ({"search_beam": -1.0}, "search_beam is -1.0"),
+        ({"token_min_log_prob": 0.5}, "token_min_log_prob is 0.5"),
+        ({"lm_scale": 1.0}, "lm_scale has no effect here: there is no language model"),
+        ({"internal_lm_scale": -0.1}, "internal_lm_scale is -0.1"),
+        ({"spelling_penalty": -1.0}, "spelling_penalty has no effect here"),
+        ({"words": ["a"], "spelling_penalty": math.inf}, "spelling_penalty is inf"),
+        ({"word_insertion_penalty": math.inf}, "word_insertion_penalty is inf"),
+        ({"lm_weight": 0.5}, "lm_weight has no effect here: there is no lm"),
+        ({"words": ["a"], "lm_options": {}}, "lm_options has no effect here"),
+        ({"lm": "model", "lm_weight": 0.5}, "lm_weight has no effect here: there is no n-gram model"),
+        ({"lm": "missing"}, "missing: the language model cannot be read"),
+        ({"lm": "transformers:gpt2"}, "transformers:gpt2: a Transformer has no list of words"),
+        ({"token_lm": "transformers:gpt2"}, "which scores words"),
+        ({"words": ["a"], "token_lm": "x"}, "token_lm cannot be combined with words"),
+        ({"hot_words": ["a"]}, "hot_words has no effect here"),
+        ({"words": ["a"], "hot_words": ["z"]}, "hot_words: give words of the vocabulary"),
+        ({"words": ["A", "B"]}, "which are in lower case"),
+        ({"words": ["x", "y", "a"]}, "only 1 can be spelled in the tokens, unlike 'x'"),
+        ({"words": []}, "there is no word in it"),
+    ],
+)
+def test_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(AsrError, match=message.replace("(", r"\(")):
+        TransducerDecoder(ToyTransducer(PIECES), **arguments)
+
+
+def test_networks_that_are_refused() -> None:
+    with pytest.raises(AsrError, match="network is of type Linear; give a transducer"):
+        TransducerDecoder(torch.nn.Linear(2, 2))  # type: ignore[arg-type]
+    with pytest.raises(AsrError, match="these tokens do not spell words"):
+        TransducerDecoder(ToyTransducer(["<blk>", "AA1", "B"]), words=["a"])
+    with pytest.raises(AsrError, match="a transducer is named KIND:NAME"):
+        load_transducer("model.onnx")
+    with pytest.raises(AsrError, match="runs on the CPU only"):
+        ToyTransducer(PIECES).to(torch.device("cuda"))
+
+
+@pytest.mark.parametrize(
+    ("encoded", "lengths", "message"),
+    [
+        (torch.zeros(2), None, "has the shape"),
+        (torch.zeros(1, 3, 6), [4], "lengths range from 4 to 4"),
+        (torch.zeros(1, 3, 6), [1, 2], "2 lengths for 1"),
+        (torch.full((1, 3, 6), math.nan), None, "utterance 0, frame 0"),
+    ],
+)
+def test_input_is_refused(encoded: torch.Tensor, lengths: Any, message: str) -> None:
+    decoder = TransducerDecoder(ToyTransducer(PIECES))
+    with pytest.raises(AsrError, match=message):
+        decoder(encoded, lengths)
+    with pytest.raises(AsrError, match="ask for 1 hypothesis or more"):
+        decoder(frames(), nbest=0)
+
+
+def test_padding_may_be_anything() -> None:
+    decoder = TransducerDecoder(ToyTransducer(PIECES))
+    padded = torch.cat([frames(), torch.full((3, 6), math.nan)])[None]
+    assert decoder(padded, [10])[0] == decoder(frames())
+
+
+def test_phones_are_words_of_their_own() -> None:
+    network = ToyTransducer(["<blk>", "AA1", "B", "K"], sharpness=3.0)
+    (found,) = TransducerDecoder(network)(frames())
+    assert found.text.split() == [token.text for token in found.tokens]
+    assert found.tokens
+
+
+def test_a_recognizer_cuts_recordings_and_batches_them() -> None:
+    network = ToyTransducer(PIECES, sharpness=3.0, blank_bias=2.0, dim=160)
+    recognizer = TransducerRecognizer(
+        TransducerDecoder(network), asr.ResourceOptions(max_segment_seconds=1.0, batch_seconds=2.0)
+    )
+    generator = torch.Generator().manual_seed(0)
+    recordings = [torch.randn(num, generator=generator).clamp(-1, 1) for num in (16000, 40000, 5000)]
+    together = recognizer(recordings)
+    for found, recording in zip(together, recordings, strict=True):
+        (alone,) = recognizer(recording)
+        assert found.text == alone.text
+        assert found.total == pytest.approx(alone.total, rel=1e-4)
+        times = [(word.start, word.end) for word in found.words]
+        assert times == sorted(times)
+        assert max(end for _, end in times) <= found.duration + 1e-6
+        assert found.duration == pytest.approx(len(recording) / 16000)
+        assert set(found.times.stages) == {"acoustic model", "search"}
+    assert max(word.start for word in together[1].words) > 1.5
+
+
+def test_a_recognizer_returns_distinct_sentences() -> None:
+    network = ToyTransducer(PIECES, dim=160)
+    recognizer = TransducerRecognizer(TransducerDecoder(network))
+    (found,) = recognizer(torch.rand(8000) - 0.5, nbest=4)
+    texts = [each.text for each in found.hypotheses]
+    assert len(set(texts)) == 4
+    assert texts[0] == found.text
+    totals = [each.total for each in found.hypotheses]
+    assert totals == sorted(totals, reverse=True)
+    assert found.total == totals[0]
+    resampled = recognizer(np.zeros(4000, dtype=np.int16), sampling_rate=8000)
+    assert resampled[0].duration == pytest.approx(0.5)
