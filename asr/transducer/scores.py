@@ -150,8 +150,7 @@ class WordScores(TextScores):
         self._guess[0] = 0.0
 
     def extended(self, place: IntArray, entry: IntArray) -> Extension:
-        ends = self._begins[entry] & (place != 0)
-        word, gain = self.finished(np.where(ends, place, 0))
+        word, gain = self.finished(np.where(self._begins[entry], place, 0))
         after = np.where(self._begins[entry], 0, place)
         for byte in self._bytes[entry].T:
             after = self._step(after, byte)

@@ -255,9 +255,7 @@ class TransducerBeam:
             row = torch.from_numpy(prefixes.row[base]).to(self._internal.device)
             internal = self._internal[row, torch.from_numpy(column).to(self._internal.device)]
             bonus -= config.internal_lm_scale * _host(internal)
-        # A word's guess stands for the score that the language model will give it.
-        total = added + bonus + np.where(word == NO_WORD, guess, prefixes.guess[base])
-        kept = self._best(prefixes.utt[base], total, _CANDIDATES * int(config.beam_size), left)
+        kept = self._best(prefixes.utt[base], added + bonus + guess, _CANDIDATES * int(config.beam_size), left)
         source, column, added, base, entry = source[kept], column[kept], added[kept], base[kept], entry[kept]
         place, word, guess, bonus = place[kept], word[kept], guess[kept], bonus[kept]
         lm_score, context = self._asked(prefixes.context[base], word)

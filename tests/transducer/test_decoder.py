@@ -163,6 +163,7 @@ def test_phones_are_words_of_their_own() -> None:
 
 def test_a_recognizer_cuts_recordings_and_batches_them() -> None:
     network = ToyTransducer(PIECES, sharpness=3.0, blank_bias=2.0, dim=160)
+    network.frame_shift *= 1.5  # words would end after the recording
     recognizer = TransducerRecognizer(
         TransducerDecoder(network), asr.ResourceOptions(max_segment_seconds=1.0, batch_seconds=2.0)
     )
@@ -185,6 +186,7 @@ def test_a_recognizer_returns_distinct_sentences() -> None:
     network = ToyTransducer(PIECES, dim=160)
     recognizer = TransducerRecognizer(TransducerDecoder(network))
     (found,) = recognizer(torch.rand(8000) - 0.5, nbest=4)
+    assert len(recognizer(torch.rand(8000) - 0.5, nbest=2)[0].hypotheses) == 2
     texts = [each.text for each in found.hypotheses]
     assert len(set(texts)) == 4
     assert texts[0] == found.text
