@@ -25,6 +25,7 @@ from asr.bundle import Bundle
 from asr.ctc import CTCDecoder, CTCTokens
 from asr.ctc.bundles import bundle_with_acoustic_model
 from asr.ctc.recognizer import CTCRecognizer
+from asr.decoding.settings import ResourceOptions
 from asr.errors import AsrError
 from asr.kernels.jit import torch_on_one_thread
 from asr.models.external import CallableModel, load_acoustic_model
@@ -190,7 +191,7 @@ def test_recordings_of_any_length() -> None:
     model = CallableModel(Windows(), SYMBOLS, sampling_rate=16000, frame_shift=0.02)
     decoder = CTCDecoder(model.tokens, frame_shift=model.frame_shift, warm_up=False)
     recordings = [noise(0.5), noise(3.0, 1)]
-    found = CTCRecognizer(model, decoder, max_segment_seconds=1.0)(recordings)
+    found = CTCRecognizer(model, decoder, ResourceOptions(max_segment_seconds=1.0))(recordings)
     whole = CTCRecognizer(model, decoder)(recordings)
     assert found[0].text == whole[0].text == decoder(*model(recordings[0]))[0][0].text  # type: ignore[index]
     assert found[1].duration == pytest.approx(3.0)
