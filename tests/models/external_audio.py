@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from asr.models.external.base import ExternalModel
+from asr.models.transducers import Transducer
 
 
 def noise(seconds: float, seed: int = 0) -> Tensor:
@@ -22,3 +23,37 @@ def outputs_as_alone(model: ExternalModel, batch: Sequence[Tensor], atol: float)
         assert num == num_alone
         assert torch.allclose(found[:num], single[0][:num], atol=atol)
     return log_prob, num_frames
+
+
+def token_log_probs(model: Transducer, encoded: Tensor, tokens: Sequence[int]) -> Tensor:
+    """The log-probabilities (T, U + 1, C) of frames (T, E) after each of the first of some tokens."""
+    predicted, state = model.start()
+    found = []
+    for token in (*tokens, None):
+        logits = model.join(encoded, predicted.expand(len(encoded), -1))
+        found.append(logits[:, : len(model.tokens)].log_softmax(1))
+        if token is not None:
+            predicted, state = model.predict(torch.tensor([token], device=model.device), state)
+    return torch.stack(found, 1)
+
+
+def greedy_path(model: Transducer, encoded: Tensor, most_per_frame: int = 10) -> list[int]:
+    """The tokens of frames (T, E) that have the highest score one after the other."""
+    predicted, state = model.start()
+    num_tokens, frame, num_at_frame = len(model.tokens), 0, 0
+    found: list[int] = []
+    while frame < len(encoded):
+        assert len(found) < 10 * len(encoded), "an endless loop"
+        logits = model.join(encoded[frame, None], predicted)[0]
+        token = int(logits[:num_tokens].argmax())
+        is_blank = token == model.tokens.blank_id
+        num_at_frame += not is_blank
+        advance = int(is_blank or num_at_frame >= most_per_frame)
+        if model.durations:
+            advance = max(int(is_blank), model.durations[int(logits[num_tokens:].argmax())])
+        if not is_blank:
+            found.append(token)
+            predicted, state = model.predict(torch.tensor([token], device=model.device), state)
+        frame += advance
+        num_at_frame *= not advance
+    return found

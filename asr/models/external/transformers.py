@@ -6,7 +6,8 @@ Shapes: N utterances, L samples, T frames, C tokens.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ from asr.models.external.base import (
 )
 from asr.text.ctc_tokens import CTCTokens
 
-_FILES = "config.json, model.safetensors, preprocessor_config.json, tokenizer_config.json and vocab.json"
+_FILES = (
+    "config.json, model.safetensors, preprocessor_config.json, tokenizer_config.json and vocab.json or tokenizer.json"
+)
 # Used in training only; checkpoints of trained networks may lack them.
 _NOT_NEEDED = ("masked_spec_embed", "num_batches_tracked")
 _MASKS = ("attention_mask", "padding_mask")
@@ -41,42 +44,34 @@ _OPTIONS_OF_FILES = (
 _TOLERANCE = 0.01
 
 
-class TransformersModel(ExternalModel):
-    """A CTC network of transformers.
+class AudioReader(ABC):
+    """Recordings through the feature extractor of a network of transformers into the network.
 
     Args:
-        network: an `AutoModelForCTC`.
+        network: moved to evaluation mode.
         feature_extractor: that of the same checkpoint.
-        tokenizer: that of the same checkpoint.
         name: shown to users.
 
     Raises:
-        AsrError: the tokenizer's ids do not fit the network's columns, or the feature extractor is not one of audio.
+        AsrError: the feature extractor is not one of audio.
     """
 
-    def __init__(self, network: nn.Module, feature_extractor: Any, tokenizer: Any, name: str = "") -> None:
+    def __init__(self, network: nn.Module, feature_extractor: Any, name: str) -> None:
         self.name = name or type(network).__name__
-        self.network = network.eval()
+        self.network: Any = network.eval()
         self._extractor = feature_extractor
-        config: Any = network.config
-        blank = getattr(config, "blank_token_id", None)
-        with named(self.name):
-            blank = getattr(config, "pad_token_id", None) if blank is None else blank
-            self.tokens = tokens_of(tokenizer, int(config.vocab_size), blank)
         rate = getattr(feature_extractor, "sampling_rate", None)
         self.sampling_rate = positive_integer(rate, f"{self.name}: the sampling_rate of its feature extractor")
-        ratio = getattr(config, "inputs_to_logits_ratio", None)
-        samples = 0.0
-        if ratio is not None:
-            samples = positive_number(ratio, f"{self.name}: the inputs_to_logits_ratio of its configuration")
-        # The ratio of most networks leaves out the strides of an adapter; LASR's counts frames of features.
-        is_known = samples >= _SHORTEST_SHIFT * self.sampling_rate and not getattr(config, "add_adapter", False)
-        self.frame_shift = samples / self.sampling_rate if is_known else self.measured_shift()
 
-    def forward(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
+    @abstractmethod
+    def run_network(self, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The network's inputs by name -> its output (N, T, X), and frames (N,) int64 on the host."""
+
+    def read(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
+        """(N, L) float in [-1, 1] and (N,) -> the network's output for each recording, as if it was alone."""
         if len(num_samples) > 1 and not self._ignores_padding:
-            return each_alone(self._log_probs, waveform, num_samples)
-        return self._log_probs(waveform, num_samples)
+            return each_alone(self._read_together, waveform, num_samples)
+        return self._read_together(waveform, num_samples)
 
     @functools.cached_property
     def _ignores_padding(self) -> bool:
@@ -91,8 +86,8 @@ class TransformersModel(ExternalModel):
         noise = 0.01 * torch.randn(5, 2 * rate, generator=torch.Generator().manual_seed(0))
         num_samples = torch.tensor([rate + number * rate // 100 for number in range(4)] + [2 * rate])
         with torch.no_grad():
-            beside, num_frames = self._log_probs(noise, num_samples)
-            alone, num_alone = each_alone(self._log_probs, noise[:4], num_samples[:4])
+            beside, num_frames = self._read_together(noise, num_samples)
+            alone, num_alone = each_alone(self._read_together, noise[:4], num_samples[:4])
         if not torch.equal(num_frames[:4], num_alone):
             return False
         most = max(_TOLERANCE, 16.0 * torch.finfo(next(self.network.parameters()).dtype).eps)
@@ -103,7 +98,7 @@ class TransformersModel(ExternalModel):
     def _is_masked(self) -> bool:
         return bool(getattr(self._extractor, "return_attention_mask", True))
 
-    def _log_probs(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
+    def _read_together(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
         """All recordings as one batch."""
         utterances = [each[:num].cpu().numpy() for each, num in zip(waveform, num_samples.tolist(), strict=True)]
         place = next(self.network.parameters())
@@ -115,13 +110,49 @@ class TransformersModel(ExternalModel):
                 utterances, sampling_rate=self.sampling_rate, padding=True, return_tensors="pt", **asked
             )
             # Weights may be of 16 bits (`torch_dtype`).
-            inputs = {
-                name: value.to(place.device, place.dtype if value.is_floating_point() else value.dtype)
-                for name, value in made.items()
-            }
-            logits = self.network(**inputs).logits.float().log_softmax(-1).cpu()
+            return self.run_network(
+                {
+                    name: value.to(place.device, place.dtype if value.is_floating_point() else value.dtype)
+                    for name, value in made.items()
+                }
+            )
+
+
+class TransformersModel(AudioReader, ExternalModel):
+    """A CTC network of transformers.
+
+    Args:
+        network: an `AutoModelForCTC`.
+        feature_extractor: that of the same checkpoint.
+        tokenizer: that of the same checkpoint.
+        name: shown to users.
+
+    Raises:
+        AsrError: the tokenizer's ids do not fit the network's columns, or the feature extractor is not one of audio.
+    """
+
+    def __init__(self, network: nn.Module, feature_extractor: Any, tokenizer: Any, name: str = "") -> None:
+        super().__init__(network, feature_extractor, name)
+        config = self.network.config
+        blank = getattr(config, "blank_token_id", None)
+        with named(self.name):
+            blank = getattr(config, "pad_token_id", None) if blank is None else blank
+            self.tokens = tokens_of(tokenizer, int(config.vocab_size), blank)
+        ratio = getattr(config, "inputs_to_logits_ratio", None)
+        samples = 0.0
+        if ratio is not None:
+            samples = positive_number(ratio, f"{self.name}: the inputs_to_logits_ratio of its configuration")
+        # The ratio of most networks leaves out the strides of an adapter; LASR's counts frames of features.
+        is_known = samples >= _SHORTEST_SHIFT * self.sampling_rate and not getattr(config, "add_adapter", False)
+        self.frame_shift = samples / self.sampling_rate if is_known else self.measured_shift()
+
+    def forward(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
+        return self.read(waveform, num_samples)
+
+    def run_network(self, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        log_prob = self.network(**inputs).logits.float().log_softmax(-1).cpu()
         mask = next((inputs[name] for name in _MASKS if name in inputs), None)
-        return logits, self._frames(mask, *logits.shape[:2])
+        return log_prob, self._frames(mask, *log_prob.shape[:2])
 
     def _frames(self, mask: Tensor | None, num_utts: int, max_frames: int) -> Tensor:
         """The frames of output (N,) for a mask of the input (N, samples or frames); all of them without one."""
@@ -179,16 +210,42 @@ def load(name: str, **options: Any) -> TransformersModel:
             checkpoint lacks some of its weights, or it needs code of its own without `trust_remote_code=True`.
     """
     transformers = package("transformers", f"transformers:{name}")
+    cure = "give one that was trained by CTC, with an output layer"
+    parts = load_parts(name, lambda _: transformers.AutoModelForCTC, cure, options)
+    return TransformersModel(*parts, f"transformers:{name}")
+
+
+def load_parts(
+    name: str, auto_class: Callable[[dict[str, Any]], Any], cure: str, options: dict[str, Any]
+) -> tuple[nn.Module, Any, Any]:
+    """Loads a network, its feature extractor and its tokenizer from a hub name or a local folder.
+
+    Args:
+        name: of the network.
+        auto_class: the options that say where files are -> the class with `from_pretrained` for the network.
+        cure: what to do if the checkpoint lacks weights.
+        options: for `from_pretrained`.
+
+    Raises:
+        AsrError: as for `load`.
+    """
+    transformers = package("transformers", f"transformers:{name}")
     # By default, transformers asks on standard input whether to run the code in a folder.
     options = {"trust_remote_code": False, **options}
     of_files = {option: value for option, value in options.items() if option in _OPTIONS_OF_FILES}
     # Networks of many languages (MMS) have letters for each.
     language = {"target_lang": options["target_lang"]} if "target_lang" in options else {}
     try:
-        network, info = transformers.AutoModelForCTC.from_pretrained(name, output_loading_info=True, **options)
-        _check_complete(name, info["missing_keys"])
+        network, info = auto_class(of_files).from_pretrained(name, output_loading_info=True, **options)
+        # transformers fills missing weights with random numbers and a warning.
+        missing = sorted(key for key in info["missing_keys"] if not key.endswith(_NOT_NEEDED))
+        if missing:
+            raise AsrError(
+                f"transformers:{name}: the checkpoint lacks {len(missing)} weights of the network ({missing[0]}, ...); "
+                f"{cure}."
+            )
         extractor = transformers.AutoFeatureExtractor.from_pretrained(name, **of_files)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(name, **of_files, **language)
+        return network, extractor, transformers.AutoTokenizer.from_pretrained(name, **of_files, **language)
     except AsrError:
         raise
     except Exception as error:  # of any class, if a file is damaged
@@ -196,14 +253,3 @@ def load(name: str, **options: Any) -> TransformersModel:
         raise AsrError(
             f"transformers:{name}: the network cannot be loaded ({reason_of(error)}); {where} {_FILES}."
         ) from error
-    return TransformersModel(network, extractor, tokenizer, f"transformers:{name}")
-
-
-def _check_complete(name: str, missing: Collection[str]) -> None:
-    """Raises AsrError if the checkpoint lacks weights, which transformers fills with random numbers and a warning."""
-    missing = sorted(key for key in missing if not key.endswith(_NOT_NEEDED))
-    if missing:
-        raise AsrError(
-            f"transformers:{name}: the checkpoint lacks {len(missing)} weights of the network ({missing[0]}, ...); "
-            "give one that was trained by CTC, with an output layer."
-        )
