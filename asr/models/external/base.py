@@ -102,21 +102,6 @@ class ExternalModel(ABC):
         waveform = torch.nn.functional.pad(waveform, (0, max(0, fewest - waveform.shape[1])))
         return self.checked(*self.forward(waveform, num_samples.clamp(min=fewest)), len(num_samples))
 
-    def measured_shift(self) -> float:
-        """Seconds from one output frame to the next: 4 seconds of noise by the frames that they add to 4 others.
-
-        The number for one recording would not do, since most networks lose or add frames at the ends.
-        """
-        seconds = 4
-        generator = torch.Generator().manual_seed(0)
-        noise = 0.01 * torch.randn(1, 2 * seconds * self.sampling_rate, generator=generator)
-        counts = []
-        for num in (noise.shape[1] // 2, noise.shape[1]):
-            with torch.no_grad():
-                log_prob, _ = self.forward(noise[:, :num], torch.tensor([num]))
-            counts.append(log_prob.shape[1])
-        return seconds / max(1, counts[1] - counts[0])
-
     def sorted_output(self, output: Any, num_inputs: Tensor, max_inputs: int) -> tuple[Tensor, Any]:
         """The log-probabilities (N, T, C) and the frames (N,), unchecked, in what a function returned.
 
@@ -148,7 +133,7 @@ class ExternalModel(ABC):
                 tokens, an utterance has a negative number of frames or more than T, or a valid frame has NaN or +inf.
         """
         self._require_shape(log_prob, num_utts)
-        frames = self._checked_frames(num_frames, num_utts, log_prob.shape[1])
+        frames = checked_frames(num_frames, num_utts, log_prob.shape[1], self.name)
         log_prob = _as_log_prob(log_prob.detach().float())
         is_bad = ~(log_prob < torch.inf).all(2).cpu()
         bad = (is_bad & (torch.arange(log_prob.shape[1]) < frames.unsqueeze(1))).nonzero()
@@ -176,24 +161,6 @@ class ExternalModel(ABC):
                 f"{self.name}: the network's output has the shape {shape}, but it has {len(self.tokens)} tokens; give "
                 "the token list of this network."
             )
-
-    def _checked_frames(self, num_frames: Any, num_utts: int, max_frames: int) -> Tensor:
-        is_whole = isinstance(num_frames, Tensor) and not num_frames.is_floating_point()
-        if not is_whole or num_frames.shape != (num_utts,):
-            shown: Any = num_frames
-            if isinstance(num_frames, Tensor):
-                shown = f"{num_frames.dtype} of the shape {tuple(num_frames.shape)}"
-            raise AsrError(
-                f"{self.name}: the numbers of frames that the network returns for {num_utts} utterances are {shown}; "
-                f"they must be a tensor of {num_utts} whole numbers, or be left out."
-            )
-        frames: Tensor = num_frames.detach().to(torch.int64).cpu()
-        if num_utts and (int(frames.min()) < 0 or int(frames.max()) > max_frames):
-            raise AsrError(
-                f"{self.name}: the network says that the utterances have {int(frames.min())} to {int(frames.max())} "
-                f"frames, but its output has {max_frames}; it must count frames of its output."
-            )
-        return frames
 
 
 class StreamingModel(ABC):
@@ -283,6 +250,49 @@ def frames_by_share(num_samples: Tensor, max_samples: int, max_frames: int) -> T
     """Frames of each utterance, (N,), for networks that do not return them: in proportion to its length, rounded up."""
     share = num_samples.double() / max(1, max_samples) * max_frames
     return share.ceil().long().clamp(max=max_frames)
+
+
+def checked_frames(num_frames: Any, num_utts: int, max_frames: int, name: str) -> Tensor:
+    """The frames that the network of that name returns for N utterances, as (N,) int64 on the host.
+
+    Raises:
+        AsrError: they are not N whole numbers from 0 to `max_frames`.
+    """
+    is_whole = isinstance(num_frames, Tensor) and not num_frames.is_floating_point()
+    if not is_whole or num_frames.shape != (num_utts,):
+        shown: Any = num_frames
+        if isinstance(num_frames, Tensor):
+            shown = f"{num_frames.dtype} of the shape {tuple(num_frames.shape)}"
+        raise AsrError(
+            f"{name}: the numbers of frames that the network returns for {num_utts} utterances are {shown}; they must "
+            f"be a tensor of {num_utts} whole numbers, or be left out."
+        )
+    frames: Tensor = num_frames.detach().to(torch.int64).cpu()
+    if num_utts and (int(frames.min()) < 0 or int(frames.max()) > max_frames):
+        raise AsrError(
+            f"{name}: the network says that the utterances have {int(frames.min())} to {int(frames.max())} frames, "
+            f"but its output has {max_frames}; it must count frames of its output."
+        )
+    return frames
+
+
+def measured_shift(forward: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], sampling_rate: int) -> float:
+    """Seconds from one output frame to the next: 4 seconds of noise by the frames that they add to 4 others.
+
+    The number for one recording would not do, since most networks lose or add frames at the ends.
+
+    Args:
+        forward: like `ExternalModel.forward`.
+        sampling_rate: of its waveforms, in Hz.
+    """
+    seconds = 4
+    noise = 0.01 * torch.randn(1, 2 * seconds * sampling_rate, generator=torch.Generator().manual_seed(0))
+    counts = []
+    for num in (noise.shape[1] // 2, noise.shape[1]):
+        with torch.no_grad():
+            output, _ = forward(noise[:, :num], torch.tensor([num]))
+        counts.append(output.shape[1])
+    return seconds / max(1, counts[1] - counts[0])
 
 
 def tokens_of_file(symbols: Any, path: Path, **marks: Any) -> CTCTokens:

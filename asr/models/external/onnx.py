@@ -20,7 +20,7 @@ Shapes: N utterances, L samples, T frames, F features, C tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from asr.kernels import jit
 from asr.models.external.base import (
     each_alone,
     fbank_of,
+    measured_shift,
     named,
     positive_integer,
     positive_number,
@@ -138,7 +139,253 @@ def _unreadable(name: str, error: Exception) -> AsrError:
     return AsrError(f"{name}: this is not a readable ONNX file ({reason_of(error)}).")
 
 
-class OnnxModel(ChunkedModel):
+class OnnxFile:
+    """A network in an ONNX file.
+
+    Args:
+        path: the file.
+        num_threads: threads of onnxruntime; None for as many as torch uses.
+
+    Attributes:
+        name: shown to users.
+        path: absolute.
+        metadata: its fields by name.
+        inputs: by name, with `shape` and `type`.
+        outputs: likewise.
+
+    Raises:
+        AsrError: onnxruntime is missing, or the file cannot be read or has weights in files outside of its folder.
+    """
+
+    def __init__(self, path: str | Path, num_threads: int | None = None) -> None:
+        path = Path(path)
+        self.path, self._num_threads = path.absolute(), num_threads
+        self.name = f"onnx:{path}"
+        runtime = package("onnxruntime", self.name)
+        if not path.is_file():
+            raise AsrError(f"{self.name}: there is no such file.")
+        require_intact(path)
+        _require_weights_beside(path)
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads = jit.num_threads() if num_threads is None else num_threads
+        options.log_severity_level = 3
+        try:
+            self._session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime's own classes derive from Exception alone
+            raise _unreadable(self.name, error) from error
+        self.metadata: dict[str, str] = dict(self._session.get_modelmeta().custom_metadata_map)
+        self.inputs: dict[str, Any] = {each.name: each for each in self._session.get_inputs()}
+        self.outputs: dict[str, Any] = {each.name: each for each in self._session.get_outputs()}
+
+    def run_session(self, feed: dict[str, Any]) -> list[Any]:
+        """Arrays by the names of inputs, which are converted to their types -> the outputs.
+
+        Raises:
+            AsrError: onnxruntime cannot run the network with them.
+        """
+        try:
+            outputs: list[Any] = self._session.run(
+                None, {name: np.asarray(value, dtype=self.dtype(name)) for name, value in feed.items()}
+            )
+        except Exception as error:  # as above
+            raise AsrError(f"{self.name}: onnxruntime cannot run it ({reason_of(error)}).") from error
+        return outputs
+
+    def dtype(self, name: str) -> Any:
+        """NumPy's type of an input."""
+        return _DTYPES.get(self.inputs[name].type, np.float32)
+
+    def number(self, field: str, default: int | None) -> int:
+        """A whole number greater than 0 in the metadata.
+
+        Raises:
+            AsrError: it is none, or is missing and has no default.
+        """
+        value = self.metadata.get(field, default)
+        if value is None:
+            raise AsrError(f"{self.name}: its metadata have no field {field!r}; export it again with it.")
+        return positive_integer(value, f"{self.name}: the field {field!r} of its metadata")
+
+    def own_tokens(self, tokens: Any, blank: int | str | None) -> CTCTokens:
+        """The given tokens, those of the metadata, or those of `tokens.txt` next to the file.
+
+        Raises:
+            AsrError: there are none, or as for `CTCTokens`.
+        """
+        if isinstance(tokens, CTCTokens):
+            return tokens
+        if tokens is None and "tokens" in self.metadata:
+            tokens = self.metadata["tokens"].split("\n")
+        elif tokens is None:
+            beside = [self.path.with_name(name) for name in ("tokens.txt", "vocab.json")]
+            tokens = next((file for file in beside if file.is_file()), None)
+        if tokens is None:
+            raise AsrError(f"{self.name}: its tokens are unknown; put tokens.txt next to it, or give tokens=.")
+        with named(self.name):
+            return tokens_of_file(tokens, self.path, blank=blank)
+
+
+class OnnxEncoder(OnnxFile):
+    """A network in an ONNX file that reads audio.
+
+    Args:
+        path: the file.
+        num_threads: as for `OnnxFile`.
+        normalize: as for `OnnxModel`.
+
+    Attributes:
+        kind: of its input: `waveform`, `features` or `transposed`.
+        sampling_rate: of the waveforms, in Hz.
+        extractor: waveforms -> features, like `asr.audio.fbank.Fbank`; None if the network reads samples.
+        normalizes: see `OnnxModel`.
+        takes_lengths: whether it reads the lengths of utterances.
+
+    Raises:
+        AsrError: as for `OnnxFile`, its inputs are not among those above, or its metadata cannot be used.
+    """
+
+    _states: Sequence[Any]
+
+    def __init__(self, path: str | Path, num_threads: int | None = None, normalize: bool | None = None) -> None:
+        super().__init__(path, num_threads)
+        self._require_known_features()
+        self._signal, self._length, self._states = self._sorted_inputs()
+        self.takes_lengths = self._length is not None
+        self.kind = _input_kind(self._signal, len(self.inputs[self._signal].shape), self.name)
+        preprocessor = self._preprocessor()
+        rate = positive_integer(
+            preprocessor.get("sampling_rate", _DEFAULT_SAMPLING_RATE),
+            f"{self.name}: the sampling_rate in {_PREPROCESSOR}",
+        )
+        self.sampling_rate = self.number("sample_rate", rate)
+        self.normalizes: bool | None = None
+        if self.kind == "waveform":
+            usual = preprocessor.get("do_normalize", self._signal == _OF_TRANSFORMERS)
+            self.normalizes = bool(usual if normalize is None else normalize)
+        self.extractor = self._feature_extractor()
+
+    @property
+    def reads_one(self) -> bool:
+        """Whether it reads one utterance at a time; without lengths, it would take padding for audio."""
+        return self._length is None or _MASK in self.inputs or self.inputs[self._signal].shape[0] == 1
+
+    def read(self, waveform: Tensor, num_samples: Tensor) -> tuple[list[Any], Tensor, int]:
+        """(N, L) in [-1, 1] and (N,) -> the outputs, the samples or frames of each input (N,), and the most of them."""
+        signal, lengths = self._signal_of(waveform, num_samples)
+        feed: dict[str, Any] = {self._signal: signal.numpy()}
+        if self._length is not None:
+            feed[self._length] = lengths.numpy()
+        if _MASK in self.inputs:
+            feed[_MASK] = np.ones((1, int(lengths[0])))
+        longest = signal.shape[2] if self.kind == "transposed" else signal.shape[1]
+        return emitted(self.run_session(feed)), lengths, longest
+
+    def normal_features(self, features: Tensor) -> Tensor:
+        """Log energies scaled as in the network's training, from those of 16-bit integers, which WeNet's read."""
+        return features if "fbank" in self.metadata or self._is_of_wenet else in_unit_range(features)
+
+    def shift(self, forward: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> float:
+        """Seconds from one frame of output to the next, by the metadata, or as `forward` counts frames.
+
+        Raises:
+            AsrError: the field `subsampling_factor` of the metadata is not a whole number greater than 0.
+        """
+        if self._states or "subsampling_factor" in self.metadata:
+            shift = _FBANK_SHIFT
+            if "fbank" in self.metadata:
+                shift = self.extractor.frame_shift / self.sampling_rate
+            return self.number("subsampling_factor", _DEFAULT_SUBSAMPLING) * shift
+        return measured_shift(forward, self.sampling_rate)
+
+    @property
+    def _is_of_wenet(self) -> bool:
+        return self.metadata.get("model_type") == _WENET
+
+    def _require_known_features(self) -> None:
+        for field, values in _OTHER_FEATURES.items():
+            value = self.metadata.get(field)
+            if value is not None and (values is None or value in values):
+                shown = field if values is None else f"{field} = {value}"
+                raise AsrError(
+                    f"{self.name}: its metadata say {shown}, so that it reads features that are not computed here; "
+                    "give a network that reads filterbanks of icefall, WeNet or NeMo, or use CallableModel in Python."
+                )
+
+    def _sorted_inputs(self) -> tuple[str, str | None, list[str]]:
+        names = [name for name in self.inputs if name != _MASK]
+        length = next((name for name in names if name in _LENGTH_INPUTS), None)
+        signals = [name for name in names if name != length]
+        if not signals:
+            raise AsrError(f"{self.name}: none of its inputs {', '.join(names)} is a signal.")
+        self._check_states(names, signals)
+        if signals[0] == _FEATURES_OF_TRANSFORMERS:
+            raise AsrError(
+                f"{self.name}: it reads {signals[0]}, features of transformers that are not computed here; give the "
+                "network as transformers:NAME, or use CallableModel in Python."
+            )
+        return signals[0], length, signals[1:]
+
+    def _check_states(self, names: list[str], signals: list[str]) -> None:
+        """Checks the inputs of those names, of which some are a signal and states.
+
+        Raises:
+            AsrError: the network keeps states.
+        """
+        if len(signals) > 1:
+            raise AsrError(
+                f"{self.name}: it has the inputs {', '.join(names)}, as streaming networks have; export it for whole "
+                "utterances."
+            )
+
+    def _preprocessor(self) -> dict[str, Any]:
+        """The description of its input next to a network of transformers, if there is one."""
+        beside = self.path.with_name(_PREPROCESSOR)
+        if self._signal != _OF_TRANSFORMERS or not beside.is_file():
+            return {}
+        with named(f"{self.name}: {_PREPROCESSOR} next to it is not a JSON object", "copy it again"):
+            content = parse_json(read_text(beside))
+            if not isinstance(content, dict):
+                raise ValueError(f"it is of type {type(content).__name__}")
+        return content
+
+    def _feature_extractor(self) -> Any:
+        if self.kind == "waveform":
+            return None
+        axis = 1 if self.kind == "transposed" else 2
+        size = self.inputs[self._signal].shape[axis]
+        known = size if isinstance(size, int) and size > 0 else None
+        if "fbank" in self.metadata:
+            return self._own_fbank(known)
+        num_mel_bins = known or self.number("feat_dim", _DEFAULT_NUM_MEL_BINS)
+        with named(self.name):
+            if self.kind == "transposed":
+                normalize_type = self.metadata.get("normalize_type", "per_feature")
+                return NemoFeatures(num_mel_bins, self.sampling_rate, normalize_type)
+            high_freq = 0.0 if self._is_of_wenet else -400.0
+            return Fbank(num_mel_bins=num_mel_bins, high_freq=high_freq, sampling_rate=self.sampling_rate)
+
+    def _signal_of(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
+        if self.extractor is None:
+            return normalized(waveform, num_samples) if self.normalizes else waveform, num_samples
+        features, lengths = self.extractor(waveform, num_samples)
+        if self.kind == "transposed":
+            return features.transpose(1, 2).contiguous(), lengths
+        return self.normal_features(features), lengths
+
+    def _own_fbank(self, num_features: int | None) -> Fbank:
+        """The filterbank of a network of this program, with the settings in the metadata, for that input."""
+        with named(f"{self.name}: the field 'fbank' of its metadata is not JSON", "export it again"):
+            settings = parse_json(self.metadata["fbank"])
+        fbank = fbank_of(settings, self.sampling_rate, self.name)
+        if num_features not in (None, fbank.feature_dim):
+            raise AsrError(
+                f"{self.name}: the field 'fbank' of its metadata describes {fbank.feature_dim} features, but its input "
+                f"{self._signal!r} has {num_features}; export it again."
+            )
+        return fbank
+
+
+class OnnxModel(OnnxEncoder, ChunkedModel):
     """A network in an ONNX file that reads whole utterances, or a streaming one, chunk by chunk.
 
     Args:
@@ -168,89 +415,40 @@ class OnnxModel(ChunkedModel):
         blank: int | str | None = None,
         normalize: bool | None = None,
     ) -> None:
-        path = Path(path)
-        self._file, self._num_threads = path.absolute(), num_threads
-        self.name = f"onnx:{path}"
-        runtime = package("onnxruntime", self.name)
-        if not path.is_file():
-            raise AsrError(f"{self.name}: there is no such file.")
-        require_intact(path)
-        _require_weights_beside(path)
-        options = runtime.SessionOptions()
-        options.intra_op_num_threads = jit.num_threads() if num_threads is None else num_threads
-        options.log_severity_level = 3
-        try:
-            self._session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # onnxruntime's own classes derive from Exception alone
-            raise _unreadable(self.name, error) from error
-        self.metadata: dict[str, str] = dict(self._session.get_modelmeta().custom_metadata_map)
-        self._require_known_features()
-        self._inputs = {each.name: each for each in self._session.get_inputs()}
-        self._outputs = [each.name for each in self._session.get_outputs()]
-        self.tokens = self._own_tokens(path, tokens, blank)
-        self._signal, self._length, self._states = self._sorted_inputs()
-        self.takes_lengths = self._length is not None
-        self._kind = _input_kind(self._signal, len(self._inputs[self._signal].shape), self.name)
-        preprocessor = self._preprocessor(path)
-        rate = positive_integer(
-            preprocessor.get("sampling_rate", _DEFAULT_SAMPLING_RATE),
-            f"{self.name}: the sampling_rate in {_PREPROCESSOR}",
-        )
-        self.sampling_rate = self._number("sample_rate", rate)
-        self.normalizes: bool | None = None
-        if self._kind == "waveform":
-            usual = preprocessor.get("do_normalize", self._signal == _OF_TRANSFORMERS)
-            self.normalizes = bool(usual if normalize is None else normalize)
-        self.extractor = self._feature_extractor()
+        super().__init__(path, num_threads, normalize)
+        self.tokens = self.own_tokens(tokens, blank)
         if self.is_streaming:
             self.chunk_sizes()
         given = None if frame_shift is None else positive_number(frame_shift, f"{self.name}: the frame_shift")
-        self.frame_shift = self._shift() if given is None else given
+        self.frame_shift = self.shift(self.forward) if given is None else given
 
     def __reduce__(self) -> tuple[type[OnnxModel], tuple[Any, ...]]:
         # Copies and other processes open the file again, from whichever folder they work in.
-        return OnnxModel, (self._file, self.tokens, self._num_threads, self.frame_shift, None, self.normalizes)
-
-    @property
-    def _is_of_wenet(self) -> bool:
-        return self.metadata.get("model_type") == _WENET
+        return OnnxModel, (self.path, self.tokens, self._num_threads, self.frame_shift, None, self.normalizes)
 
     def forward_whole(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
-        # Without lengths, the network would take the padding of shorter recordings for audio.
-        takes_one = self._length is None or _MASK in self._inputs or self._inputs[self._signal].shape[0] == 1
-        if len(num_samples) > 1 and takes_one:
+        if len(num_samples) > 1 and self.reads_one:
             return each_alone(self.forward_whole, waveform, num_samples)
-        signal, lengths = self._signal_of(waveform, num_samples)
-        feed: dict[str, Any] = {self._signal: signal.numpy().astype(np.float32)}
-        if self._length is not None:
-            feed[self._length] = lengths.numpy().astype(self._dtype(self._length))
-        if _MASK in self._inputs:
-            feed[_MASK] = np.ones((1, int(lengths[0])), dtype=self._dtype(_MASK))
-        longest = signal.shape[2] if self._kind == "transposed" else signal.shape[1]
-        return self.sorted_output(_emitted(self._run(feed)), lengths, longest)
+        return self.sorted_output(*self.read(waveform, num_samples))
 
     def initial_states(self) -> dict[str, Any]:
         states = {}
         for name in self._states:
-            shape = [size if isinstance(size, int) and size > 0 else 1 for size in self._inputs[name].shape]
-            states[name] = np.zeros(shape, dtype=self._dtype(name))
+            shape = [size if isinstance(size, int) and size > 0 else 1 for size in self.inputs[name].shape]
+            states[name] = np.zeros(shape, dtype=self.dtype(name))
         return states
 
     def step(self, chunk: Tensor, states: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-        feed = {self._signal: chunk.unsqueeze(0).numpy().astype(np.float32), **states}
+        feed = {self._signal: chunk.unsqueeze(0).numpy(), **states}
         if self._length is not None:
-            feed[self._length] = np.array([len(chunk)], dtype=self._dtype(self._length))
+            feed[self._length] = np.array([len(chunk)])
             missing = self.chunk_sizes()[0] - len(chunk)
             feed[self._signal] = np.pad(feed[self._signal], ((0, 0), (0, missing), (0, 0)))
-        outputs = self._run(feed)
+        outputs = self.run_session(feed)
         following = dict(zip(self._states, outputs[len(outputs) - len(self._states) :], strict=True))
-        output = _emitted(outputs[: len(outputs) - len(self._states)])
+        output = emitted(outputs[: len(outputs) - len(self._states)])
         log_prob, num_frames = self.checked(*self.sorted_output(output, torch.ones(1), 1), 1)
         return log_prob[0, : int(num_frames)], following
-
-    def normal_features(self, features: Tensor) -> Tensor:
-        """Log energies scaled as in the network's training, from those of 16-bit integers, which WeNet's read."""
-        return features if "fbank" in self.metadata or self._is_of_wenet else in_unit_range(features)
 
     def chunk_sizes(self) -> tuple[int, int]:
         """Frames of a chunk, and frames from one chunk to the next.
@@ -263,133 +461,22 @@ class OnnxModel(ChunkedModel):
                 f"{self.name}: it keeps states ({', '.join(self._states)}), but its metadata have no field 'T', the "
                 "frames of a chunk, as icefall's have; export it again with it, or for whole utterances."
             )
-        size, shift = self._number("T", None), self._number("decode_chunk_len", None)
+        size, shift = self.number("T", None), self.number("decode_chunk_len", None)
         return checked_chunk_sizes(size, shift, self.name)
 
-    def _run(self, feed: dict[str, Any]) -> list[Any]:
-        try:
-            outputs: list[Any] = self._session.run(None, feed)
-        except Exception as error:  # as above
-            raise AsrError(f"{self.name}: onnxruntime cannot run it ({reason_of(error)}).") from error
-        return outputs
-
-    def _require_known_features(self) -> None:
-        for field, values in _OTHER_FEATURES.items():
-            value = self.metadata.get(field)
-            if value is not None and (values is None or value in values):
-                shown = field if values is None else f"{field} = {value}"
-                raise AsrError(
-                    f"{self.name}: its metadata say {shown}, so that it reads features that are not computed here; "
-                    "give a network that reads filterbanks of icefall, WeNet or NeMo, or use CallableModel in Python."
-                )
-
-    def _own_tokens(self, path: Path, tokens: Any, blank: int | str | None) -> CTCTokens:
-        """The given tokens, those of the metadata, or those of `tokens.txt` next to the file."""
-        if isinstance(tokens, CTCTokens):
-            return tokens
-        if tokens is None and "tokens" in self.metadata:
-            tokens = self.metadata["tokens"].split("\n")
-        elif tokens is None:
-            beside = [path.with_name(name) for name in ("tokens.txt", "vocab.json")]
-            tokens = next((file for file in beside if file.is_file()), None)
-        if tokens is None:
-            raise AsrError(f"{self.name}: its tokens are unknown; put tokens.txt next to it, or give tokens=.")
-        with named(self.name):
-            return tokens_of_file(tokens, path, blank=blank)
-
-    def _sorted_inputs(self) -> tuple[str, str | None, list[str]]:
-        names = [name for name in self._inputs if name != _MASK]
-        length = next((name for name in names if name in _LENGTH_INPUTS), None)
-        signals = [name for name in names if name != length]
-        if not signals:
-            raise AsrError(f"{self.name}: none of its inputs {', '.join(names)} is a signal.")
-        states = signals[1:]
-        if states and len(self._outputs) < 1 + len(states):
+    def _check_states(self, names: list[str], signals: list[str]) -> None:
+        signal, *states = signals
+        if states and len(self.outputs) < 1 + len(states):
             raise AsrError(
                 f"{self.name}: its inputs {', '.join(names)} are neither a signal and its lengths nor a signal and "
-                f"states that come back among the outputs ({', '.join(self._outputs)}); export it for whole "
+                f"states that come back among the outputs ({', '.join(self.outputs)}); export it for whole "
                 "utterances, or use CallableModel in Python."
             )
-        if signals[0] == _FEATURES_OF_TRANSFORMERS:
+        if states and signal in _TRANSPOSED_INPUTS + _WAVEFORM_INPUTS:
             raise AsrError(
-                f"{self.name}: it reads {signals[0]}, features of transformers that are not computed here; give the "
-                "network as transformers:NAME, or use CallableModel in Python."
-            )
-        if states and signals[0] in _TRANSPOSED_INPUTS + _WAVEFORM_INPUTS:
-            raise AsrError(
-                f"{self.name}: it reads {signals[0]} and keeps states ({', '.join(states)}); of networks with states, "
+                f"{self.name}: it reads {signal} and keeps states ({', '.join(states)}); of networks with states, "
                 "only those that read filterbanks (N, T, F) can be used, as icefall's; export it for whole utterances."
             )
-        return signals[0], length, states
-
-    def _preprocessor(self, path: Path) -> dict[str, Any]:
-        """The description of its input next to a network of transformers, if there is one."""
-        beside = path.with_name(_PREPROCESSOR)
-        if self._signal != _OF_TRANSFORMERS or not beside.is_file():
-            return {}
-        with named(f"{self.name}: {_PREPROCESSOR} next to it is not a JSON object", "copy it again"):
-            content = parse_json(read_text(beside))
-            if not isinstance(content, dict):
-                raise ValueError(f"it is of type {type(content).__name__}")
-        return content
-
-    def _feature_extractor(self) -> Any:
-        if self._kind == "waveform":
-            return None
-        axis = 1 if self._kind == "transposed" else 2
-        size = self._inputs[self._signal].shape[axis]
-        known = size if isinstance(size, int) and size > 0 else None
-        if "fbank" in self.metadata:
-            return self._own_fbank(known)
-        num_mel_bins = known or self._number("feat_dim", _DEFAULT_NUM_MEL_BINS)
-        with named(self.name):
-            if self._kind == "transposed":
-                normalize_type = self.metadata.get("normalize_type", "per_feature")
-                return NemoFeatures(num_mel_bins, self.sampling_rate, normalize_type)
-            high_freq = 0.0 if self._is_of_wenet else -400.0
-            return Fbank(num_mel_bins=num_mel_bins, high_freq=high_freq, sampling_rate=self.sampling_rate)
-
-    def _signal_of(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
-        if self.extractor is None:
-            return normalized(waveform, num_samples) if self.normalizes else waveform, num_samples
-        features, lengths = self.extractor(waveform, num_samples)
-        if self._kind == "transposed":
-            return features.transpose(1, 2).contiguous(), lengths
-        return self.normal_features(features), lengths
-
-    def _own_fbank(self, num_features: int | None) -> Fbank:
-        """The filterbank of a network of this program, with the settings in the metadata, for that input."""
-        with named(f"{self.name}: the field 'fbank' of its metadata is not JSON", "export it again"):
-            settings = parse_json(self.metadata["fbank"])
-        fbank = fbank_of(settings, self.sampling_rate, self.name)
-        if num_features not in (None, fbank.feature_dim):
-            raise AsrError(
-                f"{self.name}: the field 'fbank' of its metadata describes {fbank.feature_dim} features, but its input "
-                f"{self._signal!r} has {num_features}; export it again."
-            )
-        return fbank
-
-    def _number(self, field: str, default: int | None) -> int:
-        """A whole number greater than 0 in the metadata.
-
-        Raises:
-            AsrError: it is none, or is missing and has no default.
-        """
-        value = self.metadata.get(field, default)
-        if value is None:
-            raise AsrError(f"{self.name}: its metadata have no field {field!r}; export it again with it.")
-        return positive_integer(value, f"{self.name}: the field {field!r} of its metadata")
-
-    def _shift(self) -> float:
-        if self.is_streaming or "subsampling_factor" in self.metadata:
-            shift = _FBANK_SHIFT
-            if "fbank" in self.metadata:
-                shift = self.extractor.frame_shift / self.sampling_rate
-            return self._number("subsampling_factor", _DEFAULT_SUBSAMPLING) * shift
-        return self.measured_shift()
-
-    def _dtype(self, name: str) -> Any:
-        return _DTYPES.get(self._inputs[name].type, np.float32)
 
 
 def in_unit_range(features: Tensor) -> Tensor:
@@ -407,7 +494,7 @@ def normalized(waveform: Tensor, num_samples: Tensor) -> Tensor:
     return torch.nn.utils.rnn.pad_sequence(scaled, batch_first=True)
 
 
-def _emitted(outputs: list[Any]) -> list[Any]:
+def emitted(outputs: list[Any]) -> list[Any]:
     """The log-probabilities and, if the second output is one of whole numbers (N,), the frames, as tensors."""
     log_prob, *others = outputs
     found = [torch.from_numpy(log_prob) if _holds(log_prob, np.floating) else log_prob]

@@ -19,6 +19,7 @@ from asr.models.external.base import (
     ExternalModel,
     each_alone,
     frames_by_share,
+    measured_shift,
     named,
     positive_integer,
     positive_number,
@@ -144,7 +145,9 @@ class TransformersModel(AudioReader, ExternalModel):
             samples = positive_number(ratio, f"{self.name}: the inputs_to_logits_ratio of its configuration")
         # The ratio of most networks leaves out the strides of an adapter; LASR's counts frames of features.
         is_known = samples >= _SHORTEST_SHIFT * self.sampling_rate and not getattr(config, "add_adapter", False)
-        self.frame_shift = samples / self.sampling_rate if is_known else self.measured_shift()
+        self.frame_shift = (
+            samples / self.sampling_rate if is_known else measured_shift(self.forward, self.sampling_rate)
+        )
 
     def forward(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
         return self.read(waveform, num_samples)
