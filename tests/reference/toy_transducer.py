@@ -58,14 +58,24 @@ class ToyTransducer(Transducer):
         # By token history, as a number.
         self.predicted: Counter[int] = Counter()
 
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.device
+
+    def to(self, device: torch.device) -> ToyTransducer:
+        self.embedding = self.embedding.to(device)
+        self.gru.to(device)
+        self.joint.to(device)
+        return self
+
     def encode(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
         num_frames = num_samples // self.dim
         longest = int(num_frames.max())
         return waveform[:, : longest * self.dim].reshape(len(waveform), longest, self.dim), num_frames
 
     def start(self) -> tuple[Tensor, State]:
-        hidden = torch.zeros(1, self.dim)
-        return hidden, (hidden, torch.ones(1, dtype=torch.int64))
+        hidden = torch.zeros(1, self.dim, device=self.device)
+        return hidden, (hidden, torch.ones(1, dtype=torch.int64, device=self.device))
 
     def predict(self, token: Tensor, state: State) -> tuple[Tensor, State]:
         assert not bool((token == self.tokens.blank_id).any())

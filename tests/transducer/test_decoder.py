@@ -13,7 +13,7 @@ import torch
 import asr
 from asr.errors import AsrError
 from asr.lm.ngram.io import read_ngram_lm
-from asr.models.transducers import load_transducer
+from asr.models.transducers import Transducer, load_transducer
 from asr.text.symbols import Vocabulary
 from asr.transducer import TransducerDecoder, TransducerRecognizer
 from tests.reference.table_lm import TableLM
@@ -128,7 +128,7 @@ def test_networks_that_are_refused() -> None:
     with pytest.raises(AsrError, match="a transducer is named KIND:NAME"):
         load_transducer("model.onnx")
     with pytest.raises(AsrError, match="runs on the CPU only"):
-        ToyTransducer(PIECES).to(torch.device("cuda"))
+        Transducer.to(ToyTransducer(PIECES), torch.device("cuda"))
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,10 @@ class TorchaudioTransducer(Transducer):
     def device(self) -> torch.device:
         return next(self.network.parameters()).device
 
+    def to(self, device: torch.device) -> TorchaudioTransducer:
+        self.network.to(device)
+        return self
+
     def encode(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
         return each_alone(self._encode_one, waveform, num_samples)
 

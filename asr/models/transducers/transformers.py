@@ -55,6 +55,10 @@ class TransformersTransducer(AudioReader, Transducer):
     def device(self) -> torch.device:
         return next(self.network.parameters()).device
 
+    def to(self, device: torch.device) -> TransformersTransducer:
+        self.network.to(device)
+        return self
+
     def encode(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
         return self.read(waveform, num_samples)
 
