@@ -143,14 +143,17 @@ def of_icefall(folder: Path, context_size: int = 2, type_: torch.dtype = torch.i
     return encoder, decoder, joiner
 
 
+def lstm_inputs() -> dict[str, Tensor]:
+    inputs = {"targets": torch.zeros(3, 1, dtype=torch.int32), "target_length": torch.ones(3, dtype=torch.int32)}
+    return inputs | {name: torch.zeros(2, 3, 8) for name in ("states.1", "onnx::Slice_3")}
+
+
 def of_nemo(folder: Path, num_durations: int = 0, num_features: int = 80) -> tuple[Any, Any, Any]:
     pytest.importorskip("onnxruntime")
     torch.manual_seed(0)
     encoder, decoder, joiner = TransposedEncoder(num_features), Lstm(), TransposedJoiner(len(OF_NEMO) + num_durations)
     export_encoder(folder, encoder, {**OF_PARTS, "normalize_type": "per_feature"})
-    inputs = {"targets": torch.zeros(3, 1, dtype=torch.int32), "target_length": torch.ones(3, dtype=torch.int32)}
-    inputs |= {name: torch.zeros(2, 3, 8) for name in ("states.1", "onnx::Slice_3")}
-    export(folder / "decoder.onnx", decoder, inputs, "outputs prednet_lengths states cells")
+    export(folder / "decoder.onnx", decoder, lstm_inputs(), "outputs prednet_lengths states cells")
     outputs = {"encoder_outputs": torch.zeros(3, 6, 1), "decoder_outputs": torch.zeros(3, 6, 1)}
     export(folder / "joiner.onnx", joiner, outputs, "outputs")
     write_tokens(folder, OF_NEMO)
@@ -309,6 +312,26 @@ def test_files_of_other_forms_are_told(tmp_path: Path) -> None:
             load_transducer(f"onnx:{tmp_path}")
         (tmp_path / f"{part}.onnx").write_bytes(files[part])
 
+    class Flat(Joiner):
+        def forward(self, encoder_out: Tensor, decoder_out: Tensor) -> Tensor:
+            return super().forward(encoder_out, decoder_out).flatten()
+
+    outputs = {"encoder_out": torch.zeros(3, 6), "decoder_out": torch.zeros(3, 6)}
+    export(tmp_path / "joiner.onnx", Flat(len(OF_ICEFALL)), outputs, "logit")
+    with pytest.raises(AsrError, match=f"^onnx:{tmp_path}/joiner.onnx: its output has no row for each hypothesis; exp"):
+        load_transducer(f"onnx:{tmp_path}")
+
+
+def test_decoders_that_do_not_return_their_states_are_told(tmp_path: Path) -> None:
+    class Forgetful(Lstm):
+        def forward(self, targets: Tensor, target_length: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, ...]:
+            return super().forward(targets, target_length, h, c)[:2]
+
+    of_nemo(tmp_path)
+    export(tmp_path / "decoder.onnx", Forgetful(), lstm_inputs(), "outputs prednet_lengths")
+    with pytest.raises(AsrError, match=f"^onnx:{tmp_path}/decoder.onnx: its inputs .* are neither .*; export it"):
+        load_transducer(f"onnx:{tmp_path}")
+
 
 def test_streaming_encoders_are_refused(tmp_path: Path) -> None:
     class Streaming(nn.Module):
@@ -357,6 +380,7 @@ def test_files_that_do_not_belong_together_are_told(tmp_path: Path) -> None:
     ("of_toolkit", "field", "value", "message"),
     [
         (of_nemo, "pred_hidden", "many", "the field 'pred_hidden' of its metadata is 'many'; give a whole number"),
+        (of_nemo, "pred_hidden", "9" * 30, "the field 'pred_hidden' of its metadata is above 10000, which would fill"),
         (of_nemo, "pred_rnn_layers", None, "its metadata have no field 'pred_rnn_layers'; export it again with it"),
         (of_nemo, "vocab_size", None, "its metadata have no field 'vocab_size'; export it again with it"),
         (of_nemo, "is_giga_am", "1", "its metadata say is_giga_am = 1, so that it reads features"),
@@ -371,10 +395,18 @@ def test_bad_metadata_are_told(tmp_path: Path, of_toolkit: Any, field: str, valu
         load_transducer(f"onnx:{tmp_path}")
 
 
-def test_decoders_without_a_context_size_are_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({}, "its metadata have no field 'context_size'; export it again with it"),
+        ({"context_size": "9" * 12}, "the field 'context_size' of its metadata is above 10000, which would fill"),
+        ({"context_size": "3"}, "onnxruntime cannot run it .*Got: 3 Expected: 2"),
+    ],
+)
+def test_bad_context_sizes_are_told(tmp_path: Path, metadata: dict[str, str], message: str) -> None:
     _, decoder, _ = of_icefall(tmp_path)
-    export(tmp_path / "decoder.onnx", decoder, {"y": torch.zeros(3, 2, dtype=torch.int64)}, "decoder_out")
-    with pytest.raises(AsrError, match=f"^onnx:{tmp_path}/decoder.onnx: its metadata have no field 'context_size'"):
+    export(tmp_path / "decoder.onnx", decoder, {"y": torch.zeros(3, 2, dtype=torch.int64)}, "decoder_out", metadata)
+    with pytest.raises(AsrError, match=f"^onnx:{tmp_path}/decoder.onnx: {message}"):
         load_transducer(f"onnx:{tmp_path}")
 
 

@@ -21,6 +21,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,6 +32,7 @@ from asr.models.transducers.base import State, Transducer
 
 _PARTS = ("encoder", "decoder", "joiner")
 _QUANTIZED = ".int8."
+_LARGEST_SIZE = 10_000
 
 
 class OnnxTransducer(Transducer):
@@ -69,10 +71,10 @@ class OnnxTransducer(Transducer):
         self._states = [name for name, each in self._decoder.inputs.items() if len(each.shape) == 3]
         self._check_inputs()
         if self._states:
-            layers, hidden = (self._encoder.number(field, None) for field in ("pred_rnn_layers", "pred_hidden"))
+            layers, hidden = (_size(self._encoder, field) for field in ("pred_rnn_layers", "pred_hidden"))
             self._first: State = (torch.zeros(1, layers, hidden),) * 2
         else:
-            self._first = (torch.full((1, self._decoder.number("context_size", None)), -1),)
+            self._first = (torch.full((1, _size(self._decoder, "context_size")), -1),)
         self._check_columns()
         given = None if frame_shift is None else positive_number(frame_shift, f"{self.name}: the frame_shift")
         self.frame_shift = self._encoder.shift(self.encode) if given is None else given
@@ -102,26 +104,26 @@ class OnnxTransducer(Transducer):
     def predict(self, token: Tensor, state: State) -> tuple[Tensor, State]:
         if not self._states:
             context = torch.cat([state[0][:, 1:], token[:, None]], 1)
-            (output,) = self._decoder.run_session({next(iter(self._decoder.inputs)): context.numpy()})
-            return _rows(output), (context,)
+            feed = {next(iter(self._decoder.inputs)): context.numpy()}
+            return _rows(self._decoder, self._decoder.run_session(feed)[0]), (context,)
         inputs = (token[:, None], torch.ones_like(token), *(each.transpose(0, 1) for each in state))
         feed = {name: value.numpy() for name, value in zip(self._decoder.inputs, inputs, strict=True)}
         output, *_, h, c = self._decoder.run_session(feed)
-        return _rows(output), tuple(torch.from_numpy(each).transpose(0, 1) for each in (h, c))
+        return _rows(self._decoder, output), tuple(torch.from_numpy(each).transpose(0, 1) for each in (h, c))
 
     def join(self, encoded: Tensor, predicted: Tensor) -> Tensor:
         feed = {
             name: value.reshape(value.shape + (1,) * (len(each.shape) - 2)).numpy()
             for (name, each), value in zip(self._joiner.inputs.items(), (encoded, predicted), strict=True)
         }
-        return _rows(self._joiner.run_session(feed)[0])
+        return _rows(self._joiner, self._joiner.run_session(feed)[0])
 
     def _check_inputs(self) -> None:
         shapes = [len(each.shape) for each in self._decoder.inputs.values()]
-        if shapes not in ([2], [2, 1, 3, 3]):
+        if shapes not in ([2], [2, 1, 3, 3]) or len(self._decoder.outputs) < len(shapes):
             raise AsrError(
                 f"{self._decoder.name}: its inputs {', '.join(self._decoder.inputs)} are neither tokens, nor a token, "
-                "its length and two states of an LSTM; export it as for sherpa-onnx."
+                "its length and two states of an LSTM that it returns; export it as for sherpa-onnx."
             )
         shapes = [len(each.shape) for each in self._joiner.inputs.values()]
         if shapes not in ([2, 2], [3, 3]):
@@ -191,6 +193,18 @@ def _file_of(part: str, folder: Path, int8: bool) -> Path:
     return preferred[0]
 
 
-def _rows(output: Any) -> Tensor:
-    """An output whose first dimension is K, as (K, X)."""
+def _size(file: OnnxFile, field: str) -> int:
+    size = file.number(field, None)
+    if size > _LARGEST_SIZE:
+        raise AsrError(
+            f"{file.name}: the field {field!r} of its metadata is above {_LARGEST_SIZE}, which would fill the memory; "
+            "export it again."
+        )
+    return size
+
+
+def _rows(file: OnnxFile, output: Any) -> Tensor:
+    """An output of numbers whose first dimension is K, as (K, X)."""
+    if not isinstance(output, np.ndarray) or output.ndim < 2:
+        raise AsrError(f"{file.name}: its output has no row for each hypothesis; export it as for sherpa-onnx.")
     return torch.from_numpy(output).flatten(1)
