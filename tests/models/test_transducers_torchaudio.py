@@ -103,6 +103,17 @@ def test_padding_does_not_matter(models: Any) -> None:
 
 
 @torch.no_grad()
+def test_networks_run_on_their_device(models: Any) -> None:
+    model = transducer(models)
+    model.network.to("meta")
+    encoded, _ = model(noise(0.2))
+    predicted, state = model.start()
+    predicted, state = model.predict(torch.tensor([2], device=model.device), state)
+    made = (encoded, predicted, *state, model.join(encoded[:, 0], predicted))
+    assert {each.device.type for each in made} == {"meta"}
+
+
+@torch.no_grad()
 def test_rows_are_independent(models: Any) -> None:
     model = transducer(models)
     predicted, state = model.start()

@@ -156,6 +156,16 @@ def test_networks_that_read_padding_read_each_recording_alone(transformers: Any)
 
 
 @torch.no_grad()
+def test_networks_run_on_their_device(transformers: Any) -> None:
+    model = transducer(transformers, "ParakeetTDT")
+    model.network.to("meta")
+    predicted, state = model.start()
+    predicted, state = model.predict(torch.tensor([2], device=model.device), state)
+    made = (predicted, *state, model.join(torch.zeros_like(predicted), predicted))
+    assert {each.device.type for each in made} == {"meta"}
+
+
+@torch.no_grad()
 def test_rows_are_independent(transformers: Any) -> None:
     model = transducer(transformers, "ParakeetTDT")
     predicted, state = model.start()
