@@ -82,8 +82,8 @@ def inputs_of(model: TransformersTransducer, utterance: Tensor) -> Any:
 @pytest.fixture
 def folder(transformers: Any, tmp_path: Path) -> Path:
     network(transformers).save_pretrained(tmp_path)
-    tokenizer(transformers).save_pretrained(tmp_path)
-    extractor(transformers, "ParakeetTDT").save_pretrained(tmp_path)
+    parts = extractor(transformers, "ParakeetTDT"), tokenizer(transformers)
+    transformers.ParakeetProcessor(*parts).save_pretrained(tmp_path)
     return tmp_path
 
 
