@@ -11,7 +11,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -268,9 +268,9 @@ def _given_flags(
         yield action.option_strings[-1 if is_off else 0]
 
 
-def with_flags(error: AsrError, names: Iterable[str]) -> AsrError:
+def with_flags(error: AsrError, names: Collection[str]) -> AsrError:
     """An error about values of these names, with their flags instead: `--idle-seconds` for `idle_seconds`."""
-    return AsrError(re.sub("|".join(names), lambda match: flag_of(match[0]), str(error)))
+    return AsrError(re.sub(r"\w+", lambda match: flag_of(match[0]) if match[0] in names else match[0], str(error)))
 
 
 def listed(choices: Mapping[str, str]) -> str:
