@@ -106,12 +106,12 @@ class TransducerDecoder:
         elif token_lm is not None:
             if is_transformer(token_lm):
                 raise AsrError(f"token_lm is {token_lm}, which scores words; give words and lm={str(token_lm)!r}.")
-            self._models = LentModels(*model_maker(token_lm, network.tokens.table.tokens[1:]))
-            with self._models.lent() as lent:
+            self.models = LentModels(*model_maker(token_lm, network.tokens.table.tokens[1:]))
+            with self.models.lent() as lent:
                 assert lent is not None
                 self._scores = TokenScores(network.tokens, self.config, lent.vocabulary)
         else:
-            self._models = LentModels(None, False)
+            self.models = LentModels(None, False)
             self._scores = TokenScores(network.tokens, self.config)
 
     @no_autograd()
@@ -133,15 +133,23 @@ class TransducerDecoder:
         """
         if isinstance(nbest, bool) or not isinstance(nbest, Integral) or nbest < 1:
             raise AsrError(f"nbest is {nbest!r}; ask for 1 hypothesis or more.")
-        values, num_frames, is_single = _as_batch(encoded, lengths)
+        values, num_frames, is_single = as_batch(encoded, lengths)
         values = values.to(self.network.device)
-        with self._models.lent() as lm:
-            beam = TransducerBeam(self.network, self._scores, self.config, lm, len(values), values.shape[2])
+        with self.models.lent() as lm:
+            beam = self.begin(lm, len(values))
             beam.advance(values, num_frames)
-            found = [self._hypotheses(each, int(nbest)) for each in beam.finished()]
+            found = [self.hypotheses(each, int(nbest)) for each in beam.finished()]
             if lm is not None:
                 lm.retain(lm.start(0))
         return found[0] if is_single else found
+
+    def stream(self) -> TransducerStream:
+        """Opens a stream, which accepts the encoder's frames as they arrive."""
+        return TransducerStream(self)
+
+    def begin(self, lm: LanguageModel | None, num_utts: int) -> TransducerBeam:
+        """A new search of some utterances."""
+        return TransducerBeam(self.network, self._scores, self.config, lm, num_utts)
 
     def texts(self, encoded: Any, lengths: Any = None) -> list[str]:
         """The best text of each utterance; arguments as for a call."""
@@ -180,38 +188,40 @@ class TransducerDecoder:
             phrases = hot.model(vocabulary)
             if phrases is not None:
                 make = functools.partial(_with_phrases, make, phrases)
-        self._models = LentModels(make, is_shared)
+        self.models = LentModels(make, is_shared)
         has_lm = make is not None
         self._scores = WordScores(
             self.network.tokens, listed, self.config, vocabulary if has_lm else None, ngram, gains
         )
 
-    def _hypotheses(self, finished: Sequence[Finished], nbest: int) -> list[CTCHypothesis]:
+    def hypotheses(self, finished: Sequence[Finished], nbest: int) -> list[CTCHypothesis]:
         """The best texts, each by the sum over the prefixes that are written so."""
         tokens = self.network.tokens
         groups: dict[str, list[Finished]] = {}
         for each in finished:
             entries = each.entries.tolist()
-            text = " ".join(tokens.text_of(*entries[begin:end]) for begin, end in self._spans(entries))
+            text = " ".join(tokens.text_of(*entries[begin:end]) for begin, end in self.spans(entries))
             groups.setdefault(text, []).append(each)
         total = {text: float(np.logaddexp.reduce([each.total for each in same])) for text, same in groups.items()}
         best = sorted(groups, key=lambda text: -total[text])[:nbest]
-        return [self._hypothesis(groups[text][0], total[text]) for text in best] or [no_hypothesis()]
+        return [self.hypothesis(groups[text][0], total[text]) for text in best] or [no_hypothesis()]
 
-    def _hypothesis(self, found: Finished, total: float) -> CTCHypothesis:
+    def hypothesis(self, found: Finished, total: float, is_complete: bool = True) -> CTCHypothesis:
         """A hypothesis with the tokens of the best prefix; what others add to the total is added to `am_score`."""
         tokens, shift = self.network.tokens, self.network.frame_shift
         entries, frames = found.entries.tolist(), found.frames.tolist()
         words = []
-        for begin, end in self._spans(entries):
+        for begin, end in self.spans(entries):
             text, first, after = tokens.text_of(*entries[begin:end]), frames[begin], frames[end - 1] + 1
             is_spelled = self._listed is not None and text not in self._listed
             words.append(CTCWord(text, first, after, first * shift, after * shift, is_spelled=is_spelled))
         symbols = tokens.table.tokens
         listed = tuple(CTCToken(symbols[entry], at, at + 1) for entry, at in zip(entries, frames, strict=True))
-        return CTCHypothesis(tuple(words), listed, total, found.am_score + total - found.total, found.lm_score)
+        am_score = found.am_score + total - found.total
+        return CTCHypothesis(tuple(words), listed, total, am_score, found.lm_score, is_complete)
 
-    def _spans(self, entries: list[int]) -> list[tuple[int, int]]:
+    def spans(self, entries: list[int]) -> list[tuple[int, int]]:
+        """The words of a sequence of tokens: the position of the first token, and the one after the last."""
         tokens = self.network.tokens
         if tokens.kind == "phones":
             return [(place, place + 1) for place, entry in enumerate(entries) if tokens.is_text(entry)]
@@ -249,7 +259,7 @@ def _with_phrases(make: Callable[[], LanguageModel] | None, phrases: NgramLM) ->
     return with_phrases(None if make is None else make(), phrases)
 
 
-def _as_batch(encoded: Any, lengths: Any) -> tuple[Tensor, npt.NDArray[np.int64], bool]:
+def as_batch(encoded: Any, lengths: Any) -> tuple[Tensor, npt.NDArray[np.int64], bool]:
     """Encoded frames (N, T, E), their numbers (N,), and whether there was no batch dimension."""
     values = as_tensor(encoded).detach()
     is_single = values.dim() == 2
@@ -268,3 +278,61 @@ def _as_batch(encoded: Any, lengths: Any) -> tuple[Tensor, npt.NDArray[np.int64]
             "input and its weights."
         )
     return values, num_frames.numpy(), is_single
+
+
+class TransducerStream:
+    """Decodes one utterance in chunks of any size; made by `TransducerDecoder.stream`.
+
+    Args:
+        decoder: the decoder.
+    """
+
+    def __init__(self, decoder: TransducerDecoder) -> None:
+        self._decoder = decoder
+        lm = decoder.models.for_good()
+        with decoder.models.turn(), no_autograd():
+            self._beam = decoder.begin(lm, 1)
+        self._is_open = True
+
+    @property
+    def num_frames(self) -> int:
+        """The number of frames read so far."""
+        return self._beam.num_frames
+
+    @no_autograd()
+    def accept(self, encoded: Any) -> None:
+        """Reads the next frames of the encoder's output, (T, E); T may be 0.
+
+        Raises:
+            AsrError: the shape is wrong, values are NaN or infinite, or the stream has ended.
+        """
+        self._require_open()
+        values, num_frames, is_single = as_batch(encoded, None)
+        if not is_single:
+            raise AsrError("a stream reads one utterance; give (frames, dimensions), and open a stream for each one.")
+        with self._decoder.models.turn():
+            self._beam.advance(values.to(self._decoder.network.device), num_frames)
+
+    def partial(self) -> CTCHypothesis:
+        """The best hypothesis so far."""
+        self._require_open()
+        best = self._beam.best()
+        return self._decoder.hypothesis(best, best.total, is_complete=False)
+
+    @property
+    def num_stable_words(self) -> int:
+        """The number of leading words of `partial` that can no longer change."""
+        self._require_open()
+        # The last of them may still grow.
+        return max(0, len(self._decoder.spans(self._beam.settled().tolist())) - 1)
+
+    def finish(self) -> CTCHypothesis:
+        """Ends the stream and returns the best hypothesis."""
+        self._require_open()
+        self._is_open = False
+        with self._decoder.models.turn(), no_autograd():
+            return self._decoder.hypotheses(self._beam.finished()[0], 1)[0]
+
+    def _require_open(self) -> None:
+        if not self._is_open:
+            raise AsrError("the stream has ended; open another one.")

@@ -21,12 +21,15 @@ import torch
 from torch import Tensor
 
 from asr.ctc.prefix_beam import ask, ask_final
+from asr.errors import AsrError
 from asr.lm.interface import LanguageModel
 from asr.models.transducers import Transducer
 from asr.transducer.interface import TransducerDecodingConfig
 from asr.transducer.scores import NO_WORD, FloatArray, IntArray, TextScores
 
 _FRAMES_BETWEEN_MARKS = 16
+# The number of prefixes from which those that are needed no more are removed.
+_COMPACT_AT = 1 << 16
 # As many rows of the prediction network may be held for each hypothesis.
 _ROWS_KEPT = 4
 _PREFIX_TYPES = {
@@ -105,6 +108,26 @@ class Prefixes:
         self.num += 1
         return new
 
+    def compact(self, live: IntArray) -> IntArray:
+        """Removes all prefixes that none of some live ones extends -> the new number of each."""
+        is_kept = self.parent[: self.num] < 0
+        newest = np.unique(live)
+        while len(newest):
+            is_kept[newest] = True
+            newest = np.unique(self.parent[newest])
+            newest = newest[newest >= 0]
+            newest = newest[~is_kept[newest]]
+        kept, number = np.flatnonzero(is_kept), np.cumsum(is_kept) - 1
+        for name in _PREFIX_TYPES:
+            values = getattr(self, name)
+            values[: len(kept)] = values[kept]
+        self.num = len(kept)
+        parent = self.parent[: self.num]
+        parent[parent >= 0] = number[parent[parent >= 0]]
+        pairs = zip(parent.tolist(), self.entry[: self.num].tolist(), strict=True)
+        self._children = {pair: prefix for prefix, pair in enumerate(pairs) if pair[0] >= 0}
+        return number
+
     def path(self, prefix: int) -> IntArray:
         """The prefixes that end with each token of a prefix, itself the last one."""
         found = []
@@ -123,7 +146,9 @@ class TransducerBeam:
         config: scales and beams.
         lm: the language model, or None.
         num_utts: N.
-        encoder_dim: E.
+
+    Attributes:
+        num_frames: the number of frames read so far.
     """
 
     def __init__(
@@ -133,7 +158,6 @@ class TransducerBeam:
         config: TransducerDecodingConfig,
         lm: LanguageModel | None,
         num_utts: int,
-        encoder_dim: int,
     ) -> None:
         self._network, self._scores, self._config, self._lm = network, scores, config, lm
         context = np.zeros(num_utts, dtype=np.int64) if lm is None else lm.start(num_utts).cpu().numpy()
@@ -143,8 +167,7 @@ class TransducerBeam:
         output, state = network.start()
         self._output = output.repeat(num_utts, 1)
         self._state = tuple(each.repeat(num_utts, *[1] * (each.dim() - 1)) for each in state)
-        self._encoder_dim = encoder_dim
-        self._internal = self._internal_scores(self._output)
+        self._internal: Tensor | None = None
         self._prefix_of_row = np.arange(num_utts)
         columns = np.array(network.tokens.columns, dtype=np.int64)
         self._entry_of = np.argsort(columns)
@@ -153,6 +176,7 @@ class TransducerBeam:
         # What leaves for each later frame: prefixes and scores.
         self._leaving: dict[int, list[tuple[IntArray, FloatArray]]] = {0: [(np.arange(num_utts), np.zeros(num_utts))]}
         self._ended: list[tuple[IntArray, FloatArray]] = []
+        self._compact_at = _COMPACT_AT
         self.num_frames = 0
 
     def advance(self, encoded: Tensor, num_frames: IntArray) -> None:
@@ -161,6 +185,9 @@ class TransducerBeam:
         An utterance with fewer frames than others ends with them.
         """
         begin, longest = self.num_frames, int(num_frames.max(initial=0))
+        self._silence = encoded.new_zeros(1, encoded.shape[2])
+        if self._config.internal_lm_scale > 0.0 and self._internal is None:
+            self._internal = self._internal_scores(self._output)
         for frame in range(begin, begin + longest):
             prefix, score = _merged(self._leaving.pop(frame, []))
             has_ended = num_frames[self.prefixes.utt[prefix]] <= frame - begin
@@ -177,7 +204,7 @@ class TransducerBeam:
     def finished(self) -> list[list[Finished]]:
         """The hypotheses of each utterance, all of whose frames have been read, best first."""
         prefixes = self.prefixes
-        prefix, score = _merged([*self._ended, *(each for leaving in self._leaving.values() for each in leaving)])
+        prefix, score = _merged([*self._ended, *self._waiting()])
         word, gain = self._scores.finished(prefixes.place[prefix])
         lm_score, context = self._asked(prefixes.context[prefix], word)
         if self._lm is not None and len(prefix):
@@ -192,6 +219,30 @@ class TransducerBeam:
                 found[prefixes.utt[prefix[place]]].append(Finished(prefixes.entry[path], prefixes.frame[path], *scores))
         return found
 
+    def best(self) -> Finished:
+        """The best hypothesis of one utterance so far, whose last word may be unfinished."""
+        prefixes = self.prefixes
+        prefix, score = _merged(self._waiting())
+        total = score + prefixes.bonus[prefix] + prefixes.guess[prefix]
+        place = int(total.argmax())
+        path = prefixes.path(int(prefix[place]))
+        scores = float(score[place]), float(prefixes.lm_score[prefix[place]]), float(total[place])
+        return Finished(prefixes.entry[path], prefixes.frame[path], *scores)
+
+    def settled(self) -> IntArray:
+        """The tokens that all hypotheses of one utterance begin with, as entries: they can no longer change."""
+        prefixes = self.prefixes
+        left = {int(each) for waiting, _ in self._waiting() for each in waiting}
+        while len(left) > 1:  # what a prefix extends has a lower number
+            last = max(left)
+            left.remove(last)
+            left.add(int(prefixes.parent[last]))
+        return prefixes.entry[prefixes.path(left.pop())]
+
+    def _waiting(self) -> list[tuple[IntArray, FloatArray]]:
+        """The hypotheses that have left for frames that were not read yet, and their scores."""
+        return [each for leaving in self._leaving.values() for each in leaving]
+
     def _read(self, frame: int, encoded: Tensor, prefix: IntArray, score: FloatArray) -> None:
         """Reads one frame (N, E) with the hypotheses (M,) that have arrived there."""
         network, prefixes = self._network, self.prefixes
@@ -202,9 +253,16 @@ class TransducerBeam:
         for step in range(int(self._config.max_symbols_per_frame) + 1):
             row, utt = (torch.from_numpy(each[prefix]).to(network.device) for each in (prefixes.row, prefixes.utt))
             logits = network.join(encoded[utt], self._output[row]).float()
+            if logits.shape != (len(prefix), num_tokens + len(self._duration)):
+                raise AsrError(
+                    f"{network.name}: the joint network returned {tuple(logits.shape)} for {len(prefix)} hypotheses, "
+                    f"{num_tokens} tokens and {len(self._duration)} durations; give the tokens of this network."
+                )
             log_prob = logits[:, :num_tokens].log_softmax(1)
             duration = _host(logits[:, num_tokens:].log_softmax(1))
             stay = score + _host(log_prob[:, blank])
+            if np.isnan(stay).any():
+                raise AsrError(f"{network.name}: the joint network returned NaN in frame {frame}; check its weights.")
             self._leave(frame, prefix, stay, duration, is_blank=True)
             left.append((prefixes.utt[prefix], stay + prefixes.bonus[prefix] + prefixes.guess[prefix]))
             if step == self._config.max_symbols_per_frame:
@@ -312,24 +370,19 @@ class TransducerBeam:
         self._output = torch.cat([self._output, output])
         self._state = tuple(torch.cat(pair) for pair in zip(self._state, state, strict=True))
         if self._internal is not None:
-            more = self._internal_scores(output)
-            assert more is not None
-            self._internal = torch.cat([self._internal, more])
+            self._internal = torch.cat([self._internal, self._internal_scores(output)])
 
-    def _internal_scores(self, output: Tensor) -> Tensor | None:
+    def _internal_scores(self, output: Tensor) -> Tensor:
         """The scores (R, C) of tokens after some outputs (R, P), without audio and without the blank."""
-        if self._config.internal_lm_scale == 0.0:
-            return None
         tokens = self._network.tokens
-        silence = output.new_zeros(len(output), self._encoder_dim)
-        logits = self._network.join(silence, output)[:, : len(tokens)].float()
+        logits = self._network.join(self._silence.expand(len(output), -1), output)[:, : len(tokens)].float()
         logits[:, tokens.blank_id] = -torch.inf
         return logits.log_softmax(1)
 
     def _forget(self, frame: int) -> None:
         """Forgets the rows and, from time to time, the language model's contexts that no hypothesis needs."""
         prefixes = self.prefixes
-        waiting = [prefix for leaving in self._leaving.values() for prefix, _ in leaving]
+        waiting = [prefix for prefix, _ in self._waiting()]
         if len(self._output) > _ROWS_KEPT * (sum(map(len, waiting)) + 1):
             live = np.unique(np.concatenate(waiting)) if waiting else np.zeros(0, dtype=np.int64)
             kept = np.flatnonzero(np.isin(self._prefix_of_row, live))
@@ -339,9 +392,17 @@ class TransducerBeam:
             row = torch.from_numpy(kept).to(self._output.device)
             self._output, self._state = self._output[row], tuple(each[row] for each in self._state)
             self._internal = None if self._internal is None else self._internal[row]
+        held = [*waiting, *(prefix for prefix, _ in self._ended)]
         if self._lm is not None and frame % _FRAMES_BETWEEN_MARKS == 0:
-            held = [*waiting, *(prefix for prefix, _ in self._ended)]
             self._lm.retain(torch.from_numpy(prefixes.context[np.concatenate(held)]))
+        if prefixes.num > self._compact_at:
+            number = prefixes.compact(np.concatenate([*held, self._prefix_of_row]))
+            self._prefix_of_row = number[self._prefix_of_row]
+            self._ended = [(number[prefix], score) for prefix, score in self._ended]
+            self._leaving = {
+                to: [(number[prefix], score) for prefix, score in leaving] for to, leaving in self._leaving.items()
+            }
+            self._compact_at = max(_COMPACT_AT, 2 * prefixes.num)
 
 
 def _merged(parts: Sequence[tuple[IntArray, FloatArray]]) -> tuple[IntArray, FloatArray]:

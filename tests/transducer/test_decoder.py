@@ -148,6 +148,17 @@ def test_input_is_refused(encoded: torch.Tensor, lengths: Any, message: str) -> 
         decoder(frames(), nbest=0)
 
 
+def test_networks_that_do_not_fit_or_are_broken() -> None:
+    network = ToyTransducer(PIECES)
+    network.joint = torch.nn.Linear(6, 5)
+    with pytest.raises(AsrError, match=r"toy: the joint network returned \(1, 5\) for 1 hypotheses, 4 tokens"):
+        TransducerDecoder(network)(frames())
+    network = ToyTransducer(PIECES)
+    torch.nn.init.constant_(network.joint.bias, math.nan)
+    with pytest.raises(AsrError, match="toy: the joint network returned NaN in frame 0"):
+        TransducerDecoder(network)(frames())
+
+
 def test_padding_may_be_anything() -> None:
     decoder = TransducerDecoder(ToyTransducer(PIECES))
     padded = torch.cat([frames(), torch.full((3, 6), math.nan)])[None]
