@@ -28,8 +28,6 @@ from asr.transducer.interface import TransducerDecodingConfig
 from asr.transducer.scores import NO_WORD, FloatArray, IntArray, TextScores
 
 _FRAMES_BETWEEN_MARKS = 16
-# The number of prefixes from which those that are needed no more are removed.
-_COMPACT_AT = 1 << 16
 # As many rows of the prediction network may be held for each hypothesis.
 _ROWS_KEPT = 4
 _PREFIX_TYPES = {
@@ -146,6 +144,7 @@ class TransducerBeam:
         config: scales and beams.
         lm: the language model, or None.
         num_utts: N.
+        compact_at: number of prefixes from which those that are needed no more are removed.
 
     Attributes:
         num_frames: the number of frames read so far.
@@ -158,6 +157,7 @@ class TransducerBeam:
         config: TransducerDecodingConfig,
         lm: LanguageModel | None,
         num_utts: int,
+        compact_at: int = 1 << 16,
     ) -> None:
         self._network, self._scores, self._config, self._lm = network, scores, config, lm
         context = np.zeros(num_utts, dtype=np.int64) if lm is None else lm.start(num_utts).cpu().numpy()
@@ -176,7 +176,7 @@ class TransducerBeam:
         # What leaves for each later frame: prefixes and scores.
         self._leaving: dict[int, list[tuple[IntArray, FloatArray]]] = {0: [(np.arange(num_utts), np.zeros(num_utts))]}
         self._ended: list[tuple[IntArray, FloatArray]] = []
-        self._compact_at = _COMPACT_AT
+        self._first_compact_at = self._compact_at = compact_at
         self.num_frames = 0
 
     def advance(self, encoded: Tensor, num_frames: IntArray) -> None:
@@ -402,7 +402,7 @@ class TransducerBeam:
             self._leaving = {
                 to: [(number[prefix], score) for prefix, score in leaving] for to, leaving in self._leaving.items()
             }
-            self._compact_at = max(_COMPACT_AT, 2 * prefixes.num)
+            self._compact_at = max(self._first_compact_at, 2 * prefixes.num)
 
 
 def _merged(parts: Sequence[tuple[IntArray, FloatArray]]) -> tuple[IntArray, FloatArray]:

@@ -10,6 +10,7 @@ import pytest
 import soundfile
 import torch
 
+from asr.bundle import Bundle
 from asr.cli.main import main
 from asr.transducer import TransducerDecoder, TransducerRecognizer
 from tests.reference.tiny_arpa import TINY
@@ -64,11 +65,32 @@ def test_words_and_options_are_those_of_the_decoder(run: Run, recording: Path, a
 def test_hot_words_and_lists_of_words(run: Run, recording: Path, tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text("ab\na\n")
     (tmp_path / "hot.txt").write_text("ab\n")
+    (tmp_path / "own.txt").write_text("ab :0\n")
     _, plain, _ = run(recording, "--words", tmp_path / "words.txt", "--spelling-penalty", "-inf")
     assert set(plain.split()[1:]) <= {"a", "ab"}
     hot = ("--hot-words", tmp_path / "hot.txt", "--hot-word-score", 30)
     _, printed, _ = run(recording, "--words", tmp_path / "words.txt", *hot)
     assert printed.split().count("ab") > plain.split().count("ab")
+    own = ("--hot-words", tmp_path / "own.txt", "--hot-word-score", 30)
+    assert run(recording, "--words", tmp_path / "words.txt", *own)[1].split().count("ab") < printed.split().count("ab")
+
+
+def test_language_models_of_a_bundle(
+    run: Run, recording: Path, tiny_bundle_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def letters() -> ToyTransducer:
+        return ToyTransducer(["<blk>", "|", *"PATOKI"], dim=160, blank_bias=0.5, seed=3)
+
+    monkeypatch.setattr("asr.cli.transducer.load_transducer", lambda name: letters())
+    bundle = Bundle.load(tiny_bundle_folder)
+    assert bundle.rnn_lm is not None
+    decoder = TransducerDecoder(letters(), ngram=bundle.large_ngram or bundle.small_ngram, lm=bundle, lm_weight=0.4)
+    (wanted,) = TransducerRecognizer(decoder)(recording)
+    _, printed, _ = run(recording, "--bundle", tiny_bundle_folder, "--rnn-weight", 0.4, "--jsonl")
+    record = json.loads(printed)
+    assert record["text"] == wanted.text
+    assert record["scores"]["lm"] == pytest.approx(wanted.lm_score, abs=1e-3)
+    assert record["scores"]["total"] == pytest.approx(wanted.total, abs=1e-3)
 
 
 def test_a_run_continues_only_with_the_same_options(run: Run, recording: Path, tmp_path: Path, arpa: Path) -> None:
@@ -82,6 +104,10 @@ def test_a_run_continues_only_with_the_same_options(run: Run, recording: Path, t
         assert code == 2
         assert str(output) in said
     assert len(output.read_text().splitlines()) == 1
+    others = tmp_path / "others.jsonl"
+    assert run(recording, "--ngram", arpa, "--output", others)[0] == 0
+    arpa.write_text(TINY.replace("-0.05", "-0.06"))
+    assert run(recording, "--ngram", arpa, "--output", others)[0] == 2
     (record,) = map(json.loads, output.read_text().splitlines())
     assert record["made_by"].startswith("onnx:toy ")
 
@@ -131,5 +157,5 @@ def test_outputs_do_not_overwrite_inputs(run: Run, recording: Path, tmp_path: Pa
     (tmp_path / "words.txt").write_text("a\n")
     code, _, said = run(recording, "--words", tmp_path / "words.txt", "--output", tmp_path / "words.txt")
     assert code == 2
-    assert "words.txt" in said
+    assert "words.txt: this is an input of the same command" in said
     assert (tmp_path / "words.txt").read_text() == "a\n"

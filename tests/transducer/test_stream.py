@@ -11,7 +11,9 @@ import torch
 
 from asr.errors import AsrError
 from asr.text.symbols import Vocabulary
-from asr.transducer import TransducerDecoder
+from asr.transducer import TransducerDecoder, TransducerDecodingConfig
+from asr.transducer.scores import WordScores
+from asr.transducer.search import TransducerBeam
 from tests.reference.table_lm import TableLM
 from tests.reference.toy_transducer import ToyTransducer
 
@@ -39,41 +41,47 @@ def test_chunks_do_not_matter(durations: tuple[int, ...], sizes: tuple[int, ...]
 
 
 def test_stable_words_do_not_change() -> None:
-    decoder = TransducerDecoder(ToyTransducer(PIECES, sharpness=4.0, blank_bias=2.0), beam_size=4)
-    stream = decoder.stream()
-    assert (stream.partial().text, stream.num_stable_words) == ("", 0)
-    stable: list[str] = []
-    for chunk in frames(200).split(5):
-        stream.accept(chunk)
-        partial = stream.partial()
-        assert not partial.is_complete
-        words = [word.text for word in partial.words]
-        assert words[: len(stable)] == stable
-        assert len(stable) <= stream.num_stable_words <= len(words)
-        stable = words[: stream.num_stable_words]
-    assert len(stable) > 5
-    assert [word.text for word in stream.finish().words][: len(stable)] == stable
+    most = 0
+    for seed in range(8):
+        network = ToyTransducer(PIECES, sharpness=3.0, blank_bias=2.0, seed=seed)
+        stream = TransducerDecoder(network, beam_size=4).stream()
+        assert (stream.partial().text, stream.partial().score, stream.num_stable_words) == ("", 0.0, 0)
+        stable: list[str] = []
+        for chunk in frames(100, seed).split(3):
+            stream.accept(chunk)
+            partial = stream.partial()
+            assert not partial.is_complete
+            words = [word.text for word in partial.words]
+            assert words[: len(stable)] == stable
+            assert len(stable) <= stream.num_stable_words <= len(words)
+            stable = words[: stream.num_stable_words]
+        most = max(most, len(stable))
+        found = stream.finish()
+        assert [word.text for word in found.words][: len(stable)] == stable
+        assert found.score == pytest.approx(partial.score, abs=1.0)  # others may have the same text
+    assert most > 5
 
 
-def test_prefixes_that_are_needed_no_more_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
-    network = ToyTransducer(PIECES, (0, 1, 3), blank_bias=1.0)
-    decoder = TransducerDecoder(network, lm=TableLM(Vocabulary(["a", "ab"])), beam_size=4, internal_lm_scale=0.1)
-    utterances = [frames(num, num) for num in (90, 40, 300)]
-    padded = torch.nn.utils.rnn.pad_sequence(utterances, batch_first=True)
-    expected = decoder(padded, [90, 40, 300], nbest=3)
-    num_before = num_prefixes(decoder, padded)
-    monkeypatch.setattr("asr.transducer.search._COMPACT_AT", 100)
-    assert decoder(padded, [90, 40, 300], nbest=3) == expected
-    assert num_prefixes(decoder, padded) < 0.7 * num_before
-
-
+@pytest.mark.parametrize("durations", [(), (0, 1, 3)])
 @torch.no_grad()
-def num_prefixes(decoder: TransducerDecoder, encoded: torch.Tensor) -> int:
-    """Those in memory at the end of a search."""
-    with decoder.models.lent() as lm:
-        beam = decoder.begin(lm, len(encoded))
-        beam.advance(encoded, np.full(len(encoded), encoded.shape[1]))
-        return beam.prefixes.num
+def test_prefixes_that_are_needed_no_more_are_removed(durations: tuple[int, ...]) -> None:
+    config = TransducerDecodingConfig(beam_size=3, internal_lm_scale=0.1)
+    padded, num_frames = torch.stack([frames(200, seed) for seed in range(3)]), np.array([200, 40, 90])
+    num_prefixes = {10: 0, 1 << 20: 0}
+    for seed in range(6):
+        network = ToyTransducer(PIECES, durations, blank_bias=1.0, seed=seed)
+        found = []
+        for compact_at in num_prefixes:
+            model = TableLM(Vocabulary(["a", "ab"]))
+            scores = WordScores(network.tokens, model.vocabulary.ordinary, config, model.vocabulary)
+            beam = TransducerBeam(network, scores, config, model, 3, compact_at)
+            for begin in range(0, 200, 20):
+                beam.advance(padded[:, begin : begin + 20], (num_frames - begin).clip(0, 20))
+            num_prefixes[compact_at] += beam.prefixes.num
+            found.append([[(one.entries.tolist(), one.total) for one in own] for own in beam.finished()])
+        assert found[0] == found[1]
+    few, many = num_prefixes.values()
+    assert few < 0.7 * many
 
 
 def test_streams_share_a_decoder() -> None:
