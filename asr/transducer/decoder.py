@@ -317,7 +317,7 @@ class TransducerStream:
         """The best hypothesis so far."""
         self._require_open()
         best = self._beam.best()
-        return self._decoder.hypothesis(best, best.total, is_complete=False)
+        return no_hypothesis() if best is None else self._decoder.hypothesis(best, best.total, is_complete=False)
 
     @property
     def num_stable_words(self) -> int:

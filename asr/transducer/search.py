@@ -57,7 +57,7 @@ class Finished(NamedTuple):
 
 
 class Prefixes:
-    """The prefixes of all utterances, as a tree; the first N are the empty ones. Arrays have room for more.
+    """The prefixes of all utterances, as a tree; the first N are the empty ones. Arrays have room for more of them.
 
     Attributes:
         num: the number of prefixes.
@@ -219,11 +219,13 @@ class TransducerBeam:
                 found[prefixes.utt[prefix[place]]].append(Finished(prefixes.entry[path], prefixes.frame[path], *scores))
         return found
 
-    def best(self) -> Finished:
-        """The best hypothesis of one utterance so far, whose last word may be unfinished."""
+    def best(self) -> Finished | None:
+        """The best hypothesis of one utterance so far, whose last word may be unfinished; None if none survived."""
         prefixes = self.prefixes
         prefix, score = _merged(self._waiting())
         total = score + prefixes.bonus[prefix] + prefixes.guess[prefix]
+        if total.max(initial=-np.inf) == -np.inf:
+            return None
         place = int(total.argmax())
         path = prefixes.path(int(prefix[place]))
         scores = float(score[place]), float(prefixes.lm_score[prefix[place]]), float(total[place])
@@ -237,7 +239,7 @@ class TransducerBeam:
             last = max(left)
             left.remove(last)
             left.add(int(prefixes.parent[last]))
-        return prefixes.entry[prefixes.path(left.pop())]
+        return prefixes.entry[prefixes.path(left.pop())] if left else np.zeros(0, dtype=np.int64)
 
     def _waiting(self) -> list[tuple[IntArray, FloatArray]]:
         """The hypotheses that have left for frames that were not read yet, and their scores."""
@@ -263,7 +265,7 @@ class TransducerBeam:
             stay = score + _host(log_prob[:, blank])
             if np.isnan(stay).any():
                 raise AsrError(f"{network.name}: the joint network returned NaN in frame {frame}; check its weights.")
-            self._leave(frame, prefix, stay, duration, is_blank=True)
+            self._leave(frame, prefix, stay, duration)
             left.append((prefixes.utt[prefix], stay + prefixes.bonus[prefix] + prefixes.guess[prefix]))
             if step == self._config.max_symbols_per_frame:
                 return
@@ -274,13 +276,13 @@ class TransducerBeam:
                 return
             if len(self._duration):
                 duration = duration[source]
-                self._leave(frame, prefix, score, duration, is_blank=False)
+                self._leave(frame, prefix, score, duration)
                 stays = np.flatnonzero(self._duration == 0)
                 if not len(stays):
                     return
                 score = score + duration[:, stays[0]]
 
-    def _leave(self, frame: int, prefix: IntArray, score: FloatArray, duration: FloatArray, *, is_blank: bool) -> None:
+    def _leave(self, frame: int, prefix: IntArray, score: FloatArray, duration: FloatArray) -> None:
         """Sends hypotheses (M,) to later frames, by the scores of their durations (M, D) if there are any."""
         if not len(self._duration):
             self._leaving.setdefault(frame + 1, []).append((prefix, score))
@@ -348,14 +350,11 @@ class TransducerBeam:
         all_utts = np.concatenate([utt, *(each for each, _ in others)])
         all_totals = np.concatenate([total, *(each for _, each in others)])
         order = np.lexsort((-all_totals, all_utts))
-        ordered = all_utts[order]
-        first = np.searchsorted(ordered, ordered)  # of the same utterance
-        best = all_totals[order[first]]
-        is_kept = np.zeros(len(order), dtype=bool)
-        ranked = all_totals[order]
-        is_kept[order] = (ranked >= best - self._config.search_beam) & (ranked > -np.inf)
-        is_kept[order] &= np.arange(len(order)) - first < num
-        return np.flatnonzero(is_kept[: len(utt)])
+        utts, totals = all_utts[order], all_totals[order]
+        first = np.searchsorted(utts, utts)  # of the same utterance
+        is_kept = (totals >= totals[first] - self._config.search_beam) & (totals > -np.inf)
+        kept = order[is_kept & (np.arange(len(order)) - first < num)]
+        return np.sort(kept[kept < len(utt)])
 
     def _predict(self, prefix: IntArray) -> None:
         """Runs the prediction network for prefixes whose parents have rows."""
@@ -382,21 +381,21 @@ class TransducerBeam:
     def _forget(self, frame: int) -> None:
         """Forgets the rows and, from time to time, the language model's contexts that no hypothesis needs."""
         prefixes = self.prefixes
-        waiting = [prefix for prefix, _ in self._waiting()]
-        if len(self._output) > _ROWS_KEPT * (sum(map(len, waiting)) + 1):
-            live = np.unique(np.concatenate(waiting)) if waiting else np.zeros(0, dtype=np.int64)
-            kept = np.flatnonzero(np.isin(self._prefix_of_row, live))
+        nothing = np.zeros(0, dtype=np.int64)
+        waiting = np.concatenate([nothing, *(prefix for prefix, _ in self._waiting())])
+        if len(self._output) > _ROWS_KEPT * (len(waiting) + 1):
+            kept = np.flatnonzero(np.isin(self._prefix_of_row, waiting))
             prefixes.row[self._prefix_of_row] = -1
             self._prefix_of_row = self._prefix_of_row[kept]
             prefixes.row[self._prefix_of_row] = np.arange(len(kept))
             row = torch.from_numpy(kept).to(self._output.device)
             self._output, self._state = self._output[row], tuple(each[row] for each in self._state)
             self._internal = None if self._internal is None else self._internal[row]
-        held = [*waiting, *(prefix for prefix, _ in self._ended)]
+        held = np.concatenate([waiting, *(prefix for prefix, _ in self._ended)])
         if self._lm is not None and frame % _FRAMES_BETWEEN_MARKS == 0:
-            self._lm.retain(torch.from_numpy(prefixes.context[np.concatenate(held)]))
+            self._lm.retain(torch.from_numpy(prefixes.context[held]))
         if prefixes.num > self._compact_at:
-            number = prefixes.compact(np.concatenate([*held, self._prefix_of_row]))
+            number = prefixes.compact(np.concatenate([held, self._prefix_of_row]))
             self._prefix_of_row = number[self._prefix_of_row]
             self._ended = [(number[prefix], score) for prefix, score in self._ended]
             self._leaving = {

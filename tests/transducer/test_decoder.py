@@ -81,11 +81,17 @@ def test_numbers_of_hypotheses_and_shapes() -> None:
     assert nothing.text == "" and nothing.is_complete and nothing.score == 0.0
 
 
-def test_nothing_survives() -> None:
-    network = ToyTransducer(PIECES, durations=(1,), sharpness=0.0, blank_bias=-1000.0)
-    decoder = TransducerDecoder(network, words=["abab"], spelling_penalty=-math.inf, max_symbols_per_frame=1)
-    (found,) = decoder(frames(3))
-    assert (found.text, found.is_complete, found.score) == ("", False, -math.inf)
+@pytest.mark.parametrize("model", [None, TableLM(Vocabulary(["abab"]))])
+def test_nothing_survives(model: TableLM | None) -> None:
+    network = ToyTransducer(PIECES, durations=(1,), sharpness=0.0, blank_bias=-math.inf)
+    decoder = TransducerDecoder(network, words=["abab"], lm=model, spelling_penalty=-math.inf)
+    for num in (3, 40):
+        (found,) = decoder(frames(num))
+        assert (found.text, found.is_complete, found.score) == ("", False, -math.inf)
+        stream = decoder.stream()
+        stream.accept(frames(num))
+        assert (stream.partial().text, stream.num_stable_words) == ("", 0)
+        assert stream.finish() == found
 
 
 @pytest.mark.parametrize(
