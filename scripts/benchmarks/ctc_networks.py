@@ -33,14 +33,14 @@ from scripts.benchmarks.ctc_workload import CTCWorkload
 from scripts.benchmarks.inputs import cache_folder, required_corpora, with_progress
 from scripts.benchmarks.speech import Recording, recordings
 
-_WIDTH, _KERNEL, _DILATIONS, _DROPOUT = 256, 5, (1, 1, 2, 2, 4), 0.1
+WIDTH, _KERNEL, _DILATIONS, _DROPOUT = 256, 5, (1, 1, 2, 2, 4), 0.1
 # Frames of 30 ms that training reads, and the share of sentences that were said as they are.
 _NUM_FRAMES = {"letters": 4_000_000, "pieces": 4_000_000, "phones": 2_000_000}
-_SHARE_SAID = {"letters": 0.2, "pieces": 0.2, "phones": 0.4}
+SHARE_SAID = {"letters": 0.2, "pieces": 0.2, "phones": 0.4}
 _PEAK_LR = 2e-3
 _FRAMES_OF_A_BATCH, _BATCHES_OF_A_CONDITION = 6000, 10
 # Posteriors are flattened, or sharpened a little, by a random factor of their logs.
-_SCALES = (0.6, 1.1)
+SCALES = (0.6, 1.1)
 HELD_OUT = ("1988", "2902")
 # Of these speakers' recordings, this share is decoded to choose scales, in the conditions in which the acoustic model,
 # which was trained on them, makes about as many errors as with new speakers.
@@ -48,6 +48,8 @@ _SHARE_DECODED, _CONDITIONS_DECODED = 6, ("fast", "noise")
 _TRANSCRIPTS = Path("text", "train-clean-100.text.xz")
 Example = tuple[Tensor, Tensor]
 """Log posteriors (T, 1 + 2 P), and the columns of the words."""
+Condition = tuple[list[Example], SpokenText]
+"""Recordings, and what sentences are made of."""
 
 
 class Readout(nn.Module):
@@ -55,21 +57,25 @@ class Readout(nn.Module):
 
     def __init__(self, num_posteriors: int, num_tokens: int) -> None:
         super().__init__()
-        self.enter = nn.Sequential(nn.Linear(num_posteriors, _WIDTH), nn.ReLU())
-        self.norm = nn.ModuleList(nn.LayerNorm(_WIDTH) for _ in _DILATIONS)
+        self.enter = nn.Sequential(nn.Linear(num_posteriors, WIDTH), nn.ReLU())
+        self.norm = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in _DILATIONS)
         self.mix = nn.ModuleList(
-            nn.Conv1d(_WIDTH, _WIDTH, _KERNEL, padding=_KERNEL // 2 * step, dilation=step) for step in _DILATIONS
+            nn.Conv1d(WIDTH, WIDTH, _KERNEL, padding=_KERNEL // 2 * step, dilation=step) for step in _DILATIONS
         )
         self.drop = nn.Dropout(_DROPOUT)
-        self.leave = nn.Linear(_WIDTH, num_tokens)
+        self.leave = nn.Linear(WIDTH, num_tokens)
 
-    def forward(self, posteriors: Tensor) -> Tensor:
-        hidden = self.enter(1.0 - posteriors / (0.5 * FLOOR))  # from -1 to 1
+    def hidden(self, posteriors: Tensor) -> Tensor:
+        """The outputs of the last convolution, (N, T, `WIDTH`)."""
+        hidden: Tensor = self.enter(1.0 - posteriors / (0.5 * FLOOR))  # from -1 to 1
         for norm, layer in zip(self.norm, self.mix, strict=True):
             # In bfloat16, torch 1.13 does not normalize with float32 weights.
             normed = norm(hidden.float()).transpose(1, 2)
             hidden = hidden + self.drop(layer(normed).relu().transpose(1, 2))
-        log_prob: Tensor = self.leave(hidden).float().log_softmax(2)
+        return hidden
+
+    def forward(self, posteriors: Tensor) -> Tensor:
+        log_prob: Tensor = self.leave(self.hidden(posteriors)).float().log_softmax(2)
         return log_prob
 
 
@@ -91,22 +97,28 @@ def read_out(bundle: Bundle, stored: Sequence[CTCWorkload], corpora: Path | None
 def read_out_held(bundle: Bundle, stored: CTCWorkload, corpora: Path | None) -> CTCWorkload:
     """The same for some recordings of the held-out speakers, faster and in noise, and one network."""
     network = trained(bundle, stored.tokens, corpora)
-    speech = recordings(required_corpora(corpora), part="train-clean-5")[1]
-    chosen = [number for number, one in enumerate(speech) if _is_held(one)][::_SHARE_DECODED]
-    frames: list[Tensor] = []
-    for condition in _CONDITIONS_DECODED:
-        posteriors = stored_posteriors(bundle, speech, _folder(), condition)
-        frames += outputs(network, [posteriors[number] for number in chosen])
-    references = [list(speech[number].words) for number in chosen] * len(_CONDITIONS_DECODED)
+    posteriors, references = held_posteriors(bundle, required_corpora(corpora))
+    frames = outputs(network, posteriors)
     return CTCWorkload(f"{stored.tokens.kind} of {' and '.join(HELD_OUT)}", stored.tokens, frames, references)
+
+
+def held_posteriors(bundle: Bundle, corpora: Path) -> tuple[list[Tensor], list[list[str]]]:
+    """Log posteriors (T, 1 + 2 P) and words of the held-out speakers' recordings on which scales are chosen."""
+    speech = recordings(corpora, part="train-clean-5")[1]
+    chosen = [number for number, one in enumerate(speech) if _is_held(one)][::_SHARE_DECODED]
+    found: list[Tensor] = []
+    for condition in _CONDITIONS_DECODED:
+        posteriors = stored_posteriors(bundle, speech, network_folder(), condition)
+        found += [posteriors[number] for number in chosen]
+    return found, [list(speech[number].words) for number in chosen] * len(_CONDITIONS_DECODED)
 
 
 def trained(bundle: Bundle, tokens: CTCTokens, corpora: Path | None) -> Readout:
     """The network with these tokens, which is trained on the first call."""
     network = Readout(2 * len(tied_states(bundle).phones) - 1, len(tokens))
-    path = _folder() / f"{tokens.kind}-of-posteriors.safetensors"
+    path = network_folder() / f"{tokens.kind}-of-posteriors.safetensors"
     if not path.is_file():
-        train_readout(network, tokens, bundle, required_corpora(corpora), _folder())
+        train_readout(network, tokens, bundle, required_corpora(corpora), network_folder())
         save_file(network.state_dict(), path)
     network.load_state_dict(load_file(path))
     return network.eval()
@@ -118,7 +130,8 @@ def outputs(network: Readout, posteriors: Sequence[Tensor]) -> list[Tensor]:
     return [network(own.float()[None])[0] for own in posteriors]
 
 
-def _folder() -> Path:
+def network_folder() -> Path:
+    """Where posteriors and networks are kept."""
     return cache_folder() / "ctc_networks"
 
 
@@ -136,6 +149,20 @@ def train_readout(network: Readout, tokens: CTCTokens, bundle: Bundle, corpora: 
         corpora: with LibriSpeech and text.
         folder: for posteriors, which are kept.
     """
+    conditions, held = training_speech(tokens, bundle, corpora, folder)
+    draw = random.Random(1)
+    sentences = spelled_sentences(corpora, tokens, bundle.lexicon)
+    batches = training_batches(conditions, sentences, SHARE_SAID[tokens.kind], draw)
+    optimize(network, tokens.blank_id, batches, _NUM_FRAMES[tokens.kind], draw)
+    network.eval()
+    rates = ", ".join(f"{name} {greedy_error_rate(network, tokens.blank_id, examples):.1f}" for name, examples in held)
+    print(f"{tokens.kind}: % wrong of the held-out speakers, greedily: {rates}", file=sys.stderr)
+
+
+def training_speech(
+    tokens: CTCTokens, bundle: Bundle, corpora: Path, folder: Path
+) -> tuple[list[Condition], list[tuple[str, list[Example]]]]:
+    """What was said in each condition of train-clean-5; and each condition's name with what held-out speakers said."""
     assert bundle.lexicon is not None
     speech = recordings(corpora, part="train-clean-5")[1]
     targets = [target_of(one.words, tokens, bundle.lexicon) for one in speech]
@@ -147,13 +174,7 @@ def train_readout(network: Readout, tokens: CTCTokens, bundle: Bundle, corpora: 
         held.append((name, [(own, target) for own, target, out in examples if target is not None and out]))
         own, texts = zip(*((e[0], one.words) for e, one in zip(examples, speech, strict=True) if not e[2]), strict=True)
         conditions.append((said, SpokenText(own, texts, tied_states(bundle).phones[1:], bundle.lexicon)))
-    draw = random.Random(1)
-    sentences = _spelled(corpora / _TRANSCRIPTS, tokens, bundle.lexicon)
-    batches = _batches(conditions, sentences, _SHARE_SAID[tokens.kind], draw)
-    optimize(network, tokens.blank_id, batches, _NUM_FRAMES[tokens.kind], draw)
-    network.eval()
-    rates = ", ".join(f"{name} {greedy_error_rate(network, tokens.blank_id, examples):.1f}" for name, examples in held)
-    print(f"{tokens.kind}: % wrong of the held-out speakers, greedily: {rates}", file=sys.stderr)
+    return conditions, held
 
 
 def target_of(words: Sequence[str], tokens: CTCTokens, lexicon: Lexicon | None) -> Tensor | None:
@@ -185,7 +206,7 @@ def optimize(
         warm_up = min(1.0, (step + 1) / 100)
         optimizer.param_groups[0]["lr"] = _PEAK_LR * warm_up * 0.5 * (1.0 + math.cos(math.pi * step / num_steps))
         own, target = zip(*next(batches), strict=True)
-        scaled = [(each.float() * draw.uniform(*_SCALES)).clamp(min=FLOOR) for each in own]
+        scaled = [(each.float() * draw.uniform(*SCALES)).clamp(min=FLOOR) for each in own]
         with rounded_products():
             log_prob = network(pad_sequence(scaled, batch_first=True, padding_value=FLOOR))
         loss = nn.functional.ctc_loss(
@@ -213,16 +234,20 @@ def greedy_error_rate(network: Readout, blank: int, examples: Sequence[Example])
     return 100.0 * counts.rate
 
 
-def _spelled(path: Path, tokens: CTCTokens, lexicon: Lexicon) -> list[tuple[list[str], Tensor]]:
-    """The sentences of transcripts whose words all have spellings, with their columns."""
-    with lzma.open(path, "rt") as lines:
+def spelled_sentences(
+    corpora: Path, tokens: CTCTokens, lexicon: Lexicon | None, longest: int | None = None
+) -> list[tuple[list[str], Tensor]]:
+    """Sentences of transcripts whose words all have spellings, with their columns; cut after `longest` words."""
+    with lzma.open(corpora / _TRANSCRIPTS, "rt") as lines:
         sentences = [line.split()[1:] for line in lines]
+    if longest is not None:
+        sentences = [words[i : i + longest] for words in sentences for i in range(0, len(words), longest)]
     targets = (target_of(words, tokens, lexicon) for words in sentences)
     return [(words, target) for words, target in zip(sentences, targets, strict=True) if target is not None]
 
 
-def _batches(
-    conditions: Sequence[tuple[list[Example], SpokenText]],
+def training_batches(
+    conditions: Sequence[Condition],
     sentences: Sequence[tuple[list[str], Tensor]],
     share_said: float,
     draw: random.Random,

@@ -15,7 +15,7 @@ Shapes: T frames, S columns of the acoustic model, P phones.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -40,7 +40,7 @@ FLOOR = math.log(1e-5)
 _UTTERANCES_OF_A_BATCH = 16
 # A score of silence in the frames after a short utterance's end, above all others.
 _NO_SPEECH = 20.0
-_RATE = 16000
+RATE = 16000
 Change = Callable[[Tensor, torch.Generator], Tensor]
 
 
@@ -75,30 +75,43 @@ def tied_states(bundle: Bundle) -> TiedStates:
     return TiedStates.from_json(tied)
 
 
+class PhonePosteriors:
+    """Computes log posteriors (T, 1 + 2 P) of waveforms, in half precision, in the order of `tied_states`' phones."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._summed = _sums(tied_states(bundle))
+        assert bundle.denominator is not None
+        self._recognizer = Recognizer(bundle, mode="ngram", decoder="token-passing")
+        self._objective = LfMmi(bundle.denominator)
+
+    @torch.no_grad()
+    def __call__(self, waveforms: Iterable[Tensor]) -> list[Tensor]:
+        """Of samples (L,) of each recording, at 16 kHz."""
+        scores = []
+        for waveform in waveforms:
+            score, num_frames = self._recognizer.log_prob([waveform], StageTimes())
+            scores.append(score[0, : int(num_frames[0])].float())
+        padded = pad_sequence(scores, batch_first=True)
+        for row, score in zip(padded, scores, strict=True):
+            row[len(score) :, 0] = _NO_SPEECH
+        found = []
+        for score, posterior in zip(scores, self._objective.denominator(padded)[1], strict=True):
+            shares = posterior[: len(score)] @ self._summed
+            found.append((shares / shares.sum(1, keepdim=True)).log().clamp(min=FLOOR).half())
+        return found
+
+
 def phone_posteriors(bundle: Bundle, speech: Sequence[Recording], change: Change | None = None) -> list[Tensor]:
-    """Log posteriors (T, 1 + 2 P) of each recording, in half precision, in the order of `tied_states`' phones."""
-    states = tied_states(bundle)
-    assert bundle.denominator is not None
-    recognizer = Recognizer(bundle, mode="ngram", decoder="token-passing")
-    objective, summed = LfMmi(bundle.denominator), _sums(states)
-    generator = torch.Generator().manual_seed(0)
+    """Log posteriors (T, 1 + 2 P) of each recording, as `PhonePosteriors`."""
+    compute, generator = PhonePosteriors(bundle), torch.Generator().manual_seed(0)
     order = sorted(range(len(speech)), key=lambda number: speech[number].path.stat().st_size)
     batches = [order[i : i + _UTTERANCES_OF_A_BATCH] for i in range(0, len(order), _UTTERANCES_OF_A_BATCH)]
     found: list[Tensor] = [torch.empty(0)] * len(speech)
-    with torch.no_grad():
-        for batch in with_progress(batches, "acoustic model"):
-            scores = []
-            for number in batch:
-                waveform = read_audio(speech[number].path, _RATE)
-                waveform = waveform if change is None else change(waveform, generator)
-                score, num_frames = recognizer.log_prob([waveform], StageTimes())
-                scores.append(score[0, : int(num_frames[0])].float())
-            padded = pad_sequence(scores, batch_first=True)
-            for row, score in zip(padded, scores, strict=True):
-                row[len(score) :, 0] = _NO_SPEECH
-            for number, score, posterior in zip(batch, scores, objective.denominator(padded)[1], strict=True):
-                shares = posterior[: len(score)] @ summed
-                found[number] = (shares / shares.sum(1, keepdim=True)).log().clamp(min=FLOOR).half()
+    for batch in with_progress(batches, "acoustic model"):
+        waveforms = (read_audio(speech[number].path, RATE) for number in batch)
+        changed = waveforms if change is None else (change(waveform, generator) for waveform in waveforms)
+        for number, posteriors in zip(batch, compute(changed), strict=True):
+            found[number] = posteriors
     return found
 
 

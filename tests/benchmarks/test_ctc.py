@@ -159,7 +159,7 @@ def test_batches_have_what_was_said_and_what_is_made(workload: CTCWorkload) -> N
     conditions = [([(CAT_TUB, target)], spoken)]
     # The second sentence cannot be said, the third has more letters than frames.
     sentences = [(["TUB"], target), (["CAR"], target), (["TUB"], torch.arange(1, 9))]
-    batches = ctc_networks._batches(conditions, sentences, 0.5, random.Random(0))
+    batches = ctc_networks.training_batches(conditions, sentences, 0.5, random.Random(0))
     examples = [example for _ in range(4) for example in next(batches)]
     lengths = [len(own) for own, _ in examples]
     assert set(lengths) == {len(CAT_TUB), 7}
