@@ -9,7 +9,7 @@ import sys
 from asr.errors import AsrError
 from scripts.benchmarks.report import provenance
 
-# The first ten have --quick: under a minute, and one JSON object on the last line.
+# The first eleven have --quick: under a minute, and one JSON object on the last line.
 COMMANDS = {
     "decode": "word error rate and time of the decoders, with and without the recurrent language model",
     "query": "the cached language model on recorded queries: exactness, hit ratio, speed, memory",
@@ -17,6 +17,7 @@ COMMANDS = {
     "lm": "recurrent language models: training and scoring speed, normalization",
     "robust": "mutated input for every reader, killed runs, threads, memory",
     "ctc": "the CTC decoder for any network beside pyctcdecode and flashlight-text",
+    "transducer": "the decoder of transducers with a small transducer, beside torchaudio's",
     "use": "the wheel, resuming, formats of transcripts, sclite's numbers",
     "accuracy": "word errors of a bundle: clean, at 8 kHz, in noise, as streams; confidences",
     "gpu": "GPU code: counted without a GPU (--quick), measured on one (scripts/gpu_check)",
