@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from asr.transducer.scores import TextScores, TokenScores, WordScores
 from asr.transducer.search import Finished, TransducerBeam
 
 _LM_WEIGHT = 0.7
+_INTERNAL_LM_SCALE = 0.2
 
 
 class TransducerDecoder:
@@ -94,6 +96,9 @@ class TransducerDecoder:
             refuse_given(settings, "it is for searches of words", ("spelling_penalty",))
         if ngram is lm is token_lm is hot_words is None:
             refuse_given(settings, "there is no language model", ("lm_scale",))
+        if self.config.internal_lm_scale is None:
+            subtracted = 0.0 if ngram is lm is token_lm is None else _INTERNAL_LM_SCALE
+            self.config = replace(self.config, internal_lm_scale=subtracted)
         self._listed: frozenset[str] | None = None
         self._scores: TextScores
         if has_words:

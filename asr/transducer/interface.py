@@ -27,7 +27,8 @@ class TransducerDecodingConfig:
         internal_lm_scale: weight of what the network itself has learned about texts, which is subtracted: the scores of
             the joint network for an encoder output of zeros, without the blank (Variani et al., Hybrid autoregressive
             transducer, ICASSP 2020; Meng et al., Internal language model estimation for domain-adaptive end-to-end
-            speech recognition, SLT 2021). 0 subtracts nothing.
+            speech recognition, SLT 2021). 0 subtracts nothing; None is 0.2 with a language model, else 0. Without it,
+            language models delete words.
         word_insertion_penalty: added for each word; negative values give fewer words.
         spelling_penalty: added for each word that is not listed; -inf allows listed words only. Such words have the
             language model's score of `<unk>`, if there is a language model.
@@ -39,22 +40,23 @@ class TransducerDecodingConfig:
     beam_size: int = 8
     search_beam: float = 16.0
     max_symbols_per_frame: int = 5
-    token_min_log_prob: float = -12.0
-    lm_scale: float = 0.5
-    internal_lm_scale: float = 0.0
+    token_min_log_prob: float = -8.0
+    lm_scale: float = 0.35
+    internal_lm_scale: float | None = None
     word_insertion_penalty: float = 0.0
     spelling_penalty: float = -5.0
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            require_number(f"decoding: {name}", value)
+            if not (name == "internal_lm_scale" and value is None):
+                require_number(f"decoding: {name}", value)
         for name in ("beam_size", "max_symbols_per_frame"):
             value = getattr(self, name)
             if not 1 <= value < 2**31 or value % 1 != 0:
                 raise AsrError(f"decoding: {name} is {value}; it must be a whole number of 1 or more, below 2^31.")
         for name in ("lm_scale", "internal_lm_scale"):
             value = getattr(self, name)
-            if not 0.0 <= value < math.inf:
+            if value is not None and not 0.0 <= value < math.inf:
                 raise AsrError(f"decoding: {name} is {value}; it must be 0 or more.")
         if not self.search_beam > 0.0:
             raise AsrError(f"decoding: search_beam is {self.search_beam}; it must be greater than 0.")

@@ -160,6 +160,7 @@ class TransducerBeam:
         compact_at: int = 1 << 16,
     ) -> None:
         self._network, self._scores, self._config, self._lm = network, scores, config, lm
+        self._internal_scale = config.internal_lm_scale or 0.0
         context = np.zeros(num_utts, dtype=np.int64) if lm is None else lm.start(num_utts).cpu().numpy()
         self.prefixes = Prefixes(context)
         self.prefixes.row[:num_utts] = np.arange(num_utts)
@@ -186,7 +187,7 @@ class TransducerBeam:
         """
         begin, longest = self.num_frames, int(num_frames.max(initial=0))
         self._silence = encoded.new_zeros(1, encoded.shape[2])
-        if self._config.internal_lm_scale > 0.0 and self._internal is None:
+        if self._internal_scale > 0.0 and self._internal is None:
             self._internal = self._internal_scores(self._output)
         for frame in range(begin, begin + longest):
             prefix, score = _merged(self._leaving.pop(frame, []))
@@ -314,7 +315,7 @@ class TransducerBeam:
         if self._internal is not None:
             row = torch.from_numpy(prefixes.row[base]).to(self._internal.device)
             internal = self._internal[row, torch.from_numpy(column).to(self._internal.device)]
-            bonus -= config.internal_lm_scale * _host(internal)
+            bonus -= self._internal_scale * _host(internal)
         kept = self._best(prefixes.utt[base], added + bonus + guess, _CANDIDATES * int(config.beam_size), left)
         source, column, added, base, entry = source[kept], column[kept], added[kept], base[kept], entry[kept]
         place, word, guess, bonus = place[kept], word[kept], guess[kept], bonus[kept]

@@ -68,10 +68,10 @@ def test_hot_words_and_lists_of_words(run: Run, recording: Path, tmp_path: Path)
     (tmp_path / "own.txt").write_text("ab :0\n")
     _, plain, _ = run(recording, "--words", tmp_path / "words.txt", "--spelling-penalty", "-inf")
     assert set(plain.split()[1:]) <= {"a", "ab"}
-    hot = ("--hot-words", tmp_path / "hot.txt", "--hot-word-score", 30)
+    hot = ("--hot-words", tmp_path / "hot.txt", "--hot-word-score", 100, "--token-min-log-prob", -20)
     _, printed, _ = run(recording, "--words", tmp_path / "words.txt", *hot)
     assert printed.split().count("ab") > plain.split().count("ab")
-    own = ("--hot-words", tmp_path / "own.txt", "--hot-word-score", 30)
+    own = ("--hot-words", tmp_path / "own.txt", "--hot-word-score", 100, "--token-min-log-prob", -20)
     assert run(recording, "--words", tmp_path / "words.txt", *own)[1].split().count("ab") < printed.split().count("ab")
 
 

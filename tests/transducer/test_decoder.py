@@ -35,9 +35,10 @@ def arpa(tmp_path: Path) -> Path:
 
 
 def test_an_ngram_file_lists_the_words(arpa: Path) -> None:
-    decoder = TransducerDecoder(ToyTransducer(PIECES), ngram=arpa, spelling_penalty=-math.inf)
+    settings = {"spelling_penalty": -math.inf, "internal_lm_scale": 0.0, "token_min_log_prob": -20.0}
+    decoder = TransducerDecoder(ToyTransducer(PIECES), ngram=arpa, **settings)
     found = decoder(frames(), nbest=50)
-    assert len(found) > 3
+    assert len(found) > 2
     assert {word.text for each in found for word in each.words} == {"a", "b"}
     model = read_ngram_lm(arpa)
     for each in found:
@@ -51,7 +52,7 @@ def test_an_ngram_file_lists_the_words(arpa: Path) -> None:
 
 def test_a_model_is_interpolated_with_the_ngram_model(arpa: Path) -> None:
     network, model = ToyTransducer(PIECES), TableLM(Vocabulary(["a", "b"]))
-    settings: dict[str, Any] = {"beam_size": 50, "lm_scale": 1.0}
+    settings: dict[str, Any] = {"beam_size": 50, "lm_scale": 1.0, "internal_lm_scale": 0.0, "token_min_log_prob": -20.0}
     both = TransducerDecoder(network, ngram=arpa, lm=model, lm_weight=0.25, **settings)(frames(), nbest=20)
     ngram = read_ngram_lm(arpa)
     listed = [each for each in both if each.words and not any(word.is_spelled for word in each.words)]
@@ -67,6 +68,15 @@ def test_a_model_is_interpolated_with_the_ngram_model(arpa: Path) -> None:
             history = (*history, model.vocabulary.id_of(word))
             expected += math.log(0.25 * math.exp(own) + 0.75 * math.exp(float(other)))
         assert each.lm_score == pytest.approx(expected, abs=1e-3)
+
+
+def test_the_networks_own_model_of_texts_is_subtracted_beside_others(arpa: Path) -> None:
+    network = ToyTransducer(PIECES)
+    assert TransducerDecoder(network).config.internal_lm_scale == 0.0
+    assert TransducerDecoder(network, words=["a", "b"], hot_words=["a"]).config.internal_lm_scale == 0.0
+    decoders = [TransducerDecoder(network, ngram=arpa, **given) for given in ({}, {"internal_lm_scale": 0.2})]
+    assert decoders[0](frames()) == decoders[1](frames())
+    assert TransducerDecoder(network, ngram=arpa, internal_lm_scale=0.0).config.internal_lm_scale == 0.0
 
 
 def test_numbers_of_hypotheses_and_shapes() -> None:

