@@ -414,12 +414,13 @@ def _transcribe(args: argparse.Namespace, found: Recordings, output: ResultsFile
         output.require_maker(maker)
     if not todo:
         return 0
+    if isinstance(recognizer, Recognizer):
+        recognizer.keep_lattices = args.lattices is not None
+    with compiling_notice():
+        recognizer.prepare()
     with contextlib.ExitStack() as opened:
         lattices, speaker = None, None
         if isinstance(recognizer, Recognizer):
-            recognizer.keep_lattices = args.lattices is not None
-            with compiling_notice():
-                recognizer.prepare()
             if args.lattices is not None:
                 options = args.lattice_format, recognizer, found.stem_of(), todo, args.lattice_gzip, args.shard
                 lattices = opened.enter_context(LatticeWriter(args.lattices, *options))

@@ -6,6 +6,8 @@ import torch
 
 from asr.ctc.recognizer import ExternalRecognizer
 from asr.decoding.settings import ResourceOptions
+from asr.decoding.warmup import query_many
+from asr.kernels.memory import no_autograd
 from asr.transducer.decoder import TransducerDecoder
 
 
@@ -29,3 +31,12 @@ class TransducerRecognizer(ExternalRecognizer):
     @property
     def device(self) -> torch.device:
         return self.decoder.network.device
+
+    @no_autograd()
+    def prepare(self) -> None:
+        """Runs networks and language models once, which on a new machine compiles loops of the latter."""
+        with self.decoder.models.lent() as lm:
+            if lm is not None:
+                query_many(lm)
+                lm.retain(lm.start(0))
+        self(0.01 * torch.randn(self.sampling_rate // 2, generator=torch.Generator().manual_seed(0)))

@@ -209,6 +209,15 @@ def test_a_recognizer_cuts_recordings_and_batches_them() -> None:
     assert max(word.start for word in together[1].words) > 1.5
 
 
+def test_a_recognizer_asks_all_networks_when_it_is_prepared() -> None:
+    network, model = ToyTransducer(PIECES, dim=160), TableLM(Vocabulary(["a", "b"]))
+    recognizer = TransducerRecognizer(TransducerDecoder(network, lm=model))
+    recognizer.prepare()
+    assert model.num_calls > 0
+    assert network.predicted
+    TransducerRecognizer(TransducerDecoder(network)).prepare()
+
+
 def test_a_recognizer_returns_distinct_sentences() -> None:
     network = ToyTransducer(PIECES, dim=160)
     recognizer = TransducerRecognizer(TransducerDecoder(network))
