@@ -201,11 +201,10 @@ class TransducerDecoder:
 
     def hypotheses(self, finished: Sequence[Finished], nbest: int) -> list[CTCHypothesis]:
         """The best texts, each by the sum over the prefixes that are written so."""
-        tokens = self.network.tokens
         groups: dict[str, list[Finished]] = {}
         for each in finished:
             entries = each.entries.tolist()
-            text = " ".join(tokens.text_of(*entries[begin:end]) for begin, end in self.spans(entries))
+            text = " ".join(self._word(entries[begin:end]) for begin, end in self.spans(entries))
             groups.setdefault(text, []).append(each)
         total = {text: float(np.logaddexp.reduce([each.total for each in same])) for text, same in groups.items()}
         best = sorted(groups, key=lambda text: -total[text])[:nbest]
@@ -213,17 +212,21 @@ class TransducerDecoder:
 
     def hypothesis(self, found: Finished, total: float, is_complete: bool = True) -> CTCHypothesis:
         """A hypothesis with the tokens of the best prefix; what others add to the total is added to `am_score`."""
-        tokens, shift = self.network.tokens, self.network.frame_shift
+        symbols, shift = self.network.tokens.table.tokens, self.network.frame_shift
         entries, frames = found.entries.tolist(), found.frames.tolist()
         words = []
         for begin, end in self.spans(entries):
-            text, first, after = tokens.text_of(*entries[begin:end]), frames[begin], frames[end - 1] + 1
+            text, first, after = self._word(entries[begin:end]), frames[begin], frames[end - 1] + 1
             is_spelled = self._listed is not None and text not in self._listed
             words.append(CTCWord(text, first, after, first * shift, after * shift, is_spelled=is_spelled))
-        symbols = tokens.table.tokens
         listed = tuple(CTCToken(symbols[entry], at, at + 1) for entry, at in zip(entries, frames, strict=True))
         am_score = found.am_score + total - found.total
         return CTCHypothesis(tuple(words), listed, total, am_score, found.lm_score, is_complete)
+
+    def _word(self, entries: list[int]) -> str:
+        """The word that some tokens spell, as it is listed."""
+        text = self.network.tokens.text_of(*entries)
+        return self._scores.listed_as.get(text, text)
 
     def spans(self, entries: list[int]) -> list[tuple[int, int]]:
         """The words of a sequence of tokens: the position of the first token, and the one after the last."""

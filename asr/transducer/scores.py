@@ -9,6 +9,7 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -49,7 +50,13 @@ class Extension(NamedTuple):
 
 
 class TextScores(ABC):
-    """What texts gain while they grow."""
+    """What texts gain while they grow.
+
+    Attributes:
+        listed_as: the listed words that the tokens spell in an equivalent form, by that form.
+    """
+
+    listed_as: Mapping[str, str] = MappingProxyType({})
 
     @abstractmethod
     def extended(self, place: IntArray, entry: IntArray) -> Extension:
@@ -124,7 +131,9 @@ class WordScores(TextScores):
         for entry, text in enumerate(spelled):
             self._bytes[entry, : len(text)] = 1 + np.frombuffer(text, dtype=np.uint8).astype(np.int64)
         written = _written(words, {byte for text in spelled for byte in text}, tokens.name)
-        texts = [text for _, text in written]
+        texts, listed = [*written], [*written.values()]
+        spelling = [text.decode("utf-8", "surrogatepass") for text in texts]
+        self.listed_as = {text: word for text, word in zip(spelling, listed, strict=True) if text != word}
         trie = WordTrie.of_characters(
             1 + np.frombuffer(b"".join(texts), dtype=np.uint8).astype(np.int64), np.array([*map(len, texts)], np.int64)
         )
@@ -135,14 +144,14 @@ class WordScores(TextScores):
         self._is_listed = np.zeros(trie.num_nodes, dtype=bool)
         self._is_listed[node] = True
         if vocabulary is not None:
-            self._word[node] = [vocabulary.id_of(word) if word in vocabulary else UNK_ID for word, _ in written]
+            self._word[node] = [vocabulary.id_of(word) if word in vocabulary else UNK_ID for word in listed]
         self._has_lm = vocabulary is not None
         self._gain = np.zeros(trie.num_nodes)
         if gains:
-            self._gain[node] = [config.lm_scale * gains.get(word, 0.0) for word, _ in written]
-        ahead, unknown = _unigrams([word for word, _ in written], unigrams)
+            self._gain[node] = [config.lm_scale * gains.get(word, 0.0) for word in listed]
+        ahead, unknown = _unigrams(listed, unigrams)
         ahead = config.lm_scale * ahead
-        best = trie.highest_of(range(len(written)), ahead + self._gain[node])
+        best = trie.highest_of(range(len(listed)), ahead + self._gain[node])
         # Relative to the best of all words, any of which may follow a finished one.
         top = float(best[0])
         self._outside_guess = config.lm_scale * unknown + self._penalty - top
@@ -183,19 +192,21 @@ def _require_words(tokens: CTCTokens) -> None:
         )
 
 
-def _written(words: Sequence[str], known: Collection[int], name: str) -> list[tuple[str, bytes]]:
-    """The words that can be spelled in some bytes, each with its spelling: its own or an equivalent form's."""
+def _written(words: Sequence[str], known: Collection[int], name: str) -> dict[bytes, str]:
+    """The words that can be spelled in some bytes, by their spelling: their own or an equivalent form's."""
     known = frozenset(known)
-    found: list[tuple[str, bytes]] = []
+    found: dict[bytes, str] = {}
     for word in words:
         text = word.encode("utf-8", "surrogatepass")
-        if not known.issuperset(text):
-            forms = (form.encode("utf-8", "surrogatepass") for form in equivalent_forms(word))
-            text = next(filter(known.issuperset, forms), b"")
+        if known.issuperset(text):
+            found[text] = word
+            continue
+        forms = (form.encode("utf-8", "surrogatepass") for form in equivalent_forms(word))
+        text = next(filter(known.issuperset, forms), b"")
         if text:
-            found.append((word, text))
+            found.setdefault(text, word)
     if 2 * len(found) < len(words):
-        lacking = set(words).difference(word for word, _ in found)
+        lacking = set(words).difference(found.values())
         wrong = next(word for word in words if word in lacking)
         for change, case in ((str.upper, "upper"), (str.lower, "lower")):
             sample = [

@@ -231,3 +231,14 @@ def test_a_recognizer_returns_distinct_sentences() -> None:
     assert found.total == totals[0]
     resampled = recognizer(np.zeros(4000, dtype=np.int16), sampling_rate=8000)
     assert resampled[0].duration == pytest.approx(0.5)
+
+
+def test_words_are_written_as_they_are_listed() -> None:
+    network = ToyTransducer(["<blk>", "▁\u00e9", "b"], sharpness=3.0)
+    settings: dict[str, Any] = {"spelling_penalty": -math.inf}
+    (found,) = TransducerDecoder(network, words=["e\u0301", "e\u0301b"], **settings)(frames())
+    assert {word.text for word in found.words} <= {"e\u0301", "e\u0301b"}
+    assert found.words and not any(word.is_spelled for word in found.words)
+    for words in (["e\u0301", "\u00e9"], ["\u00e9", "e\u0301"]):
+        (found,) = TransducerDecoder(network, words=words, **settings)(frames())
+        assert {word.text for word in found.words} == {"\u00e9"}
