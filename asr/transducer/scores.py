@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -130,7 +130,7 @@ class WordScores(TextScores):
         self._bytes = np.zeros((len(spelled), longest), dtype=np.int64)
         for entry, text in enumerate(spelled):
             self._bytes[entry, : len(text)] = 1 + np.frombuffer(text, dtype=np.uint8).astype(np.int64)
-        written = _written(words, {byte for text in spelled for byte in text}, tokens.name)
+        written = _written(words, tokens)
         texts, listed = [*written], [*written.values()]
         spelling = [text.decode("utf-8", "surrogatepass") for text in texts]
         self.listed_as = {text: word for text, word in zip(spelling, listed, strict=True) if text != word}
@@ -192,36 +192,41 @@ def _require_words(tokens: CTCTokens) -> None:
         )
 
 
-def _written(words: Sequence[str], known: Collection[int], name: str) -> dict[bytes, str]:
-    """The words that can be spelled in some bytes, by their spelling: their own or an equivalent form's."""
-    known = frozenset(known)
+def _written(words: Sequence[str], tokens: CTCTokens) -> dict[bytes, str]:
+    """The words that can be spelled in some tokens, by their spelling: their own or an equivalent form's."""
+    pairs = [(tokens.text_of(entry), tokens.bytes_of(entry)) for entry in range(len(tokens.table))]
+    chars = {char for text, _ in pairs for char in text}
+    # Of tokens that are parts of characters.
+    parts = {byte for text, own in pairs if _utf8(text) != own for byte in own}
+
+    def can_be_spelled(word: str) -> bool:
+        return all(char in chars or parts.issuperset(_utf8(char)) for char in word)
+
     found: dict[bytes, str] = {}
     for word in words:
-        text = word.encode("utf-8", "surrogatepass")
-        if known.issuperset(text):
-            found[text] = word
-            continue
-        forms = (form.encode("utf-8", "surrogatepass") for form in equivalent_forms(word))
-        text = next(filter(known.issuperset, forms), b"")
-        if text:
-            found.setdefault(text, word)
+        if can_be_spelled(word):
+            found[_utf8(word)] = word
+        elif form := next(filter(can_be_spelled, equivalent_forms(word)), ""):
+            found.setdefault(_utf8(form), word)
     if 2 * len(found) < len(words):
         lacking = set(words).difference(found.values())
         wrong = next(word for word in words if word in lacking)
         for change, case in ((str.upper, "upper"), (str.lower, "lower")):
-            sample = [
-                change(word).encode("utf-8", "surrogatepass") for word in itertools.islice(lacking, _WORDS_LOOKED_AT)
-            ]
-            if 2 * sum(map(known.issuperset, sample)) > len(sample):
+            sample = [change(word) for word in itertools.islice(lacking, _WORDS_LOOKED_AT)]
+            if 2 * sum(map(can_be_spelled, sample)) > len(sample):
                 raise AsrError(
-                    f"{name}: the words ({wrong!r}, ...) cannot be spelled in the tokens, which are in {case} case; "
-                    "convert words and language models to that case."
+                    f"{tokens.name}: the words ({wrong!r}, ...) cannot be spelled in the tokens, which are in {case} "
+                    "case; convert words and language models to that case."
                 )
         raise AsrError(
-            f"{name}: of {len(words)} words, only {len(found)} can be spelled in the tokens, unlike {wrong!r}; give "
-            "words and language models of the network's language."
+            f"{tokens.name}: of {len(words)} words, only {len(found)} can be spelled in the tokens, unlike {wrong!r}; "
+            "give words and language models of the network's language."
         )
     return found
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _unigrams(words: Sequence[str], ngram: NgramLM | None) -> tuple[FloatArray, float]:

@@ -112,8 +112,9 @@ def test_marks_end_words_once(unigrams: NgramLM) -> None:
     assert gain.tolist() == [0.0, 0.25]
 
 
-def test_words_in_another_form_of_unicode(unigrams: NgramLM) -> None:
-    tokens = CTCTokens(["<blk>", "▁", "e", "\u0301", "a"])
+@pytest.mark.parametrize("others", [[], ["\u00e3", "\u00a9"]], ids=["plain", "with its bytes"])
+def test_words_in_another_form_of_unicode(others: list[str]) -> None:
+    tokens = CTCTokens(["<blk>", "▁", "e", "\u0301", "a", *others])
     config = TransducerDecodingConfig()
     scores = WordScores(tokens, ["\u00e9", "a"], config)
     place = np.zeros(1, dtype=np.int64)
@@ -123,3 +124,12 @@ def test_words_in_another_form_of_unicode(unigrams: NgramLM) -> None:
     assert place[0] > 0
     assert gain[0] == 0.0
     assert word[0] == NO_WORD  # without a language model
+
+
+def test_words_in_bytes() -> None:
+    tokens = CTCTokens(["<blk>", "▁", "a", "<0xC3>", "<0xA9>"])
+    scores = WordScores(tokens, ["a\u00e9"], TransducerDecodingConfig())
+    assert scores.listed_as == {}
+    *_, last = read(scores, 1, 2, 3, 4)
+    _, gain = scores.finished(np.array([int(last[0])]))
+    assert gain[0] == 0.0
