@@ -185,9 +185,10 @@ class TransducerDecoder:
             make = functools.partial(mapped_to, ngram, vocabulary)
         gains: dict[str, float] = {}
         if hot_words is not None:
-            hot = HotWords(
-                hot_words, vocabulary, DEFAULT_SCORE, None if ngram is None else mapped_to(ngram, vocabulary)
-            )
+            # The n-gram model may have more words than are listed.
+            known = Vocabulary(listed, name="word list")
+            limits = None if ngram is None else mapped_to(ngram, known, warn=False)
+            hot = HotWords(hot_words, known, DEFAULT_SCORE, limits)
             gain = hot.gain(vocabulary)
             gains = {vocabulary.words[word]: float(gain[word]) for word in gain.nonzero().flatten().tolist()}
             phrases = hot.model(vocabulary)

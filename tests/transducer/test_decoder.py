@@ -136,6 +136,17 @@ def test_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
         TransducerDecoder(ToyTransducer(PIECES), **arguments)
 
 
+def test_hot_words_are_listed(arpa: Path) -> None:
+    with pytest.raises(AsrError, match="hot_words: give words of the vocabulary; it does not have 'b'"):
+        TransducerDecoder(ToyTransducer(PIECES), words=["a"], ngram=arpa, hot_words=["b"])
+    (plain,), (hot,) = (
+        TransducerDecoder(ToyTransducer(PIECES), words=["a"], ngram=arpa, spelling_penalty=-math.inf, **given)(frames())
+        for given in ({}, {"hot_words": {"a": 0.5}})
+    )
+    assert hot.text == plain.text
+    assert hot.score == pytest.approx(plain.score + 0.35 * 0.5 * len(plain.words), abs=0.01)
+
+
 def test_networks_that_are_refused() -> None:
     with pytest.raises(AsrError, match="network is of type Linear; give a transducer"):
         TransducerDecoder(torch.nn.Linear(2, 2))  # type: ignore[arg-type]
