@@ -100,8 +100,8 @@ def _is_nested_numbers(value: Any) -> bool:
     return isinstance(value, (int, float))
 
 
-def as_tensor(value: Any) -> Tensor:
-    """A tensor of a tensor or an array.
+def as_tensor(value: Any, what: str = "log-probabilities") -> Tensor:
+    """A tensor of a tensor or an array, which is called `what` in messages.
 
     Raises:
         AsrError: the value is neither.
@@ -119,7 +119,7 @@ def as_tensor(value: Any) -> Tensor:
         return torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise AsrError(
-            f"log-probabilities of type {type(value).__name__} cannot be read; give a tensor or an array of numbers."
+            f"{what} of type {type(value).__name__} cannot be read; give a tensor or an array of numbers."
         ) from error
 
 
@@ -143,7 +143,7 @@ def as_lengths(lengths: Any, num_utts: int, max_frames: int) -> Tensor:
     """
     if lengths is None:
         return torch.full((num_utts,), max_frames, dtype=torch.int64)
-    num_frames = as_tensor(lengths).detach().reshape(-1).cpu()
+    num_frames = as_tensor(lengths, "lengths").detach().reshape(-1).cpu()
     if num_frames.is_floating_point() and not bool((num_frames == num_frames.round()).all()):
         raise AsrError("the lengths are not whole numbers; give frames, not fractions of the longest utterance.")
     num_frames = num_frames.to(torch.int64)

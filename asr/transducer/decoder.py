@@ -270,7 +270,7 @@ def _with_phrases(make: Callable[[], LanguageModel] | None, phrases: NgramLM) ->
 
 def as_batch(encoded: Any, lengths: Any) -> tuple[Tensor, npt.NDArray[np.int64], bool]:
     """Encoded frames (N, T, E), their numbers (N,), and whether there was no batch dimension."""
-    values = as_tensor(encoded).detach()
+    values = as_tensor(encoded, "encoded frames").detach()
     is_single = values.dim() == 2
     values = values.unsqueeze(0) if is_single else values
     if values.dim() != 3:

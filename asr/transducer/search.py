@@ -23,6 +23,7 @@ from torch import Tensor
 from asr.ctc.prefix_beam import ask, ask_final
 from asr.errors import AsrError
 from asr.lm.interface import LanguageModel
+from asr.models.external.base import named
 from asr.models.transducers import Transducer
 from asr.transducer.interface import TransducerDecodingConfig
 from asr.transducer.scores import NO_WORD, FloatArray, IntArray, TextScores
@@ -210,7 +211,7 @@ class TransducerBeam:
         lm_score, context = self._asked(prefixes.context[prefix], word)
         if self._lm is not None and len(prefix):
             lm_score = lm_score + ask_final(self._lm, torch.from_numpy(context))
-        total = score + prefixes.bonus[prefix] + gain + self._config.lm_scale * lm_score
+        total = score + prefixes.bonus[prefix] + gain + self._scaled(lm_score)
         lm_score = prefixes.lm_score[prefix] + lm_score
         found: list[list[Finished]] = [[] for _ in range(int((prefixes.parent[: prefixes.num] < 0).sum()))]
         for place in np.argsort(-total, kind="stable").tolist():
@@ -255,16 +256,11 @@ class TransducerBeam:
         left = list[tuple[IntArray, FloatArray]]()
         for step in range(int(self._config.max_symbols_per_frame) + 1):
             row, utt = (torch.from_numpy(each[prefix]).to(network.device) for each in (prefixes.row, prefixes.utt))
-            logits = network.join(encoded[utt], self._output[row]).float()
-            if logits.shape != (len(prefix), num_tokens + len(self._duration)):
-                raise AsrError(
-                    f"{network.name}: the joint network returned {tuple(logits.shape)} for {len(prefix)} hypotheses, "
-                    f"{num_tokens} tokens and {len(self._duration)} durations; give the tokens of this network."
-                )
+            logits = self._joined(encoded[utt], self._output[row])
             log_prob = logits[:, :num_tokens].log_softmax(1)
             duration = _host(logits[:, num_tokens:].log_softmax(1))
             stay = score + _host(log_prob[:, blank])
-            if np.isnan(stay).any():
+            if np.isnan(stay).any() or np.isnan(duration).any():
                 raise AsrError(f"{network.name}: the joint network returned NaN in frame {frame}; check its weights.")
             self._leave(frame, prefix, stay, duration)
             left.append((prefixes.utt[prefix], stay + prefixes.bonus[prefix] + prefixes.guess[prefix]))
@@ -320,7 +316,7 @@ class TransducerBeam:
         source, column, added, base, entry = source[kept], column[kept], added[kept], base[kept], entry[kept]
         place, word, guess, bonus = place[kept], word[kept], guess[kept], bonus[kept]
         lm_score, context = self._asked(prefixes.context[base], word)
-        bonus += config.lm_scale * lm_score
+        bonus += self._scaled(lm_score)
         kept = self._best(prefixes.utt[base], added + bonus + guess, int(config.beam_size), left)
         child = np.array([*map(prefixes.child, base[kept].tolist(), entry[kept].tolist())], dtype=np.int64)
         prefixes.place[child], prefixes.context[child] = place[kept], context[kept]
@@ -340,6 +336,10 @@ class TransducerBeam:
             found = ask(self._lm, torch.from_numpy(context[asked]), torch.from_numpy(word[asked]))
             score[asked], context[asked] = found
         return score, context
+
+    def _scaled(self, lm_score: FloatArray) -> FloatArray:
+        # 0 times -inf would be NaN.
+        return self._config.lm_scale * lm_score if self._config.lm_scale else np.zeros_like(lm_score)
 
     def _best(
         self, utt: IntArray, total: FloatArray, num: int, others: Sequence[tuple[IntArray, FloatArray]] = ()
@@ -372,10 +372,27 @@ class TransducerBeam:
         if self._internal is not None:
             self._internal = torch.cat([self._internal, self._internal_scores(output)])
 
+    def _joined(self, encoded: Tensor, output: Tensor) -> Tensor:
+        """Logits (M, C + D) for frames (M, E) and outputs (M, P).
+
+        Raises:
+            AsrError: the joint network cannot read them, or returns another shape.
+        """
+        network = self._network
+        what = f"{network.name}: the joint network cannot read frames of {encoded.shape[1]} dimensions"
+        with named(what, "give the output of this network's encoder"):
+            logits = network.join(encoded, output).float()
+        if logits.shape != (len(output), len(network.tokens) + len(self._duration)):
+            raise AsrError(
+                f"{network.name}: the joint network returned {tuple(logits.shape)} for {len(output)} hypotheses, "
+                f"{len(network.tokens)} tokens and {len(self._duration)} durations; give the tokens of this network."
+            )
+        return logits
+
     def _internal_scores(self, output: Tensor) -> Tensor:
         """The scores (R, C) of tokens after some outputs (R, P), without audio and without the blank."""
         tokens = self._network.tokens
-        logits = self._network.join(self._silence.expand(len(output), -1), output)[:, : len(tokens)].float()
+        logits = self._joined(self._silence.expand(len(output), -1), output)[:, : len(tokens)]
         logits[:, tokens.blank_id] = -torch.inf
         return logits.log_softmax(1)
 

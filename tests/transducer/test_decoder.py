@@ -91,6 +91,17 @@ def test_numbers_of_hypotheses_and_shapes() -> None:
     assert nothing.text == "" and nothing.is_complete and nothing.score == 0.0
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_scale_of_zero_takes_away_words_that_cannot_be() -> None:
+    network, settings = ToyTransducer(PIECES), {"lm_scale": 0.0, "internal_lm_scale": 0.0}
+    model = TableLM(Vocabulary(["a", "ab"]))
+    model.log_prob_of = lambda history, word_id: -math.inf  # type: ignore[method-assign]
+    found = TransducerDecoder(network, lm=model, **settings)(frames())[0]
+    assert found.words and found.lm_score == -math.inf
+    (wanted,) = TransducerDecoder(network, words=["a", "ab"])(frames())
+    assert (found.text, found.score) == (wanted.text, wanted.score)
+
+
 @pytest.mark.parametrize("model", [None, TableLM(Vocabulary(["abab"]))])
 def test_nothing_survives(model: TableLM | None) -> None:
     network = ToyTransducer(PIECES, durations=(1,), sharpness=0.0, blank_bias=-math.inf)
@@ -165,9 +176,12 @@ def test_networks_that_are_refused() -> None:
         (torch.zeros(1, 3, 6), [4], "lengths range from 4 to 4"),
         (torch.zeros(1, 3, 6), [1, 2], "2 lengths for 1"),
         (torch.full((1, 3, 6), math.nan), None, "utterance 0, frame 0"),
+        (torch.zeros(3, 5), None, r"toy: the joint network cannot read frames of 5 dimensions \(.*\); give"),
+        ([frames()], None, "encoded frames of type list cannot be read"),
+        (torch.zeros(1, 3, 6), "long", "lengths of type str cannot be read"),
     ],
 )
-def test_input_is_refused(encoded: torch.Tensor, lengths: Any, message: str) -> None:
+def test_input_is_refused(encoded: Any, lengths: Any, message: str) -> None:
     decoder = TransducerDecoder(ToyTransducer(PIECES))
     with pytest.raises(AsrError, match=message):
         decoder(encoded, lengths)
@@ -180,8 +194,14 @@ def test_networks_that_do_not_fit_or_are_broken() -> None:
     network.joint = torch.nn.Linear(6, 5)
     with pytest.raises(AsrError, match=r"toy: the joint network returned \(1, 5\) for 1 hypotheses, 4 tokens"):
         TransducerDecoder(network)(frames())
+    with pytest.raises(AsrError, match=r"toy: the joint network returned \(1, 5\) for 1 hypotheses, 4 tokens"):
+        TransducerDecoder(network, internal_lm_scale=0.1)(frames())
     network = ToyTransducer(PIECES)
     torch.nn.init.constant_(network.joint.bias, math.nan)
+    with pytest.raises(AsrError, match="toy: the joint network returned NaN in frame 0"):
+        TransducerDecoder(network)(frames())
+    network = ToyTransducer(PIECES, durations=(1, 2))
+    torch.nn.init.constant_(network.joint.bias[-1:], math.nan)
     with pytest.raises(AsrError, match="toy: the joint network returned NaN in frame 0"):
         TransducerDecoder(network)(frames())
 
