@@ -35,6 +35,7 @@ from asr.lm.ngram.io import MAGIC
 from asr.lm.ngram.model import NgramLM
 from asr.lm.transformers import is_transformer
 from asr.lm.transformers import load as load_transformer
+from asr.serialization import copied_to_processes
 from asr.text.symbols import UNK_ID, Vocabulary
 
 RECURRENT_MODES = ("rnn", "interpolated")
@@ -259,6 +260,7 @@ class SharedModel(CheckedLM):
         return context_idx
 
 
+@copied_to_processes
 class LentModels:
     """A pool of language models, each lent to one search at a time, so that several threads may decode.
 

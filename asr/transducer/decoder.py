@@ -22,7 +22,7 @@ from asr.ctc.interface import CTCHypothesis, CTCToken, CTCWord, refuse_given, re
 from asr.ctc.language_models import LentModels, is_ngram_file, model_maker
 from asr.ctc.word_models import listed_words, read_ngram
 from asr.errors import AsrError
-from asr.kernels.memory import no_autograd
+from asr.kernels.memory import no_autograd, on_cpu_by_default
 from asr.lm.combine import Interpolated, mapped_to, on_device
 from asr.lm.hot_words import DEFAULT_SCORE, HotWords, with_phrases
 from asr.lm.interface import LanguageModel
@@ -66,6 +66,7 @@ class TransducerDecoder:
         AsrError: an argument cannot be read, is out of range, does not match the others or would have no effect.
     """
 
+    @on_cpu_by_default()
     def __init__(
         self,
         network: Transducer,
@@ -298,9 +299,8 @@ class TransducerStream:
 
     def __init__(self, decoder: TransducerDecoder) -> None:
         self._decoder = decoder
-        lm = decoder.models.for_good()
         with decoder.models.turn(), no_autograd():
-            self._beam = decoder.begin(lm, 1)
+            self._beam = decoder.begin(decoder.models.for_good(), 1)
         self._is_open = True
 
     @property

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import torch
 import asr
 from asr.errors import AsrError
 from asr.lm.ngram.io import read_ngram_lm
+from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.models.transducers import Transducer, load_transducer
 from asr.text.symbols import Vocabulary
 from asr.transducer import TransducerDecoder, TransducerRecognizer
@@ -25,6 +29,11 @@ PIECES = ["▁a", "b", "<blk>", "▁b"]
 
 def frames(num: int = 10, seed: int = 1) -> torch.Tensor:
     return torch.randn(num, 6, generator=torch.Generator().manual_seed(seed))
+
+
+def recurrent(words: list[str]) -> RNNLanguageModel:
+    torch.manual_seed(0)
+    return RNNLanguageModel(Vocabulary(words), RNNLMConfig(embedding_size=6, hidden_size=6)).eval()
 
 
 @pytest.fixture
@@ -77,6 +86,34 @@ def test_the_networks_own_model_of_texts_is_subtracted_beside_others(arpa: Path)
     decoders = [TransducerDecoder(network, ngram=arpa, **given) for given in ({}, {"internal_lm_scale": 0.2})]
     assert decoders[0](frames()) == decoders[1](frames())
     assert TransducerDecoder(network, ngram=arpa, internal_lm_scale=0.0).config.internal_lm_scale == 0.0
+
+
+@pytest.mark.skipif(not hasattr(torch, "get_default_device"), reason="torch 1.13 has no default device")
+def test_torch_may_make_its_tensors_on_another_device(arpa: Path) -> None:
+    network, encoded, waveform = ToyTransducer(PIECES), frames(), torch.zeros(60)
+    models: dict[str, Any] = {"ngram": arpa, "lm": recurrent(["a", "b"]), "hot_words": ["a b"]}
+    wanted = TransducerDecoder(network, **models)(encoded)
+    with torch.device("meta"):
+        decoder = TransducerDecoder(network, **models)
+        stream = decoder.stream()
+        stream.accept(encoded)
+        assert decoder(encoded) == wanted == [stream.finish()]
+        encoded, lengths = network(waveform)
+    assert encoded.device.type == lengths.device.type == "cpu"
+
+
+def test_decoders_are_copied_to_other_processes(arpa: Path) -> None:
+    model = recurrent(["a", "b"])
+    decoder = TransducerDecoder(ToyTransducer(PIECES), ngram=arpa, lm=model, hot_words=["a b"])
+    wanted, places = decoder(frames()), [each.data_ptr() for each in model.parameters()]
+    for received in (
+        copy.deepcopy(decoder),
+        pickle.loads(pickle.dumps(decoder)),
+        pickle.loads(ForkingPickler.dumps(decoder)),
+    ):
+        assert received(frames()) == decoder(frames()) == wanted
+    # Compiled loops hold arrays of them.
+    assert places == [each.data_ptr() for each in model.parameters()]
 
 
 def test_numbers_of_hypotheses_and_shapes() -> None:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from asr.errors import AsrError
+from asr.kernels.memory import on_cpu_by_default
 from asr.models.external.base import as_utterances
 from asr.text.ctc_tokens import CTCTokens
 
@@ -96,6 +97,7 @@ class Transducer(ABC):
             raise AsrError(f"{self.name}: this transducer runs on the CPU only; choose the device cpu.")
         return self
 
+    @on_cpu_by_default()
     def __call__(self, waveform: Any, sampling_rate: int | None = None) -> tuple[Tensor, Tensor]:
         """Encodes one utterance or several.
 
@@ -119,6 +121,7 @@ class Transducer(ABC):
             return self.encode(padded, num_samples.clamp(min=fewest))
 
 
+@on_cpu_by_default()
 def load_transducer(name: str, **options: Any) -> Transducer:
     """Loads the transducer named `KIND:NAME`, see `KINDS`; options are passed on to its class.
 
