@@ -107,6 +107,8 @@ class TransducerDecoder:
                 raise AsrError("token_lm cannot be combined with words; leave out one of them.")
             model = None if ngram is None else read_ngram(ngram)
             listed = _listed(words, model, lm)
+            if not listed:
+                raise AsrError("the language model has no words; give words, or a model that has some.")
             weight = _LM_WEIGHT if lm_weight is None else lm_weight
             self._words(listed, model, lm, 1.0 if model is None else weight, lm_options, hot_words)
         elif token_lm is not None:

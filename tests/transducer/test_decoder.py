@@ -177,6 +177,7 @@ def test_nothing_survives(model: TableLM | None) -> None:
         ({"words": ["A", "B"]}, "which are in lower case"),
         ({"words": ["x", "y", "a"]}, "only 1 can be spelled in the tokens, unlike 'x'"),
         ({"words": []}, "there is no word in it"),
+        ({"lm": TableLM(Vocabulary([]))}, "the language model has no words"),
     ],
 )
 def test_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
