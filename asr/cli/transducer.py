@@ -122,5 +122,8 @@ def _language_models(args: argparse.Namespace) -> dict[str, Any]:
 
 def _fingerprint(source: str | None) -> str | None:
     """Changes with the content of a file or folder; a name on a hub stands for itself."""
-    path = None if source is None else Path(source.partition(":")[2] or source)
-    return fingerprint_of(path) if path is not None and path.exists() else source
+    if source is None:
+        return None
+    # A file's own name may have a colon, too.
+    paths = Path(source), Path(source.partition(":")[2] or source)
+    return next((fingerprint_of(path) for path in paths if path.exists()), source)

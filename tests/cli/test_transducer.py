@@ -104,10 +104,12 @@ def test_a_run_continues_only_with_the_same_options(run: Run, recording: Path, t
         assert code == 2
         assert str(output) in said
     assert len(output.read_text().splitlines()) == 1
-    others = tmp_path / "others.jsonl"
-    assert run(recording, "--ngram", arpa, "--output", others)[0] == 0
-    arpa.write_text(TINY.replace("-0.05", "-0.06"))
-    assert run(recording, "--ngram", arpa, "--output", others)[0] == 2
+    for name in ("tiny.arpa", "of:July.arpa"):
+        others, model = tmp_path / f"{name}.jsonl", tmp_path / name
+        model.write_text(TINY)
+        assert run(recording, "--ngram", model, "--output", others)[0] == 0
+        model.write_text(TINY.replace("-0.05", "-0.06"))
+        assert run(recording, "--ngram", model, "--output", others)[0] == 2
     (record,) = map(json.loads, output.read_text().splitlines())
     assert record["made_by"].startswith("onnx:toy ")
 
