@@ -40,7 +40,7 @@ _OWN: dict[str, tuple[type, str]] = {
     "beam_size": (int, "number of hypotheses that survive a frame"),
     "max_symbols_per_frame": (int, "the most tokens in one frame"),
     "token_min_log_prob": (float, "tokens with a lower log-probability are not followed"),
-    "internal_lm_scale": (float, "weight of what the network itself has learned about texts, which is subtracted"),
+    "internal_lm_scale": (float, "weight of the network's internal language model, which is subtracted"),
     "spelling_penalty": (float, "natural log, added for each word that is not listed; -inf: listed words only"),
 }
 

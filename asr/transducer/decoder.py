@@ -59,7 +59,8 @@ class TransducerDecoder:
         lm_weight: weight of `lm` in its linear interpolation with `ngram`, 0 to 1 (default: 0.7).
         lm_options: how a recurrent `lm` runs, fields of `asr.lm.cached.approximations.CacheOptions` by name.
         token_lm: a language model of tokens, in the forms of `ngram` or `lm`; not together with words.
-        hot_words: words and phrases among the words to prefer; a mapping gives each its score, or None for 4.
+        hot_words: words and phrases among the words to prefer; a mapping gives each its score, or None for 4. Scores
+            are multiplied by `lm_scale`.
         settings: scales and beams, the fields of `TransducerDecodingConfig`.
 
     Raises:

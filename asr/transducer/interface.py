@@ -16,7 +16,7 @@ class TransducerDecodingConfig:
         score = am_score + lm_scale * lm_score - internal_lm_scale * internal score
                 + word_insertion_penalty * number of words + spelling_penalty * number of unlisted words
 
-    with natural logs throughout. Without a word list, tokens take the place of words.
+    with natural logs throughout. Without words and language models of words, tokens take the place of words.
 
     Args:
         beam_size: number of hypotheses that survive a frame.
@@ -24,11 +24,11 @@ class TransducerDecodingConfig:
         max_symbols_per_frame: the most tokens in one frame. Durations of 0 count as the same frame.
         token_min_log_prob: tokens with a lower log-probability are not followed.
         lm_scale: weight of the language model.
-        internal_lm_scale: weight of what the network itself has learned about texts, which is subtracted: the scores of
-            the joint network for an encoder output of zeros, without the blank (Variani et al., Hybrid autoregressive
-            transducer, ICASSP 2020; Meng et al., Internal language model estimation for domain-adaptive end-to-end
-            speech recognition, SLT 2021). 0 subtracts nothing; None is 0.2 with a language model, else 0. Without it,
-            language models delete words.
+        internal_lm_scale: weight of the network's internal language model, which is subtracted: the scores of the joint
+            network for an encoder output of zeros, without the blank (Variani et al., Hybrid autoregressive transducer,
+            ICASSP 2020; Meng et al., Internal language model estimation for domain-adaptive end-to-end speech
+            recognition, SLT 2021). 0 subtracts nothing, with which language models tend to delete words; None is 0.2
+            with a language model, else 0.
         word_insertion_penalty: added for each word; negative values give fewer words.
         spelling_penalty: added for each word that is not listed; -inf allows listed words only. Such words have the
             language model's score of `<unk>`, if there is a language model.
