@@ -83,7 +83,7 @@ def transducer_from(args: argparse.Namespace) -> TransducerRecognizer:
         network = load_transducer(args.transducer).to(device_from(args.device))
         return TransducerRecognizer(TransducerDecoder(network, **_language_models(args), **settings), resources)
     except AsrError as error:
-        raise with_flags(error, settings) from error
+        raise with_flags(error, [*settings, "hot_words"]) from error
 
 
 def transducer_maker(args: argparse.Namespace, recognizer: TransducerRecognizer, kind: str) -> str:
