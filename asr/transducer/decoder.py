@@ -32,7 +32,7 @@ from asr.models.transducers import Transducer
 from asr.options import require_type
 from asr.text.symbols import Vocabulary
 from asr.transducer.interface import TransducerDecodingConfig
-from asr.transducer.scores import TextScores, TokenScores, WordScores
+from asr.transducer.scores import TextScores, TokenScores, WordScores, spelled_words
 from asr.transducer.search import Finished, TransducerBeam
 
 _LM_WEIGHT = 0.7
@@ -189,8 +189,8 @@ class TransducerDecoder:
             make = functools.partial(mapped_to, ngram, vocabulary)
         gains: dict[str, float] = {}
         if hot_words is not None:
-            # The n-gram model may have more words than are listed.
-            known = Vocabulary(listed, name="word list")
+            # The n-gram model may have more words than can be found.
+            known = Vocabulary([*spelled_words(listed, self.network.tokens).values()], name="word list")
             limits = None if ngram is None else mapped_to(ngram, known, warn=False)
             hot = HotWords(hot_words, known, DEFAULT_SCORE, limits)
             gain = hot.gain(vocabulary)

@@ -118,7 +118,6 @@ class WordScores(TextScores):
         unigrams: NgramLM | None = None,
         gains: Mapping[str, float] | None = None,
     ) -> None:
-        _require_words(tokens)
         self._insertion, self._penalty = float(config.word_insertion_penalty), float(config.spelling_penalty)
         entries = range(len(tokens.table))
         self._separates = np.array([entry > 0 and tokens.separates_words(entry) for entry in entries])
@@ -130,7 +129,7 @@ class WordScores(TextScores):
         self._bytes = np.zeros((len(spelled), longest), dtype=np.int64)
         for entry, text in enumerate(spelled):
             self._bytes[entry, : len(text)] = 1 + np.frombuffer(text, dtype=np.uint8).astype(np.int64)
-        written = _written(words, tokens)
+        written = spelled_words(words, tokens)
         texts, listed = [*written], [*written.values()]
         spelling = [text.decode("utf-8", "surrogatepass") for text in texts]
         self.listed_as = {text: word for text, word in zip(spelling, listed, strict=True) if text != word}
@@ -184,16 +183,17 @@ _WIDTH = 257
 _WORDS_LOOKED_AT = 1000
 
 
-def _require_words(tokens: CTCTokens) -> None:
+def spelled_words(words: Sequence[str], tokens: CTCTokens) -> dict[bytes, str]:
+    """The words that can be spelled in some tokens, by their spelling: their own or an equivalent form's.
+
+    Raises:
+        AsrError: the tokens do not spell words, or hardly any of the words can be spelled.
+    """
     if tokens.kind == "phones" or (tokens.kind == "letters" and tokens.boundary_id is None):
         raise AsrError(
             f"{tokens.name}: these tokens do not spell words, as they are neither pieces nor letters with a boundary "
             "between words; leave out words and language models of words, or give token_lm."
         )
-
-
-def _written(words: Sequence[str], tokens: CTCTokens) -> dict[bytes, str]:
-    """The words that can be spelled in some tokens, by their spelling: their own or an equivalent form's."""
     pairs = [(tokens.text_of(entry), tokens.bytes_of(entry)) for entry in range(len(tokens.table))]
     chars = {char for text, _ in pairs for char in text}
     # Of tokens that are parts of characters.

@@ -188,6 +188,10 @@ def test_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
 def test_hot_words_are_listed(arpa: Path) -> None:
     with pytest.raises(AsrError, match="hot_words: give words of the vocabulary; it does not have 'b'"):
         TransducerDecoder(ToyTransducer(PIECES), words=["a"], ngram=arpa, hot_words=["b"])
+    with pytest.raises(AsrError, match="hot_words: give words of the vocabulary; it does not have 'x'"):
+        TransducerDecoder(ToyTransducer(PIECES), words=["a", "x"], hot_words=["x"])
+    with pytest.raises(AsrError, match="these tokens do not spell words"):
+        TransducerDecoder(ToyTransducer(["<blk>", "AA1", "B"]), words=["a"], hot_words=["a"])
     (plain,), (hot,) = (
         TransducerDecoder(ToyTransducer(PIECES), words=["a"], ngram=arpa, spelling_penalty=-math.inf, **given)(frames())
         for given in ({}, {"hot_words": {"a": 0.5}})
