@@ -6,7 +6,6 @@ Shapes: Q extensions of a hypothesis by a token, C tokens, W words, N nodes of a
 from __future__ import annotations
 
 import itertools
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -17,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from asr.ctc.prefix_search import token_word_ids
-from asr.ctc.word_trie import WordTrie
+from asr.ctc.word_trie import LEAST_LOG_PROB, WordTrie
 from asr.errors import AsrError
 from asr.lm.ngram.model import NgramLM
 from asr.text.ctc_tokens import CTCTokens
@@ -31,6 +30,10 @@ FloatArray = npt.NDArray[np.float64]
 OUTSIDE = -1
 """The place of an unfinished word that no listed word begins with."""
 NO_WORD = -1
+
+# The numbers of a byte, and 0 for none.
+_WIDTH = 257
+_WORDS_LOOKED_AT = 1000
 
 
 class Extension(NamedTuple):
@@ -120,8 +123,8 @@ class WordScores(TextScores):
     ) -> None:
         self._insertion, self._penalty = float(config.word_insertion_penalty), float(config.spelling_penalty)
         entries = range(len(tokens.table))
-        self._separates = np.array([entry > 0 and tokens.separates_words(entry) for entry in entries])
-        self._begins = self._separates | [
+        separates = np.array([entry > 0 and tokens.separates_words(entry) for entry in entries])
+        self._begins = separates | [
             tokens.kind == "pieces" and tokens.is_text(e) and tokens.begins_word(e) for e in entries
         ]
         spelled = [tokens.bytes_of(entry) for entry in entries]
@@ -179,10 +182,6 @@ class WordScores(TextScores):
         return np.where(byte == 0, node, found)
 
 
-_WIDTH = 257
-_WORDS_LOOKED_AT = 1000
-
-
 def spelled_words(words: Sequence[str], tokens: CTCTokens) -> dict[bytes, str]:
     """The words that can be spelled in some tokens, by their spelling: their own or an equivalent form's.
 
@@ -235,8 +234,5 @@ def _unigrams(words: Sequence[str], ngram: NgramLM | None) -> tuple[FloatArray, 
         return np.zeros(len(words)), 0.0
     vocabulary = ngram.vocabulary
     word_id = torch.tensor([UNK_ID, *(vocabulary.id_of(word) if word in vocabulary else UNK_ID for word in words)])
-    score = ngram.arrays.arc_score(word_id.to(ngram.device)).cpu().double().clamp(min=_LEAST)
+    score = ngram.arrays.arc_score(word_id.to(ngram.device)).cpu().double().clamp(min=LEAST_LOG_PROB)
     return score[1:].numpy(), float(score[0])
-
-
-_LEAST = math.log(1e-15)
