@@ -406,12 +406,12 @@ def _transcribe(args: argparse.Namespace, found: Recordings, output: ResultsFile
     recognizer: Recognizer | TransducerRecognizer
     if args.transducer is None:
         recognizer = recognizer_from(args)
-        maker, description = maker_of(recognizer, kind), describe(recognizer)
+        maker = partial(maker_of, recognizer, kind)
     else:
         recognizer = transducer_from(args)
-        maker, description = transducer_maker(args, recognizer, kind), args.transducer
+        maker = partial(transducer_maker, args, recognizer, kind)
     if output is not None:
-        output.require_maker(maker)
+        output.require_maker(maker())
     if not todo:
         return 0
     if isinstance(recognizer, Recognizer):
@@ -443,6 +443,7 @@ def _transcribe(args: argparse.Namespace, found: Recordings, output: ResultsFile
                 times.add(outcome.result.times)
                 cache = later_cache(cache, outcome.result.cache)
     if args.statistics:
+        description = describe(recognizer) if isinstance(recognizer, Recognizer) else args.transducer
         print(f"{description}: {times.format()}", file=sys.stderr)
         for line in format_cache(cache):
             print(line, file=sys.stderr)

@@ -117,6 +117,17 @@ def test_a_run_continues_only_with_the_same_options(run: Run, recording: Path, t
     assert record["made_by"].startswith("onnx:toy ")
 
 
+def test_large_files_are_read_for_checksums_only_if_a_run_may_continue(
+    run: Run, recording: Path, tmp_path: Path, arpa: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+    monkeypatch.setattr("asr.cli.transducer.fingerprint_of", lambda path: read.append(path) or "")
+    assert run(recording, "--ngram", arpa)[0] == 0
+    assert not read
+    assert run(recording, "--ngram", arpa, "--output", tmp_path / "words.jsonl")[0] == 0
+    assert arpa in read
+
+
 def test_a_file_that_cannot_be_read_does_not_stop_the_others(run: Run, recording: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.wav").write_bytes(b"nothing")
     code, printed, said = run(tmp_path / "bad.wav", recording)
