@@ -57,7 +57,7 @@ from asr.models.levels import with_equal_levels
 from asr.models.pauses import with_silence_in_pauses
 from asr.options import device_named, options_of, require_type
 from asr.pipeline import EnginePool, Engines, StreamPool, pipelined
-from asr.results import RecognitionResult, StageTimes, as_result, joined
+from asr.results import RecognitionResult, StageTimes, as_result, joined_recordings
 from asr.serialization import copied_to_processes
 from asr.text.lexicon import Lexicon, has_stress
 
@@ -380,8 +380,7 @@ class Recognizer(nn.Module):
             for results in pipelined(taken(), score, decode, self.resources.num_workers, engines.streams):
                 for (recording_idx, begin), result in zip(places.popleft(), results, strict=True):
                     found[recording_idx][begin] = result
-        in_order = [dict(sorted(parts.items())) for parts in found]
-        return [joined([*parts.values()], [begin / self.sampling_rate for begin in parts]) for parts in in_order]
+        return joined_recordings(found, self.sampling_rate)
 
     @uncompiled
     @no_autograd()

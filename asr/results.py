@@ -365,6 +365,17 @@ def joined(pieces: Sequence[RecognitionResult], offsets: Sequence[float]) -> Rec
     )
 
 
+def joined_recordings(parts: Iterable[Mapping[int, RecognitionResult]], sampling_rate: int) -> list[RecognitionResult]:
+    """Joins the results of the segments of several recordings.
+
+    Args:
+        parts: for each recording, the results by the sample at which the segment begins, in any order.
+        sampling_rate: in Hz.
+    """
+    in_order = [dict(sorted(part.items())) for part in parts]
+    return [joined([*part.values()], [begin / sampling_rate for begin in part]) for part in in_order]
+
+
 def _joined_alternatives(pieces: Sequence[RecognitionResult], offsets: Sequence[float]) -> tuple[Alternative, ...]:
     """The best combinations of one sentence per segment, as many as the longest list has."""
     num = max(len(piece.hypotheses) for piece in pieces)

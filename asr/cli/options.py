@@ -311,14 +311,13 @@ def _recognizer_from(args: argparse.Namespace, mode: str | None) -> Recognizer:
     options = given_options(args, setting_options())
     if args.ngram_only and args.mode not in ("auto", "ngram"):
         raise AsrError(f"--ngram-only and --mode {args.mode} exclude each other; give one of them.")
-    if args.hot_words is None and args.hot_word_score is not None:
-        raise AsrError("--hot-word-score has no effect without --hot-words; give both, or leave it out.")
+    hot_words, hot_word_score = hot_words_from(args)
     arguments: dict[str, Any] = {
         "mode": mode or ("ngram" if args.ngram_only else args.mode),
         "decoder": args.decoder,
         "lm_fusion": args.lm_fusion or "auto",
-        "hot_words": None if args.hot_words is None else read_hot_words(args.hot_words),
-        "hot_word_score": DEFAULT_SCORE if args.hot_word_score is None else args.hot_word_score,
+        "hot_words": hot_words,
+        "hot_word_score": hot_word_score,
         "options": options,
         "resources": ResourceOptions(**given_options(args, options_of(ResourceOptions))),
     }
@@ -349,6 +348,18 @@ def _recognizer_from(args: argparse.Namespace, mode: str | None) -> Recognizer:
         models, cache = recognizer.settings.models
         recognizer.refuse_unused(Pass(recognizer.mode, recognizer.lm_fusion, models, cache, keeps_lattice))
     return recognizer
+
+
+def hot_words_from(args: argparse.Namespace) -> tuple[dict[str, float | None] | None, float]:
+    """The hot words of `--hot-words`, or None, and the score of those that have none of their own.
+
+    Raises:
+        AsrError: the file cannot be read, or there is a score without a file.
+    """
+    if args.hot_words is None and args.hot_word_score is not None:
+        raise AsrError("--hot-word-score has no effect without --hot-words; give both, or leave it out.")
+    score = DEFAULT_SCORE if args.hot_word_score is None else args.hot_word_score
+    return None if args.hot_words is None else read_hot_words(args.hot_words), score
 
 
 def _tell_mode(mode: str, default: str | None) -> None:

@@ -266,8 +266,13 @@ def maker_of(recognizer: Recognizer, kind: str = "", streaming: StreamingOptions
     }
     if streaming is not None:
         decides["streaming"] = {name: value for name, value in asdict(streaming).items() if name != "cache_bytes"}
+    return maker_name(decides, recognizer.bundle.name, recognizer.mode, kind)
+
+
+def maker_name(decides: Mapping[str, Any], *names: str) -> str:
+    """Names, some of which may be empty, and a number for all that decides on the words."""
     digest = hashlib.sha256(json.dumps(decides, sort_keys=True, default=str).encode()).hexdigest()[:12]
-    return " ".join(filter(None, (recognizer.bundle.name, recognizer.mode, kind, digest)))
+    return " ".join(filter(None, (*names, digest)))
 
 
 def _record(line: bytes, field: str) -> dict[str, Any] | None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,13 +13,14 @@ from asr.cli.options import (
     device_from,
     fetched_bundle_folder,
     given_options,
+    hot_words_from,
     listed,
     refuse_options,
     with_flags,
 )
+from asr.cli.output import maker_name
 from asr.decoding.settings import ResourceOptions
 from asr.errors import AsrError
-from asr.lm.hot_words import DEFAULT_SCORE, read_hot_words
 from asr.models.transducers import load_transducer
 from asr.models.transducers.base import KINDS
 from asr.options import flag_of, options_of
@@ -96,8 +95,7 @@ def transducer_maker(args: argparse.Namespace, recognizer: TransducerRecognizer,
         "max_segment_seconds": recognizer.resources.max_segment_seconds,
         "kind": kind,
     }
-    digest = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:12]
-    return " ".join(filter(None, (args.transducer, kind, digest)))
+    return maker_name(decides, args.transducer, kind)
 
 
 def _language_models(args: argparse.Namespace) -> dict[str, Any]:
@@ -109,13 +107,9 @@ def _language_models(args: argparse.Namespace) -> dict[str, Any]:
         lm = lm or (None if bundle.rnn_lm is None else bundle)
     if args.rnn_weight is not None and (ngram is None or lm is None):
         raise AsrError("--rnn-weight needs an n-gram and a recurrent model, which it weighs; leave it out.")
-    hot_words = None
-    if args.hot_words is not None:
-        score = DEFAULT_SCORE if args.hot_word_score is None else args.hot_word_score
-        phrases = read_hot_words(args.hot_words)
-        hot_words = {phrase: score if own is None else own for phrase, own in phrases.items()}
-    elif args.hot_word_score is not None:
-        raise AsrError("--hot-word-score has no effect without --hot-words; give both, or leave it out.")
+    hot_words, score = hot_words_from(args)
+    if hot_words is not None:
+        hot_words = {phrase: score if own is None else own for phrase, own in hot_words.items()}
     models = {"ngram": ngram, "lm": lm, "words": args.words, "hot_words": hot_words, "lm_weight": args.rnn_weight}
     return {name: value for name, value in models.items() if value is not None}
 

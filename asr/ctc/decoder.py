@@ -6,7 +6,7 @@ import functools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
-from numbers import Integral, Real
+from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,8 +17,16 @@ from asr.bundle import Bundle
 from asr.ctc.frames import FRAME_INPUTS, FrameInput, as_frames
 from asr.ctc.graph_search import GraphSearch
 from asr.ctc.graphs import SILENCES, WordGraph, compile_graph, read_lexicon, read_words, spelled_lexicon
-from asr.ctc.interface import CTCDecodingConfig, CTCHypothesis, refuse_given, require_number, settings_of
-from asr.ctc.language_models import LentModels, is_ngram_file, model_maker
+from asr.ctc.interface import (
+    CTCDecodingConfig,
+    CTCHypothesis,
+    refuse_given,
+    require_nbest,
+    require_number,
+    require_weight,
+    settings_of,
+)
+from asr.ctc.language_models import LentModels, interpolated, made_with_phrases, model_maker, words_of
 from asr.ctc.prefix_search import PrefixSearch
 from asr.ctc.spelled_words import SpellingModel
 from asr.ctc.stream import CTCStream
@@ -28,8 +36,8 @@ from asr.decoding.online import SHORTEST_COMMIT_SECONDS
 from asr.errors import AsrError
 from asr.kernels.jit import uncompiled
 from asr.kernels.memory import no_autograd, on_cpu_by_default
-from asr.lm.combine import Difference, Interpolated, mapped_to, on_device
-from asr.lm.hot_words import DEFAULT_SCORE, HotWords, with_phrases
+from asr.lm.combine import Difference, mapped_to
+from asr.lm.hot_words import DEFAULT_SCORE, HotWords
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.model import NgramLM
 from asr.lm.transformers import is_transformer
@@ -75,11 +83,11 @@ class _Sources(NamedTuple):
         Raises:
             AsrError: a number is out of range, or an argument or a setting would have no effect.
         """
-        for name in ("lm_weight", "graph_ngrams", "spelling_penalty"):
+        for name in ("graph_ngrams", "spelling_penalty"):
             if getattr(self, name) is not None:
                 require_number(name, getattr(self, name))
-        if self.lm_weight is not None and not 0.0 <= self.lm_weight <= 1.0:
-            raise AsrError(f"lm_weight is {self.lm_weight}; it must be between 0 and 1.")
+        if self.lm_weight is not None:
+            require_weight("lm_weight", self.lm_weight)
         if self.lm is None:
             refuse_given({"lm_weight": self.lm_weight, "lm_options": self.lm_options}, "there is no lm")
         elif self.ngram is None and self.lm_weight is not None and self.lm_weight != 1.0:
@@ -262,8 +270,7 @@ class CTCDecoder:
         Raises:
             AsrError: the shape or width is wrong, or values are NaN or not log-probabilities.
         """
-        if isinstance(nbest, bool) or not isinstance(nbest, Integral) or nbest < 1:
-            raise AsrError(f"nbest is {nbest!r}; ask for 1 hypothesis or more.")
+        require_nbest(nbest)
         frames = as_frames(log_probs, lengths, self.tokens, self._inputs, self.device)
         with no_autograd():
             found = self._search.decode(frames, nbest)
@@ -337,7 +344,7 @@ class CTCDecoder:
             score = DEFAULT_SCORE if sources.hot_word_score is None else sources.hot_word_score
             graph, phrases = _with_hot_words(graph, HotWords(sources.hot_words, graph.graph.vocabulary, score, small))
             if phrases is not None:
-                make = functools.partial(_with_phrases, make, phrases.to(lm_device))
+                make = functools.partial(made_with_phrases, make, phrases.to(lm_device))
         return graph, LentModels(make, is_shared)
 
     def _spellings(
@@ -364,12 +371,7 @@ class CTCDecoder:
                 known = set(of_ngram)
                 listed = [written_as(word, known) or word for word in listed]
         if lm is not None and listed is None:
-            if is_transformer(lm):
-                raise AsrError(f"{lm}: a Transformer has no list of words; give words, a lexicon or an n-gram model.")
-            if isinstance(lm, (str, Path)) and is_ngram_file(lm):
-                raise AsrError(f"{lm}: without a word list, give an n-gram file as ngram=, not as lm=.")
-            model, _ = model_maker(lm, ())
-            listed = list(model().vocabulary.ordinary)
+            listed = words_of(lm, "words, a lexicon or an n-gram model")
         assert listed is not None
         if lexicon is None:
             if tokens.kind == "phones":
@@ -434,19 +436,12 @@ def _combined(
     small: NgramLM, ngram: NgramLM, make: Callable[[], LanguageModel], weight: float, device: torch.device
 ) -> LanguageModel:
     """A model of words interpolated with the n-gram model, instead of the graph's own."""
-    other = on_device(mapped_to(make(), small.vocabulary), device)
-    if weight == 1.0:
-        return Difference(other, small)
-    return Difference(Interpolated([other, mapped_to(ngram, small.vocabulary)], [weight, 1.0 - weight]), small)
+    return Difference(interpolated(make, ngram, weight, small.vocabulary, device), small)
 
 
 def _with_hot_words(graph: WordGraph, hot_words: HotWords) -> tuple[WordGraph, NgramLM | None]:
     gain = hot_words.gain(graph.graph.vocabulary)
     return replace(graph, graph=graph.graph.with_gain(gain)), hot_words.model(graph.ngram.vocabulary)
-
-
-def _with_phrases(make: Callable[[], LanguageModel] | None, phrases: NgramLM) -> LanguageModel:
-    return with_phrases(None if make is None else make(), phrases)
 
 
 def _config_of(config: CTCDecodingConfig | None, settings: dict[str, Any]) -> CTCDecodingConfig:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, TypeVar
 
 from asr.decoding.settings import DecodingOptions
@@ -22,6 +22,27 @@ def require_number(name: str, value: Any) -> None:
     """
     if isinstance(value, bool) or not isinstance(value, Real) or math.isnan(value):
         raise AsrError(f"{name} is {value!r}; it must be a number.")
+
+
+def require_weight(name: str, value: Any) -> None:
+    """Checks a weight in an interpolation.
+
+    Raises:
+        AsrError: it is not a number from 0 to 1.
+    """
+    require_number(name, value)
+    if not 0.0 <= value <= 1.0:
+        raise AsrError(f"{name} is {value}; it must be between 0 and 1.")
+
+
+def require_nbest(nbest: Any) -> None:
+    """Checks how many hypotheses are asked for.
+
+    Raises:
+        AsrError: it is not a whole number of 1 or more.
+    """
+    if isinstance(nbest, bool) or not isinstance(nbest, Integral) or nbest < 1:
+        raise AsrError(f"nbest is {nbest!r}; ask for 1 hypothesis or more.")
 
 
 def refuse_given(arguments: Mapping[str, Any], why: str, names: Collection[str] | None = None) -> None:

@@ -28,7 +28,8 @@ from asr.errors import AsrError
 from asr.kernels.lookup import LookupTables
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
-from asr.lm.combine import CheckedLM
+from asr.lm.combine import CheckedLM, Interpolated, mapped_to, on_device
+from asr.lm.hot_words import with_phrases
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.arpa import LN_10
 from asr.lm.ngram.io import MAGIC
@@ -371,6 +372,43 @@ def model_maker(
         f"{type(source).__name__} is not a language model; give a file or folder, a network of this program, or an "
         "object with vocabulary, start, score and final."
     )
+
+
+def words_of(lm: Any, instead: str) -> list[str]:
+    """The words of a language model in the forms of `model_maker`.
+
+    Args:
+        lm: the model.
+        instead: what to give if it has none.
+
+    Raises:
+        AsrError: it has no list of words, or is a file of n-grams, or as for `model_maker`.
+    """
+    if is_transformer(lm):
+        raise AsrError(f"{lm}: a Transformer has no list of words; give {instead}.")
+    if isinstance(lm, (str, Path)) and is_ngram_file(lm):
+        raise AsrError(f"{lm}: without a word list, give an n-gram file as ngram=, not as lm=.")
+    make, _ = model_maker(lm, ())
+    return list(make().vocabulary.ordinary)
+
+
+def interpolated(
+    make: Callable[[], LanguageModel],
+    ngram: NgramLM | None,
+    weight: float,
+    vocabulary: Vocabulary,
+    device: torch.device,
+) -> LanguageModel:
+    """A new model with some weight, interpolated with an n-gram model if there is one, over a vocabulary."""
+    other = on_device(mapped_to(make(), vocabulary), device)
+    if ngram is None or weight == 1.0:
+        return other
+    return Interpolated([other, mapped_to(ngram, vocabulary)], [weight, 1.0 - weight])
+
+
+def made_with_phrases(make: Callable[[], LanguageModel] | None, phrases: NgramLM) -> LanguageModel:
+    """A new model, if there is one, with the scores of hot phrases on top."""
+    return with_phrases(None if make is None else make(), phrases)
 
 
 def same(model: LanguageModel) -> LanguageModel:

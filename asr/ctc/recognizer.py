@@ -21,7 +21,7 @@ from asr.kernels.jit import uncompiled
 from asr.kernels.memory import no_autograd
 from asr.models.external import ExternalModel
 from asr.options import require_type
-from asr.results import Alternative, RecognitionResult, StageTimes, Word, joined
+from asr.results import Alternative, RecognitionResult, StageTimes, Word, joined_recordings
 
 # A GPU needs many recordings at a time.
 _BATCH_SECONDS = {"cpu": 50.0, "cuda": 600.0}
@@ -104,8 +104,7 @@ class ExternalRecognizer:
             results = self._recognize([segment.samples for segment in batch], nbest)
             for segment, result in zip(batch, results, strict=True):
                 found[segment.recording_idx][segment.begin] = result
-        in_order = [dict(sorted(parts.items())) for parts in found]
-        return [joined([*parts.values()], [begin / rate for begin in parts]) for parts in in_order]
+        return joined_recordings(found, rate)
 
     def _recognize(self, samples: list[Tensor], nbest: int) -> list[RecognitionResult]:
         times = StageTimes()

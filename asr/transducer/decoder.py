@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,21 @@ from asr.bundle import Bundle
 from asr.ctc.frames import as_lengths, as_tensor
 from asr.ctc.graph_search import no_hypothesis
 from asr.ctc.graphs import read_words
-from asr.ctc.interface import CTCHypothesis, CTCToken, CTCWord, refuse_given, require_number, settings_of
-from asr.ctc.language_models import LentModels, is_ngram_file, model_maker
+from asr.ctc.interface import (
+    CTCHypothesis,
+    CTCToken,
+    CTCWord,
+    refuse_given,
+    require_nbest,
+    require_weight,
+    settings_of,
+)
+from asr.ctc.language_models import LentModels, interpolated, made_with_phrases, model_maker, words_of
 from asr.ctc.word_models import listed_words, read_ngram
 from asr.errors import AsrError
 from asr.kernels.memory import no_autograd, on_cpu_by_default
-from asr.lm.combine import Interpolated, mapped_to, on_device
-from asr.lm.hot_words import DEFAULT_SCORE, HotWords, with_phrases
+from asr.lm.combine import mapped_to
+from asr.lm.hot_words import DEFAULT_SCORE, HotWords
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.model import NgramLM
 from asr.lm.transformers import is_transformer
@@ -89,9 +96,7 @@ class TransducerDecoder:
         elif ngram is None:
             refuse_given({"lm_weight": lm_weight}, "there is no n-gram model to interpolate with")
         if lm_weight is not None:
-            require_number("lm_weight", lm_weight)
-            if not 0.0 <= lm_weight <= 1.0:
-                raise AsrError(f"lm_weight is {lm_weight}; it must be between 0 and 1.")
+            require_weight("lm_weight", lm_weight)
         has_words = not (words is ngram is lm is None)
         if not has_words:
             refuse_given({"hot_words": hot_words}, "it is for searches of words")
@@ -140,8 +145,7 @@ class TransducerDecoder:
         Raises:
             AsrError: the shape is wrong, or values are NaN or infinite.
         """
-        if isinstance(nbest, bool) or not isinstance(nbest, Integral) or nbest < 1:
-            raise AsrError(f"nbest is {nbest!r}; ask for 1 hypothesis or more.")
+        require_nbest(nbest)
         values, num_frames, is_single = as_batch(encoded, lengths)
         values = values.to(self.network.device)
         with self.models.lent() as lm:
@@ -184,7 +188,7 @@ class TransducerDecoder:
         is_shared = False
         if lm is not None:
             make_lm, is_shared = model_maker(lm, vocabulary.ordinary, lm_options)
-            make = functools.partial(_combined, vocabulary, ngram, make_lm, lm_weight)
+            make = functools.partial(interpolated, make_lm, ngram, lm_weight, vocabulary, torch.device("cpu"))
         elif ngram is not None:
             make = functools.partial(mapped_to, ngram, vocabulary)
         gains: dict[str, float] = {}
@@ -197,7 +201,7 @@ class TransducerDecoder:
             gains = {vocabulary.words[word]: float(gain[word]) for word in gain.nonzero().flatten().tolist()}
             phrases = hot.model(vocabulary)
             if phrases is not None:
-                make = functools.partial(_with_phrases, make, phrases)
+                make = functools.partial(made_with_phrases, make, phrases)
         self.models = LentModels(make, is_shared)
         has_lm = make is not None
         self._scores = WordScores(
@@ -251,25 +255,7 @@ def _listed(
         return read_words(words)
     if ngram is not None:
         return listed_words(ngram)
-    if is_transformer(lm):
-        raise AsrError(f"{lm}: a Transformer has no list of words; give words or an n-gram model.")
-    if isinstance(lm, (str, Path)) and is_ngram_file(lm):
-        raise AsrError(f"{lm}: without a word list, give an n-gram file as ngram=, not as lm=.")
-    make, _ = model_maker(lm, ())
-    return list(make().vocabulary.ordinary)
-
-
-def _combined(
-    vocabulary: Vocabulary, ngram: NgramLM | None, make: Callable[[], LanguageModel], weight: float
-) -> LanguageModel:
-    other = on_device(mapped_to(make(), vocabulary), torch.device("cpu"))
-    if ngram is None or weight == 1.0:
-        return other
-    return Interpolated([other, mapped_to(ngram, vocabulary)], [weight, 1.0 - weight])
-
-
-def _with_phrases(make: Callable[[], LanguageModel] | None, phrases: NgramLM) -> LanguageModel:
-    return with_phrases(None if make is None else make(), phrases)
+    return words_of(lm, "words or an n-gram model")
 
 
 def as_batch(encoded: Any, lengths: Any) -> tuple[Tensor, npt.NDArray[np.int64], bool]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -35,6 +37,30 @@ def token_log_probs(model: Transducer, encoded: Tensor, tokens: Sequence[int]) -
         if token is not None:
             predicted, state = model.predict(torch.tensor([token], device=model.device), state)
     return torch.stack(found, 1)
+
+
+def assert_rows_are_independent(model: Transducer) -> None:
+    """The prediction network reads each hypothesis as it would read it alone."""
+    _, state = model.start()
+    tokens = torch.tensor([2, 3, 4])
+    together, states = model.predict(tokens, tuple(torch.cat([each] * 3) for each in state))
+    picked = torch.tensor([2, 0])
+    again, _ = model.predict(tokens[picked], tuple(each[picked] for each in states))
+    for row, found in zip(picked, again, strict=True):
+        alone, state_alone = model.predict(tokens[row, None], state)
+        assert torch.allclose(alone[0], together[row], atol=1e-6)
+        assert torch.allclose(model.predict(tokens[row, None], state_alone)[0][0], found, atol=1e-6)
+
+
+def write_foreign_code(folder: Path, config: str) -> Path:
+    """A folder of transformers with code of its own, whose configuration is one of transformers' -> what it writes."""
+    (folder / "theirs.py").write_text(
+        f"open({str(folder / 'was run')!r}, 'w')\nfrom transformers import {config} as Config\n"
+    )
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "theirs", "auto_map": {"AutoConfig": "theirs.Config"}})
+    )
+    return folder / "was run"
 
 
 def greedy_path(model: Transducer, encoded: Tensor, most_per_frame: int = 10) -> list[int]:

@@ -16,7 +16,7 @@ from asr.ctc import CTCDecoder
 from asr.errors import AsrError
 from asr.models.external import load_acoustic_model
 from asr.models.external.transformers import TransformersModel
-from tests.models.external_audio import noise, outputs_as_alone
+from tests.models.external_audio import noise, outputs_as_alone, write_foreign_code
 
 pytestmark = pytest.mark.slow
 
@@ -190,15 +190,10 @@ def test_code_in_a_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """Whatever standard input says when transformers asks."""
     pytest.importorskip("transformers")
     monkeypatch.setattr("builtins.input", lambda *_: "y")
-    (tmp_path / "theirs.py").write_text(
-        f"open({str(tmp_path / 'was run')!r}, 'w')\nfrom transformers import Wav2Vec2Config as Config\n"
-    )
-    (tmp_path / "config.json").write_text(
-        json.dumps({"model_type": "theirs", "auto_map": {"AutoConfig": "theirs.Config"}})
-    )
+    written = write_foreign_code(tmp_path, "Wav2Vec2Config")
     with pytest.raises(AsrError, match=r"custom code .*; the folder must have"):
         load_acoustic_model(f"transformers:{tmp_path}")
-    assert not (tmp_path / "was run").exists()
+    assert not written.exists()
 
 
 def test_extractor_and_tokenizer_come_from_where_the_network_comes_from(

@@ -22,7 +22,7 @@ from asr.models.external.nemo_features import NemoFeatures
 from asr.models.external.onnx import in_unit_range
 from asr.models.transducers import load_transducer
 from asr.models.transducers.onnx import OnnxTransducer
-from tests.models.external_audio import greedy_path, noise, token_log_probs
+from tests.models.external_audio import assert_rows_are_independent, greedy_path, noise, token_log_probs
 
 pytestmark = pytest.mark.slow
 
@@ -215,14 +215,7 @@ def test_rows_are_independent(tmp_path: Path, of_toolkit: Any) -> None:
     model = load_transducer(f"onnx:{tmp_path}")
     predicted, state = model.start()
     assert {len(each) for each in (predicted, *state)} == {1}
-    tokens = torch.tensor([2, 3, 4])
-    together, states = model.predict(tokens, tuple(torch.cat([each] * 3) for each in state))
-    picked = torch.tensor([2, 0])
-    again, _ = model.predict(tokens[picked], tuple(each[picked] for each in states))
-    for row, found in zip(picked, again, strict=True):
-        alone, state_alone = model.predict(tokens[row, None], state)
-        assert torch.allclose(alone[0], together[row], atol=1e-6)
-        assert torch.allclose(model.predict(tokens[row, None], state_alone)[0][0], found, atol=1e-6)
+    assert_rows_are_independent(model)
     encoded, (num_frames,) = model(BATCH[0])
     assert greedy_path(model, encoded[0, :num_frames])
 

@@ -17,7 +17,7 @@ from asr.errors import AsrError
 from asr.models.transducers import load_transducer
 from asr.models.transducers.torchaudio import TorchaudioTransducer
 from asr.text.ctc_tokens import CTCTokens
-from tests.models.external_audio import greedy_path, noise, token_log_probs
+from tests.models.external_audio import assert_rows_are_independent, greedy_path, noise, token_log_probs
 
 pytestmark = pytest.mark.slow
 
@@ -118,14 +118,7 @@ def test_rows_are_independent(models: Any) -> None:
     model = transducer(models)
     predicted, state = model.start()
     assert [tuple(each.shape) for each in (predicted, *state)] == [(1, 16)] + [(1, 12)] * 6
-    tokens = torch.tensor([2, 3, 4])
-    together, states = model.predict(tokens, tuple(each.expand(3, -1) for each in state))
-    picked = torch.tensor([2, 0])
-    again, _ = model.predict(tokens[picked], tuple(each[picked] for each in states))
-    for row, found in zip(picked, again, strict=True):
-        alone, state_alone = model.predict(tokens[row, None], state)
-        assert torch.allclose(alone[0], together[row], atol=1e-6)
-        assert torch.allclose(model.predict(tokens[row, None], state_alone)[0][0], found, atol=1e-6)
+    assert_rows_are_independent(model)
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float64], ids=str)

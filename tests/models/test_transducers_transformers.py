@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -15,7 +14,7 @@ from torch import Tensor
 from asr.errors import AsrError
 from asr.models.transducers import load_transducer
 from asr.models.transducers.transformers import TransformersTransducer
-from tests.models.external_audio import greedy_path, noise, token_log_probs
+from tests.models.external_audio import greedy_path, noise, token_log_probs, write_foreign_code
 
 pytestmark = pytest.mark.slow
 
@@ -233,15 +232,10 @@ def test_parts_that_do_not_fit_are_told(transformers: Any) -> None:
 
 def test_code_in_a_folder_is_not_run(transformers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("builtins.input", lambda *_: "y")
-    (tmp_path / "theirs.py").write_text(
-        f"open({str(tmp_path / 'was run')!r}, 'w')\nfrom transformers import ParakeetTDTConfig as Config\n"
-    )
-    (tmp_path / "config.json").write_text(
-        json.dumps({"model_type": "theirs", "auto_map": {"AutoConfig": "theirs.Config"}})
-    )
+    written = write_foreign_code(tmp_path, "ParakeetTDTConfig")
     with pytest.raises(AsrError, match=r"custom code .*; the folder must have"):
         load_transducer(f"transformers:{tmp_path}")
-    assert not (tmp_path / "was run").exists()
+    assert not written.exists()
 
 
 def test_a_missing_or_old_package_is_named_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:

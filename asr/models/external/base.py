@@ -11,7 +11,7 @@ import math
 import textwrap
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -218,12 +218,27 @@ def load_acoustic_model(name: str, **options: Any) -> ExternalModel:
     Raises:
         AsrError: there is no such kind, its package is missing, or the network cannot be read.
     """
+    return cast(ExternalModel, load_kind(name, KINDS, "asr.models.external", "an acoustic model", options))
+
+
+def load_kind(name: str, kinds: Mapping[str, str], package: str, what: str, options: Mapping[str, Any]) -> Any:
+    """Loads what is named `KIND:NAME` by the function `load` of the kind's module.
+
+    Args:
+        name: the name.
+        kinds: the kinds and their descriptions.
+        package: the one that has a module of each kind.
+        what: it is, for messages.
+        options: for `load`.
+
+    Raises:
+        AsrError: there is no such kind, or as for `load`.
+    """
     kind, _, rest = name.partition(":")
-    if kind not in KINDS or not rest:
-        listed = "; ".join(f"{each}: {what}" for each, what in KINDS.items())
-        raise AsrError(f"{name}: an acoustic model is named KIND:NAME, where KIND is one of {listed}.")
-    module = importlib.import_module(f"asr.models.external.{kind}")
-    return cast(ExternalModel, module.load(rest, **options))
+    if kind not in kinds or not rest:
+        listed = "; ".join(f"{each}: {text}" for each, text in kinds.items())
+        raise AsrError(f"{name}: {what} is named KIND:NAME, where KIND is one of {listed}.")
+    return importlib.import_module(f"{package}.{kind}").load(rest, **options)
 
 
 def as_utterances(waveform: Any, sampling_rate: int | None, network_rate: int) -> list[Tensor]:

@@ -12,7 +12,6 @@ durations.
 
 from __future__ import annotations
 
-import importlib
 from abc import ABC, abstractmethod
 from typing import Any, cast
 
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from asr.errors import AsrError
 from asr.kernels.memory import on_cpu_by_default
-from asr.models.external.base import as_utterances
+from asr.models.external.base import as_utterances, load_kind
 from asr.text.ctc_tokens import CTCTokens
 
 State = tuple[Tensor, ...]
@@ -121,6 +120,21 @@ class Transducer(ABC):
             return self.encode(padded, num_samples.clamp(min=fewest))
 
 
+class TorchTransducer(Transducer):
+    """A transducer whose networks are one torch module, `network`."""
+
+    network: Any
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = next(self.network.parameters()).device
+        return device
+
+    def to(self, device: torch.device) -> TorchTransducer:
+        self.network.to(device)
+        return self
+
+
 @on_cpu_by_default()
 def load_transducer(name: str, **options: Any) -> Transducer:
     """Loads the transducer named `KIND:NAME`, see `KINDS`; options are passed on to its class.
@@ -128,9 +142,4 @@ def load_transducer(name: str, **options: Any) -> Transducer:
     Raises:
         AsrError: there is no such kind, its package is missing, or the network cannot be read.
     """
-    kind, _, rest = name.partition(":")
-    if kind not in KINDS or not rest:
-        listed = "; ".join(f"{each}: {what}" for each, what in KINDS.items())
-        raise AsrError(f"{name}: a transducer is named KIND:NAME, where KIND is one of {listed}.")
-    module = importlib.import_module(f"asr.models.transducers.{kind}")
-    return cast(Transducer, module.load(rest, **options))
+    return cast(Transducer, load_kind(name, KINDS, "asr.models.transducers", "a transducer", options))

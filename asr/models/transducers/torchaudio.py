@@ -16,11 +16,11 @@ from torch import Tensor
 
 from asr.errors import AsrError, package
 from asr.models.external.base import each_alone, named, positive_integer, reason_of
-from asr.models.transducers.base import State, Transducer
+from asr.models.transducers.base import State, TorchTransducer
 from asr.text.ctc_tokens import CTCTokens
 
 
-class TorchaudioTransducer(Transducer):
+class TorchaudioTransducer(TorchTransducer):
     """A `torchaudio.models.RNNT`.
 
     Args:
@@ -60,14 +60,6 @@ class TorchaudioTransducer(Transducer):
                 f"{self.name}: the network has {num_columns} tokens, but the list has {len(self.tokens)}; give its own "
                 "tokens, blank included."
             )
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.network.parameters()).device
-
-    def to(self, device: torch.device) -> TorchaudioTransducer:
-        self.network.to(device)
-        return self
 
     def encode(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
         return each_alone(self._encode_one, waveform, num_samples)

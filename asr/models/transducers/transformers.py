@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from asr.errors import AsrError, package
 from asr.models.external.base import named, positive_integer
 from asr.models.external.transformers import AudioReader, load_parts, tokens_of
-from asr.models.transducers.base import State, Transducer
+from asr.models.transducers.base import State, TorchTransducer
 
 _MAPPINGS = {"AutoModelForRNNT": "MODEL_FOR_RNNT_MAPPING", "AutoModelForTDT": "MODEL_FOR_TDT_MAPPING"}
 _FIRST_VERSION = "5.24"
 
 
-class TransformersTransducer(AudioReader, Transducer):
+class TransformersTransducer(AudioReader, TorchTransducer):
     """A transducer of transformers.
 
     Args:
@@ -50,14 +50,6 @@ class TransformersTransducer(AudioReader, Transducer):
         hop = getattr(feature_extractor, "hop_length", None)
         hop = positive_integer(hop, f"{self.name}: the hop_length of its feature extractor")
         self.frame_shift = subsampling * hop / self.sampling_rate
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.network.parameters()).device
-
-    def to(self, device: torch.device) -> TransformersTransducer:
-        self.network.to(device)
-        return self
 
     def encode(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
         return self.read(waveform, num_samples)
