@@ -44,7 +44,8 @@ ALLOWED = {
     "ctc": "audio bundle decoding errors graph hub kernels lm models options results serialization text",
     "recognizer": "audio bundle ctc decoding errors graph kernels lm models options pipeline results serialization "
     "text",
-    "transducer": "audio bundle ctc decoding errors kernels lm models options results text",
+    "fusion": "bundle ctc decoding errors kernels lm models options text",
+    "transducer": "ctc errors fusion kernels lm models",
     "streaming": "audio bundle decoding errors graph kernels lm models options recognizer results text",
     "server": "audio errors recognizer results streaming transcripts",
     "testing": "audio bundle decoding errors graph kernels lm models serialization text",

@@ -1,7 +1,7 @@
 """Decoding of any transducer, with language models inside the search."""
 
+from asr.fusion.recognizer import FusionRecognizer as TransducerRecognizer
 from asr.transducer.decoder import TransducerDecoder
 from asr.transducer.interface import TransducerDecodingConfig
-from asr.transducer.recognizer import TransducerRecognizer
 
 __all__ = ["TransducerDecoder", "TransducerDecodingConfig", "TransducerRecognizer"]

@@ -14,19 +14,19 @@ extensions, R rows of the prediction network.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from asr.ctc.prefix_beam import ask, ask_final
 from asr.errors import AsrError
+from asr.fusion.beam import CANDIDATES, Fusion, Growing
+from asr.fusion.interface import Finished, FloatArray, IntArray
+from asr.fusion.scores import TextScores
 from asr.lm.interface import LanguageModel
 from asr.models.external.base import named
 from asr.models.transducers import Transducer
 from asr.transducer.interface import TransducerDecodingConfig
-from asr.transducer.scores import NO_WORD, FloatArray, IntArray, TextScores
 
 _FRAMES_BETWEEN_MARKS = 16
 # As many rows of the prediction network may be held for each hypothesis.
@@ -35,26 +35,6 @@ _PREFIX_TYPES = {
     **dict.fromkeys(("parent", "entry", "utt", "frame", "row", "place", "context"), np.int64),
     **dict.fromkeys(("peak", "lm_score", "bonus", "guess"), np.float64),
 }
-# Of each utterance's extensions, so many times the beam size are scored by the language model.
-_CANDIDATES = 2
-
-
-class Finished(NamedTuple):
-    """A sequence of tokens that an utterance may be.
-
-    Attributes:
-        entries: its tokens, entries of `CTCTokens.table`.
-        frames: the frame of each token.
-        am_score: sum over its paths, natural log.
-        lm_score: language model score, unscaled.
-        total: the scaled sum, with all that texts gain.
-    """
-
-    entries: IntArray
-    frames: IntArray
-    am_score: float
-    lm_score: float
-    total: float
 
 
 class Prefixes:
@@ -160,10 +140,10 @@ class TransducerBeam:
         num_utts: int,
         compact_at: int = 1 << 16,
     ) -> None:
-        self._network, self._scores, self._config, self._lm = network, scores, config, lm
+        self._network, self._config = network, config
+        self._fusion = Fusion(scores, config, lm)
         self._internal_scale = config.internal_lm_scale or 0.0
-        context = np.zeros(num_utts, dtype=np.int64) if lm is None else lm.start(num_utts).cpu().numpy()
-        self.prefixes = Prefixes(context)
+        self.prefixes = Prefixes(self._fusion.start(num_utts))
         self.prefixes.row[:num_utts] = np.arange(num_utts)
         # The prediction network's rows: outputs, states, internal scores, and the prefix of each.
         output, state = network.start()
@@ -197,7 +177,7 @@ class TransducerBeam:
                 self._ended.append((prefix[has_ended], score[has_ended]))
                 prefix, score = prefix[~has_ended], score[~has_ended]
             total = score + self.prefixes.bonus[prefix] + self.prefixes.guess[prefix]
-            kept = self._best(self.prefixes.utt[prefix], total, int(self._config.beam_size))
+            kept = self._fusion.best(self.prefixes.utt[prefix], total, int(self._config.beam_size))
             if len(kept):
                 self._read(frame, encoded[:, frame - begin], prefix[kept], score[kept])
             self._forget(frame)
@@ -207,11 +187,8 @@ class TransducerBeam:
         """The hypotheses of each utterance, all of whose frames have been read, best first."""
         prefixes = self.prefixes
         prefix, score = _merged([*self._ended, *self._waiting()])
-        word, gain = self._scores.finished(prefixes.place[prefix])
-        lm_score, context = self._asked(prefixes.context[prefix], word)
-        if self._lm is not None and len(prefix):
-            lm_score = lm_score + ask_final(self._lm, torch.from_numpy(context))
-        total = score + prefixes.bonus[prefix] + gain + self._scaled(lm_score)
+        lm_score, gain = self._fusion.finish(prefixes.place[prefix], prefixes.context[prefix])
+        total = score + prefixes.bonus[prefix] + gain
         lm_score = prefixes.lm_score[prefix] + lm_score
         found: list[list[Finished]] = [[] for _ in range(int((prefixes.parent[: prefixes.num] < 0).sum()))]
         for place in np.argsort(-total, kind="stable").tolist():
@@ -251,7 +228,7 @@ class TransducerBeam:
         """Reads one frame (N, E) with the hypotheses (M,) that have arrived there."""
         network, prefixes = self._network, self.prefixes
         num_tokens, blank = len(network.tokens), network.tokens.blank_id
-        num_columns = min(_CANDIDATES * int(self._config.beam_size), num_tokens - 1)
+        num_columns = min(CANDIDATES * int(self._config.beam_size), num_tokens - 1)
         # Of each utterance, the totals of what leaves the frame.
         left = list[tuple[IntArray, FloatArray]]()
         for step in range(int(self._config.max_symbols_per_frame) + 1):
@@ -302,60 +279,27 @@ class TransducerBeam:
         Returns:
             The surviving extensions: the hypothesis that each comes from, its prefix, and its score.
         """
-        config, prefixes = self._config, self.prefixes
-        source, rank = np.nonzero(value >= config.token_min_log_prob)
+        prefixes = self.prefixes
+        source, rank = np.nonzero(value >= self._config.token_min_log_prob)
         column, added = column[source, rank], score[source] + value[source, rank]
         base, entry = prefix[source], self._entry_of[column]
-        place, word, gain, guess = self._scores.extended(prefixes.place[base], entry)
-        bonus = prefixes.bonus[base] + gain
+        gain = None
         if self._internal is not None:
             row = torch.from_numpy(prefixes.row[base]).to(self._internal.device)
             internal = self._internal[row, torch.from_numpy(column).to(self._internal.device)]
-            bonus -= self._internal_scale * _host(internal)
-        kept = self._best(prefixes.utt[base], added + bonus + guess, _CANDIDATES * int(config.beam_size), left)
-        source, column, added, base, entry = source[kept], column[kept], added[kept], base[kept], entry[kept]
-        place, word, guess, bonus = place[kept], word[kept], guess[kept], bonus[kept]
-        lm_score, context = self._asked(prefixes.context[base], word)
-        bonus += self._scaled(lm_score)
-        kept = self._best(prefixes.utt[base], added + bonus + guess, int(config.beam_size), left)
+            gain = -self._internal_scale * _host(internal)
+        growing = Growing(prefixes.utt[base], prefixes.place[base], prefixes.context[base], prefixes.bonus[base])
+        extended = self._fusion.extend(growing, entry, added, gain, left)
+        kept = extended.kept
         child = np.array([*map(prefixes.child, base[kept].tolist(), entry[kept].tolist())], dtype=np.int64)
-        prefixes.place[child], prefixes.context[child] = place[kept], context[kept]
-        prefixes.lm_score[child] = prefixes.lm_score[base[kept]] + lm_score[kept]
-        prefixes.bonus[child], prefixes.guess[child] = bonus[kept], guess[kept]
+        prefixes.place[child], prefixes.context[child] = extended.place, extended.context
+        prefixes.lm_score[child] = prefixes.lm_score[base[kept]] + extended.lm_score
+        prefixes.bonus[child], prefixes.guess[child] = extended.bonus, extended.guess
         added = added[kept]
         is_best = added > prefixes.peak[child]
         prefixes.peak[child[is_best]], prefixes.frame[child[is_best]] = added[is_best], frame
         self._predict(child[prefixes.row[child] < 0])
         return source[kept], child, added
-
-    def _asked(self, context: IntArray, word: IntArray) -> tuple[FloatArray, IntArray]:
-        """The language model's scores (Q,) and next contexts (Q,); 0 and the same context where it is not asked."""
-        score, context = np.zeros(len(word)), context.copy()
-        asked = np.flatnonzero(word != NO_WORD)
-        if self._lm is not None and len(asked):
-            found = ask(self._lm, torch.from_numpy(context[asked]), torch.from_numpy(word[asked]))
-            score[asked], context[asked] = found
-        return score, context
-
-    def _scaled(self, lm_score: FloatArray) -> FloatArray:
-        # 0 times -inf would be NaN.
-        return self._config.lm_scale * lm_score if self._config.lm_scale else np.zeros_like(lm_score)
-
-    def _best(
-        self, utt: IntArray, total: FloatArray, num: int, others: Sequence[tuple[IntArray, FloatArray]] = ()
-    ) -> IntArray:
-        """Of some hypotheses (M,), the places of the `num` best ones of each utterance that are within the beam.
-
-        Others count, too: utterances and totals of hypotheses that were kept before.
-        """
-        all_utts = np.concatenate([utt, *(each for each, _ in others)])
-        all_totals = np.concatenate([total, *(each for _, each in others)])
-        order = np.lexsort((-all_totals, all_utts))
-        utts, totals = all_utts[order], all_totals[order]
-        first = np.searchsorted(utts, utts)  # of the same utterance
-        is_kept = (totals >= totals[first] - self._config.search_beam) & (totals > -np.inf)
-        kept = order[is_kept & (np.arange(len(order)) - first < num)]
-        return np.sort(kept[kept < len(utt)])
 
     def _predict(self, prefix: IntArray) -> None:
         """Runs the prediction network for prefixes whose parents have rows."""
@@ -410,8 +354,8 @@ class TransducerBeam:
             self._output, self._state = self._output[row], tuple(each[row] for each in self._state)
             self._internal = None if self._internal is None else self._internal[row]
         held = np.concatenate([waiting, *(prefix for prefix, _ in self._ended)])
-        if self._lm is not None and frame % _FRAMES_BETWEEN_MARKS == 0:
-            self._lm.retain(torch.from_numpy(prefixes.context[held]))
+        if frame % _FRAMES_BETWEEN_MARKS == 0:
+            self._fusion.retain(prefixes.context[held])
         if prefixes.num > self._compact_at:
             number = prefixes.compact(np.concatenate([held, self._prefix_of_row]))
             self._prefix_of_row = number[self._prefix_of_row]

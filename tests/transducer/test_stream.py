@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from asr.errors import AsrError
+from asr.fusion.scores import WordScores
 from asr.text.symbols import Vocabulary
 from asr.transducer import TransducerDecoder, TransducerDecodingConfig
-from asr.transducer.scores import WordScores
 from asr.transducer.search import TransducerBeam
 from tests.reference.table_lm import TableLM
 from tests.reference.toy_transducer import ToyTransducer

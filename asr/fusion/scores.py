@@ -1,4 +1,4 @@
-"""What language models and word lists add to the scores of a transducer's hypotheses, token by token.
+"""What language models and word lists add to the scores of hypotheses, token by token.
 
 Shapes: Q extensions of a hypothesis by a token, C tokens, W words, N nodes of a trie, A its arcs.
 """
@@ -12,20 +12,16 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from asr.ctc.prefix_search import token_word_ids
 from asr.ctc.word_trie import LEAST_LOG_PROB, WordTrie
 from asr.errors import AsrError
+from asr.fusion.interface import FloatArray, FusionConfig, IntArray
 from asr.lm.ngram.model import NgramLM
 from asr.text.ctc_tokens import CTCTokens
 from asr.text.normalize import equivalent_forms
 from asr.text.symbols import UNK_ID, Vocabulary
-from asr.transducer.interface import TransducerDecodingConfig
-
-IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
 
 OUTSIDE = -1
 """The place of an unfinished word that no listed word begins with."""
@@ -82,9 +78,7 @@ class TokenScores(TextScores):
         AsrError: the language model has none of the tokens.
     """
 
-    def __init__(
-        self, tokens: CTCTokens, config: TransducerDecodingConfig, vocabulary: Vocabulary | None = None
-    ) -> None:
+    def __init__(self, tokens: CTCTokens, config: FusionConfig, vocabulary: Vocabulary | None = None) -> None:
         self._word_of = np.full(len(tokens.table), NO_WORD, dtype=np.int64)
         if vocabulary is not None:
             self._word_of[:] = token_word_ids(tokens, vocabulary)
@@ -116,7 +110,7 @@ class WordScores(TextScores):
         self,
         tokens: CTCTokens,
         words: Sequence[str],
-        config: TransducerDecodingConfig,
+        config: FusionConfig,
         vocabulary: Vocabulary | None = None,
         unigrams: NgramLM | None = None,
         gains: Mapping[str, float] | None = None,

@@ -1,4 +1,4 @@
-"""Recognizes recordings with a transducer: encoder, search and language models."""
+"""Recognizes recordings with a transducer or an attention model: encoder, search and language models."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import torch
 from asr.ctc.recognizer import ExternalRecognizer
 from asr.decoding.settings import ResourceOptions
 from asr.decoding.warmup import query_many
+from asr.fusion.decoder import FusionDecoder
 from asr.kernels.memory import no_autograd
-from asr.transducer.decoder import TransducerDecoder
 
 
-class TransducerRecognizer(ExternalRecognizer):
-    """Turns recordings into words with a transducer.
+class FusionRecognizer(ExternalRecognizer):
+    """Turns recordings into words.
 
         network = load_transducer("transformers:nvidia/parakeet-tdt-0.6b-v3")
         recognizer = TransducerRecognizer(TransducerDecoder(network, ngram="4gram.arpa"))
@@ -23,9 +23,9 @@ class TransducerRecognizer(ExternalRecognizer):
         resources: as for `ExternalRecognizer`.
     """
 
-    decoder: TransducerDecoder
+    decoder: FusionDecoder
 
-    def __init__(self, decoder: TransducerDecoder, resources: ResourceOptions | None = None) -> None:
+    def __init__(self, decoder: FusionDecoder, resources: ResourceOptions | None = None) -> None:
         super().__init__(decoder.network, decoder, resources)
 
     @property

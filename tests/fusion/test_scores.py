@@ -1,4 +1,4 @@
-"""What words add to the scores of a transducer's hypotheses, by hand."""
+"""What words add to the scores of hypotheses, by hand."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from asr.fusion.interface import FusionConfig
+from asr.fusion.scores import NO_WORD, OUTSIDE, WordScores
 from asr.lm.ngram.arpa import LN_10
 from asr.lm.ngram.io import read_ngram_lm
 from asr.lm.ngram.model import NgramLM
 from asr.text.ctc_tokens import CTCTokens
 from asr.text.symbols import UNK_ID
-from asr.transducer.interface import TransducerDecodingConfig
-from asr.transducer.scores import NO_WORD, OUTSIDE, WordScores
 
 UNIGRAMS = """\\data\\
 ngram 1=6
@@ -42,7 +42,7 @@ def unigrams(tmp_path: Path) -> NgramLM:
 
 
 def scores_of(ngram: NgramLM, gains: dict[str, float] | None = None, **settings: Any) -> WordScores:
-    config = TransducerDecodingConfig(lm_scale=SCALE, **{"spelling_penalty": -1.0, **settings})
+    config = FusionConfig(lm_scale=SCALE, **{"spelling_penalty": -1.0, **settings})
     return WordScores(PIECES, ["a", "ab", "b"], config, ngram.vocabulary, ngram, gains)
 
 
@@ -115,7 +115,7 @@ def test_marks_end_words_once(unigrams: NgramLM) -> None:
 @pytest.mark.parametrize("others", [[], ["\u00e3", "\u00a9"]], ids=["plain", "with its bytes"])
 def test_words_in_another_form_of_unicode(others: list[str]) -> None:
     tokens = CTCTokens(["<blk>", "▁", "e", "\u0301", "a", *others])
-    config = TransducerDecodingConfig()
+    config = FusionConfig()
     scores = WordScores(tokens, ["\u00e9", "a"], config)
     place = np.zeros(1, dtype=np.int64)
     for entry in (1, 2, 3):
@@ -128,7 +128,7 @@ def test_words_in_another_form_of_unicode(others: list[str]) -> None:
 
 def test_words_in_bytes() -> None:
     tokens = CTCTokens(["<blk>", "▁", "a", "<0xC3>", "<0xA9>"])
-    scores = WordScores(tokens, ["a\u00e9"], TransducerDecodingConfig())
+    scores = WordScores(tokens, ["a\u00e9"], FusionConfig())
     assert scores.listed_as == {}
     *_, last = read(scores, 1, 2, 3, 4)
     _, gain = scores.finished(np.array([int(last[0])]))

@@ -1,0 +1,1 @@
+"""Shallow fusion: language models of words inside the search of networks that write token after token."""

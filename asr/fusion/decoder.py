@@ -1,0 +1,285 @@
+"""What decoders of transducers and of attention models share: words, language models, and hypotheses.
+
+Shapes: N utterances, T frames, E encoder dimensions.
+"""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from asr.bundle import Bundle
+from asr.ctc.frames import as_lengths, as_tensor
+from asr.ctc.graph_search import no_hypothesis
+from asr.ctc.graphs import read_words
+from asr.ctc.interface import (
+    CTCHypothesis,
+    CTCToken,
+    CTCWord,
+    refuse_given,
+    require_nbest,
+    require_weight,
+    settings_of,
+)
+from asr.ctc.language_models import LentModels, interpolated, made_with_phrases, model_maker, words_of
+from asr.ctc.recognizer import Network
+from asr.ctc.word_models import listed_words, read_ngram
+from asr.errors import AsrError
+from asr.fusion.interface import Finished, FusionConfig, IntArray
+from asr.fusion.scores import TextScores, TokenScores, WordScores, spelled_words
+from asr.kernels.memory import no_autograd, on_cpu_by_default
+from asr.lm.combine import mapped_to
+from asr.lm.hot_words import DEFAULT_SCORE, HotWords
+from asr.lm.interface import LanguageModel
+from asr.lm.ngram.model import NgramLM
+from asr.lm.transformers import is_transformer
+from asr.options import require_type
+from asr.text.ctc_tokens import CTCTokens
+from asr.text.symbols import Vocabulary
+
+_LM_WEIGHT = 0.7
+_INTERNAL_LM_SCALE = 0.2
+
+
+class TokenNetwork(Network, Protocol):
+    """A network that scores the next token."""
+
+    name: str
+    tokens: CTCTokens
+
+    @property
+    def device(self) -> torch.device: ...
+
+
+class FusionDecoder(ABC):
+    """Decodes the output of a network's encoder; several threads may call it at the same time.
+
+    Args:
+        network: the network.
+        words: the words that are listed: a file with one word per line, or a collection. By default, the words of the
+            n-gram model, or of `lm`.
+        ngram: an n-gram model of words of any size: ARPA text (also .gz, .xz), our binary, or an `NgramLM`.
+        lm: another language model of words, in the forms of `asr.ctc.CTCDecoder`: a recurrent network, a bundle, a
+            KenLM binary, `transformers:NAME`, or any `asr.lm.interface.LanguageModel`.
+        lm_weight: weight of `lm` in its linear interpolation with `ngram`, 0 to 1 (default: 0.7).
+        lm_options: how a recurrent `lm` runs, fields of `asr.lm.cached.approximations.CacheOptions` by name.
+        token_lm: a language model of tokens, in the forms of `ngram` or `lm`; not together with words.
+        hot_words: words and phrases among the words to prefer; a mapping gives each its score, or None for 4. Scores
+            are multiplied by `lm_scale`.
+        settings: scales and beams, the fields of the decoder's configuration.
+
+    Raises:
+        AsrError: an argument cannot be read, is out of range, does not match the others or would have no effect.
+    """
+
+    network: TokenNetwork
+    config: FusionConfig
+    models: LentModels
+    scores: TextScores
+    config_type: ClassVar[type[FusionConfig]]
+    network_type: ClassVar[type[Any]]
+    example: ClassVar[str]
+    """How a network is made, for messages."""
+
+    @on_cpu_by_default()
+    def __init__(
+        self,
+        network: Any,
+        *,
+        words: str | Path | Iterable[str] | None = None,
+        ngram: str | Path | NgramLM | None = None,
+        lm: str | Path | Bundle | nn.Module | LanguageModel | None = None,
+        lm_weight: float | None = None,
+        lm_options: Mapping[str, Any] | None = None,
+        token_lm: str | Path | nn.Module | LanguageModel | None = None,
+        hot_words: Iterable[str] | Mapping[str, float | None] | None = None,
+        **settings: Any,
+    ) -> None:
+        require_type(network, self.network_type, "network", self.example)
+        self.network = network
+        self.config = settings_of(self.config_type, settings)
+        if lm is None:
+            refuse_given({"lm_weight": lm_weight, "lm_options": lm_options}, "there is no lm")
+        elif ngram is None:
+            refuse_given({"lm_weight": lm_weight}, "there is no n-gram model to interpolate with")
+        if lm_weight is not None:
+            require_weight("lm_weight", lm_weight)
+        has_words = not (words is ngram is lm is None)
+        if not has_words:
+            refuse_given({"hot_words": hot_words}, "it is for searches of words")
+            refuse_given(settings, "it is for searches of words", ("spelling_penalty",))
+        if ngram is lm is token_lm is hot_words is None:
+            refuse_given(settings, "there is no language model", ("lm_scale",))
+        if self.config.internal_lm_scale is None:
+            subtracted = 0.0 if ngram is lm is token_lm is None else _INTERNAL_LM_SCALE
+            self.config = replace(self.config, internal_lm_scale=subtracted)
+        self._listed: frozenset[str] | None = None
+        if has_words:
+            if token_lm is not None:
+                raise AsrError("token_lm cannot be combined with words; leave out one of them.")
+            model = None if ngram is None else read_ngram(ngram)
+            listed = _listed(words, model, lm)
+            if not listed:
+                raise AsrError("the language model has no words; give words, or a model that has some.")
+            weight = _LM_WEIGHT if lm_weight is None else lm_weight
+            self._words(listed, model, lm, 1.0 if model is None else weight, lm_options, hot_words)
+        elif token_lm is not None:
+            if is_transformer(token_lm):
+                raise AsrError(f"token_lm is {token_lm}, which scores words; give words and lm={str(token_lm)!r}.")
+            self.models = LentModels(*model_maker(token_lm, network.tokens.table.tokens[1:]))
+            with self.models.lent() as lent:
+                assert lent is not None
+                self.scores = TokenScores(network.tokens, self.config, lent.vocabulary)
+        else:
+            self.models = LentModels(None, False)
+            self.scores = TokenScores(network.tokens, self.config)
+
+    @no_autograd()
+    def __call__(self, encoded: Any, lengths: Any = None, *, nbest: int = 1) -> list[Any]:
+        """Decodes one utterance or a batch.
+
+        Args:
+            encoded: the encoder's output, (N, T, E) or (T, E), as the network returns it.
+            lengths: (N,) number of frames of each utterance; None for all T.
+            nbest: maximum number of different texts per utterance.
+
+        Returns:
+            A list of hypotheses (`asr.ctc.CTCHypothesis`), best first, for each utterance; for a single (T, E) input,
+            just its list. No list is empty: if nothing survived the beam, it has one empty hypothesis that is not
+            `is_complete`.
+
+        Raises:
+            AsrError: the shape is wrong, or values are NaN or infinite.
+        """
+        require_nbest(nbest)
+        values, num_frames, is_single = as_batch(encoded, lengths)
+        values = values.to(self.network.device)
+        with self.models.lent() as lm:
+            found = [self.hypotheses(each, int(nbest)) for each in self.search(lm, values, num_frames)]
+            if lm is not None:
+                lm.retain(lm.start(0))
+        return found[0] if is_single else found
+
+    @abstractmethod
+    def search(self, lm: LanguageModel | None, encoded: Tensor, num_frames: IntArray) -> list[list[Finished]]:
+        """The hypotheses of each utterance, encoded (N, T, E) and (N,), best first."""
+
+    def texts(self, encoded: Any, lengths: Any = None) -> list[str]:
+        """The best text of each utterance; arguments as for a call."""
+        found: list[list[CTCHypothesis] | CTCHypothesis] = self(encoded, lengths)
+        return [each[0].text if isinstance(each, list) else each.text for each in found]
+
+    def _words(
+        self,
+        listed: Sequence[str],
+        ngram: NgramLM | None,
+        lm: str | Path | Bundle | nn.Module | LanguageModel | None,
+        lm_weight: float,
+        lm_options: Mapping[str, Any] | None,
+        hot_words: Iterable[str] | Mapping[str, float | None] | None,
+    ) -> None:
+        """Prepares language models of words, and what texts gain."""
+        self._listed = frozenset(listed)
+        vocabulary = (
+            ngram.vocabulary if ngram is not None and not self._listed.difference(listed_words(ngram)) else None
+        )
+        vocabulary = Vocabulary(listed, name="word list") if vocabulary is None else vocabulary
+        make: Callable[[], LanguageModel] | None = None
+        is_shared = False
+        if lm is not None:
+            make_lm, is_shared = model_maker(lm, vocabulary.ordinary, lm_options)
+            make = functools.partial(interpolated, make_lm, ngram, lm_weight, vocabulary, torch.device("cpu"))
+        elif ngram is not None:
+            make = functools.partial(mapped_to, ngram, vocabulary)
+        gains: dict[str, float] = {}
+        if hot_words is not None:
+            # The n-gram model may have more words than can be found.
+            known = Vocabulary([*spelled_words(listed, self.network.tokens).values()], name="word list")
+            limits = None if ngram is None else mapped_to(ngram, known, warn=False)
+            hot = HotWords(hot_words, known, DEFAULT_SCORE, limits)
+            gain = hot.gain(vocabulary)
+            gains = {vocabulary.words[word]: float(gain[word]) for word in gain.nonzero().flatten().tolist()}
+            phrases = hot.model(vocabulary)
+            if phrases is not None:
+                make = functools.partial(made_with_phrases, make, phrases)
+        self.models = LentModels(make, is_shared)
+        has_lm = make is not None
+        self.scores = WordScores(self.network.tokens, listed, self.config, vocabulary if has_lm else None, ngram, gains)
+
+    def hypotheses(self, finished: Sequence[Finished], nbest: int) -> list[CTCHypothesis]:
+        """The best texts, each by the sum over the prefixes that are written so."""
+        groups: dict[str, list[Finished]] = {}
+        for each in finished:
+            entries = each.entries.tolist()
+            text = " ".join(self._word(entries[begin:end]) for begin, end in self.spans(entries))
+            groups.setdefault(text, []).append(each)
+        total = {text: float(np.logaddexp.reduce([each.total for each in same])) for text, same in groups.items()}
+        best = sorted(groups, key=lambda text: -total[text])[:nbest]
+        return [self.hypothesis(groups[text][0], total[text]) for text in best] or [no_hypothesis()]
+
+    def hypothesis(self, found: Finished, total: float, is_complete: bool = True) -> CTCHypothesis:
+        """A hypothesis with the tokens of the best prefix; what others add to the total is added to `am_score`."""
+        symbols, shift = self.network.tokens.table.tokens, self.network.frame_shift
+        entries, frames = found.entries.tolist(), found.frames.tolist()
+        words = []
+        for begin, end in self.spans(entries):
+            text, first, after = self._word(entries[begin:end]), frames[begin], frames[end - 1] + 1
+            is_spelled = self._listed is not None and text not in self._listed
+            words.append(CTCWord(text, first, after, first * shift, after * shift, is_spelled=is_spelled))
+        listed = tuple(CTCToken(symbols[entry], at, at + 1) for entry, at in zip(entries, frames, strict=True))
+        am_score = found.am_score + total - found.total
+        return CTCHypothesis(tuple(words), listed, total, am_score, found.lm_score, is_complete)
+
+    def _word(self, entries: list[int]) -> str:
+        """The word that some tokens spell, as it is listed."""
+        text = self.network.tokens.text_of(*entries)
+        return self.scores.listed_as.get(text, text)
+
+    def spans(self, entries: list[int]) -> list[tuple[int, int]]:
+        """The words of a sequence of tokens: the position of the first token, and the one after the last."""
+        tokens = self.network.tokens
+        if tokens.kind == "phones":
+            return [(place, place + 1) for place, entry in enumerate(entries) if tokens.is_text(entry)]
+        return tokens.group(entries)
+
+
+def _listed(
+    words: str | Path | Iterable[str] | None,
+    ngram: NgramLM | None,
+    lm: str | Path | Bundle | nn.Module | LanguageModel | None,
+) -> list[str]:
+    """The words that are listed."""
+    if words is not None:
+        return read_words(words)
+    if ngram is not None:
+        return listed_words(ngram)
+    return words_of(lm, "words or an n-gram model")
+
+
+def as_batch(encoded: Any, lengths: Any) -> tuple[Tensor, IntArray, bool]:
+    """Encoded frames (N, T, E), their numbers (N,), and whether there was no batch dimension."""
+    values = as_tensor(encoded, "encoded frames").detach()
+    is_single = values.dim() == 2
+    values = values.unsqueeze(0) if is_single else values
+    if values.dim() != 3:
+        raise AsrError(
+            f"the encoder's output has the shape {tuple(values.shape)}; give (utterances, frames, dimensions) or "
+            "(frames, dimensions)."
+        )
+    num_frames = as_lengths(lengths, *values.shape[:2])
+    is_used = torch.arange(values.shape[1]) < num_frames.unsqueeze(1)
+    bad = (~torch.isfinite(values).all(2).cpu() & is_used).nonzero()
+    if len(bad):
+        raise AsrError(
+            f"utterance {int(bad[0, 0])}, frame {int(bad[0, 1])}: the encoder's output has NaN or infinity; check its "
+            "input and its weights."
+        )
+    return values, num_frames.numpy(), is_single

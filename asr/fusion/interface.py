@@ -1,0 +1,93 @@
+"""What the decoders of transducers and of attention models have in common: scales, beams and hypotheses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from asr.ctc.interface import require_number
+from asr.errors import AsrError
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+
+
+class Finished(NamedTuple):
+    """A sequence of tokens that an utterance may be.
+
+    Attributes:
+        entries: its tokens, entries of `CTCTokens.table`.
+        frames: the frame of each token.
+        am_score: of the network, natural log.
+        lm_score: language model score, unscaled.
+        total: the scaled sum, with all that texts gain.
+    """
+
+    entries: IntArray
+    frames: IntArray
+    am_score: float
+    lm_score: float
+    total: float
+
+
+@dataclass(frozen=True)
+class FusionConfig:
+    """Scales and beams. A hypothesis' score, higher is better, is
+
+        score = am_score + lm_scale * lm_score - internal_lm_scale * internal score
+                + word_insertion_penalty * number of words + spelling_penalty * number of unlisted words
+
+    with natural logs throughout. Without words and language models of words, tokens take the place of words.
+
+    Args:
+        beam_size: number of hypotheses that survive a step.
+        search_beam: a hypothesis is pruned if its score is this far below the best one of its step.
+        token_min_log_prob: tokens with a lower log-probability are not followed.
+        lm_scale: weight of the language model.
+        internal_lm_scale: weight of the network's internal language model, which is subtracted: its scores of tokens
+            for an encoder output of zeros (Variani et al., Hybrid autoregressive transducer, ICASSP 2020; Meng et al.,
+            Internal language model estimation for domain-adaptive end-to-end speech recognition, SLT 2021). 0 subtracts
+            nothing, with which language models tend to delete words; None is 0.2 with a language model, else 0.
+        word_insertion_penalty: added for each word; negative values give fewer words.
+        spelling_penalty: added for each word that is not listed; -inf allows listed words only. Such words have the
+            language model's score of `<unk>`, if there is a language model.
+
+    Raises:
+        AsrError: a value is out of range.
+    """
+
+    beam_size: int = 8
+    search_beam: float = 16.0
+    token_min_log_prob: float = -8.0
+    lm_scale: float = 0.35
+    internal_lm_scale: float | None = None
+    word_insertion_penalty: float = 0.0
+    spelling_penalty: float = -5.0
+
+    WHOLE_NUMBERS: ClassVar[Sequence[str]] = ("beam_size",)
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not (name == "internal_lm_scale" and value is None):
+                require_number(f"decoding: {name}", value)
+        for name in self.WHOLE_NUMBERS:
+            value = getattr(self, name)
+            if not 1 <= value < 2**31 or value % 1 != 0:
+                raise AsrError(f"decoding: {name} is {value}; it must be a whole number of 1 or more, below 2^31.")
+        for name in ("lm_scale", "internal_lm_scale"):
+            value = getattr(self, name)
+            if value is not None and not 0.0 <= value < math.inf:
+                raise AsrError(f"decoding: {name} is {value}; it must be 0 or more.")
+        if not self.search_beam > 0.0:
+            raise AsrError(f"decoding: search_beam is {self.search_beam}; it must be greater than 0.")
+        if not self.token_min_log_prob < 0.0:
+            raise AsrError(f"decoding: token_min_log_prob is {self.token_min_log_prob}; it must be below 0.")
+        if not math.isfinite(self.word_insertion_penalty):
+            raise AsrError(f"decoding: word_insertion_penalty is {self.word_insertion_penalty}; it must be finite.")
+        if self.spelling_penalty == math.inf:
+            raise AsrError("decoding: spelling_penalty is inf; it must be a number, or -inf for listed words only.")
