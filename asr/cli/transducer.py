@@ -59,6 +59,12 @@ def add_transducer_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--words", metavar="FILE", help="the listed words, one per line (default: the n-gram model's)")
     for name, (kind, text) in _OWN.items():
         group.add_argument(flag_of(name), type=kind, metavar="NUMBER", help=text)
+    group.add_argument(
+        "--plain-words",
+        action=argparse.BooleanOptionalAction,
+        help="find listed words in any letter case and with any punctuation (default: if they are in one letter case and "
+        "without punctuation, unlike what the network writes)",
+    )
 
 
 def transducer_inputs(args: argparse.Namespace) -> list[str | Path | None]:
@@ -82,7 +88,7 @@ def transducer_from(args: argparse.Namespace) -> TransducerRecognizer:
         network = load_transducer(args.transducer).to(device_from(args.device))
         return TransducerRecognizer(TransducerDecoder(network, **_language_models(args), **settings), resources)
     except AsrError as error:
-        raise with_flags(error, [*settings, "hot_words"]) from error
+        raise with_flags(error, [*settings, "hot_words", "plain_words"]) from error
 
 
 def transducer_maker(args: argparse.Namespace, recognizer: TransducerRecognizer, kind: str) -> str:

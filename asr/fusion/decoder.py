@@ -34,7 +34,8 @@ from asr.ctc.recognizer import Network
 from asr.ctc.word_models import listed_words, read_ngram
 from asr.errors import AsrError
 from asr.fusion.interface import Finished, FusionConfig, IntArray
-from asr.fusion.scores import TextScores, TokenScores, WordScores, spelled_words
+from asr.fusion.scores import TextScores, TokenScores, WordScores, unigrams_of
+from asr.fusion.spelling import SpelledWords, spelled_words
 from asr.kernels.memory import no_autograd, on_cpu_by_default
 from asr.lm.combine import mapped_to
 from asr.lm.hot_words import DEFAULT_SCORE, HotWords
@@ -115,13 +116,13 @@ class FusionDecoder(ABC):
         has_words = not (words is ngram is lm is None)
         if not has_words:
             refuse_given({"hot_words": hot_words}, "it is for searches of words")
-            refuse_given(settings, "it is for searches of words", ("spelling_penalty",))
+            refuse_given(settings, "it is for searches of words", ("spelling_penalty", "plain_words"))
         if ngram is lm is token_lm is hot_words is None:
             refuse_given(settings, "there is no language model", ("lm_scale",))
         if self.config.internal_lm_scale is None:
             subtracted = 0.0 if ngram is lm is token_lm is None else _INTERNAL_LM_SCALE
             self.config = replace(self.config, internal_lm_scale=subtracted)
-        self._listed: frozenset[str] | None = None
+        self._spelled: SpelledWords | None = None
         if has_words:
             if token_lm is not None:
                 raise AsrError("token_lm cannot be combined with words; leave out one of them.")
@@ -187,11 +188,13 @@ class FusionDecoder(ABC):
         hot_words: Iterable[str] | Mapping[str, float | None] | None,
     ) -> None:
         """Prepares language models of words, and what texts gain."""
-        self._listed = frozenset(listed)
-        vocabulary = (
-            ngram.vocabulary if ngram is not None and not self._listed.difference(listed_words(ngram)) else None
-        )
-        vocabulary = Vocabulary(listed, name="word list") if vocabulary is None else vocabulary
+        tokens, config = self.network.tokens, self.config
+        spelled = spelled_words(listed, tokens, config.plain_words, unigrams_of(listed, ngram)[0])
+        self._spelled = spelled
+        if ngram is not None and not set(listed).difference(listed_words(ngram)):
+            vocabulary = ngram.vocabulary
+        else:
+            vocabulary = Vocabulary(listed, name="word list")
         make: Callable[[], LanguageModel] | None = None
         is_shared = False
         if lm is not None:
@@ -202,7 +205,7 @@ class FusionDecoder(ABC):
         gains: dict[str, float] = {}
         if hot_words is not None:
             # The n-gram model may have more words than can be found.
-            known = Vocabulary([*spelled_words(listed, self.network.tokens).values()], name="word list")
+            known = Vocabulary([*spelled.words.values()], name="word list")
             limits = None if ngram is None else mapped_to(ngram, known, warn=False)
             hot = HotWords(hot_words, known, DEFAULT_SCORE, limits)
             gain = hot.gain(vocabulary)
@@ -211,8 +214,7 @@ class FusionDecoder(ABC):
             if phrases is not None:
                 make = functools.partial(made_with_phrases, make, phrases)
         self.models = LentModels(make, is_shared)
-        has_lm = make is not None
-        self.scores = WordScores(self.network.tokens, listed, self.config, vocabulary if has_lm else None, ngram, gains)
+        self.scores = WordScores(tokens, spelled, config, None if make is None else vocabulary, ngram, gains)
 
     def hypotheses(self, finished: Sequence[Finished], nbest: int) -> list[CTCHypothesis]:
         """The best texts, each by the sum over the prefixes that are written so."""
@@ -232,7 +234,7 @@ class FusionDecoder(ABC):
         words = []
         for begin, end in self.spans(entries):
             text, first, after = self._word(entries[begin:end]), frames[begin], frames[end - 1] + 1
-            is_spelled = self._listed is not None and text not in self._listed
+            is_spelled = self._spelled is not None and not self._spelled.has(text)
             words.append(CTCWord(text, first, after, first * shift, after * shift, is_spelled=is_spelled))
         listed = tuple(CTCToken(symbols[entry], at, at + 1) for entry, at in zip(entries, frames, strict=True))
         am_score = found.am_score + total - found.total
@@ -241,7 +243,7 @@ class FusionDecoder(ABC):
     def _word(self, entries: list[int]) -> str:
         """The word that some tokens spell, as it is listed."""
         text = self.network.tokens.text_of(*entries)
-        return self.scores.listed_as.get(text, text)
+        return text if self._spelled is None else self._spelled.listed(text)
 
     def spans(self, entries: list[int]) -> list[tuple[int, int]]:
         """The words of a sequence of tokens: the position of the first token, and the one after the last."""

@@ -56,6 +56,8 @@ class FusionConfig:
         word_insertion_penalty: added for each word; negative values give fewer words.
         spelling_penalty: added for each word that is not listed; -inf allows listed words only. Such words have the
             language model's score of `<unk>`, if there is a language model.
+        plain_words: whether the listed words are found in any letter case and with any punctuation, as in `Hello,` for
+            `hello`. None is True if all of them are in one letter case and have no punctuation, unlike the tokens.
 
     Raises:
         AsrError: a value is out of range.
@@ -68,13 +70,16 @@ class FusionConfig:
     internal_lm_scale: float | None = None
     word_insertion_penalty: float = 0.0
     spelling_penalty: float = -5.0
+    plain_words: bool | None = None
 
     WHOLE_NUMBERS: ClassVar[Sequence[str]] = ("beam_size",)
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not (name == "internal_lm_scale" and value is None):
+            if value is not None and name != "plain_words":
                 require_number(f"decoding: {name}", value)
+        if self.plain_words not in (None, True, False):
+            raise AsrError(f"decoding: plain_words is {self.plain_words!r}; it must be True, False or None.")
         for name in self.WHOLE_NUMBERS:
             value = getattr(self, name)
             if not 1 <= value < 2**31 or value % 1 != 0:

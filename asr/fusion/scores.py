@@ -5,10 +5,8 @@ Shapes: Q extensions of a hypothesis by a token, C tokens, W words, N nodes of a
 
 from __future__ import annotations
 
-import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -16,11 +14,10 @@ import torch
 
 from asr.ctc.prefix_search import token_word_ids
 from asr.ctc.word_trie import LEAST_LOG_PROB, WordTrie
-from asr.errors import AsrError
 from asr.fusion.interface import FloatArray, FusionConfig, IntArray
+from asr.fusion.spelling import SpelledWords
 from asr.lm.ngram.model import NgramLM
 from asr.text.ctc_tokens import CTCTokens
-from asr.text.normalize import equivalent_forms
 from asr.text.symbols import UNK_ID, Vocabulary
 
 OUTSIDE = -1
@@ -29,7 +26,6 @@ NO_WORD = -1
 
 # The numbers of a byte, and 0 for none.
 _WIDTH = 257
-_WORDS_LOOKED_AT = 1000
 
 
 class Extension(NamedTuple):
@@ -49,13 +45,7 @@ class Extension(NamedTuple):
 
 
 class TextScores(ABC):
-    """What texts gain while they grow.
-
-    Attributes:
-        listed_as: the listed words that the tokens spell in an equivalent form, by that form.
-    """
-
-    listed_as: Mapping[str, str] = MappingProxyType({})
+    """What texts gain while they grow."""
 
     @abstractmethod
     def extended(self, place: IntArray, entry: IntArray) -> Extension:
@@ -96,20 +86,17 @@ class WordScores(TextScores):
 
     Args:
         tokens: the network's; letters with a boundary between words, or pieces.
-        words: the listed words.
+        spelled: the listed words, as the tokens spell them.
         config: scales.
         vocabulary: that of the language model, or None without one.
         unigrams: an n-gram model for unfinished words, or None.
         gains: of hot words, by word.
-
-    Raises:
-        AsrError: the tokens do not spell words, or hardly any of the words can be spelled.
     """
 
     def __init__(
         self,
         tokens: CTCTokens,
-        words: Sequence[str],
+        spelled: SpelledWords,
         config: FusionConfig,
         vocabulary: Vocabulary | None = None,
         unigrams: NgramLM | None = None,
@@ -121,15 +108,14 @@ class WordScores(TextScores):
         self._begins = separates | [
             tokens.kind == "pieces" and tokens.is_text(e) and tokens.begins_word(e) for e in entries
         ]
-        spelled = [tokens.bytes_of(entry) for entry in entries]
-        longest = max(map(len, spelled))
-        self._bytes = np.zeros((len(spelled), longest), dtype=np.int64)
-        for entry, text in enumerate(spelled):
+        if spelled.form is not None and spelled.form.separators:
+            self._begins |= [tokens.text_of(entry)[:1] in spelled.form.separators for entry in entries]
+        written = [spelled.bytes_of(tokens, entry) for entry in entries]
+        longest = max(map(len, written))
+        self._bytes = np.zeros((len(written), longest), dtype=np.int64)
+        for entry, text in enumerate(written):
             self._bytes[entry, : len(text)] = 1 + np.frombuffer(text, dtype=np.uint8).astype(np.int64)
-        written = spelled_words(words, tokens)
-        texts, listed = [*written], [*written.values()]
-        spelling = [text.decode("utf-8", "surrogatepass") for text in texts]
-        self.listed_as = {text: word for text, word in zip(spelling, listed, strict=True) if text != word}
+        texts, listed = [*spelled.words], [*spelled.words.values()]
         trie = WordTrie.of_characters(
             1 + np.frombuffer(b"".join(texts), dtype=np.uint8).astype(np.int64), np.array([*map(len, texts)], np.int64)
         )
@@ -145,7 +131,7 @@ class WordScores(TextScores):
         self._gain = np.zeros(trie.num_nodes)
         if gains:
             self._gain[node] = [config.lm_scale * gains.get(word, 0.0) for word in listed]
-        ahead, unknown = _unigrams(listed, unigrams)
+        ahead, unknown = unigrams_of(listed, unigrams)
         ahead = config.lm_scale * ahead
         best = trie.highest_of(range(len(listed)), ahead + self._gain[node])
         # Relative to the best of all words, any of which may follow a finished one.
@@ -176,53 +162,7 @@ class WordScores(TextScores):
         return np.where(byte == 0, node, found)
 
 
-def spelled_words(words: Sequence[str], tokens: CTCTokens) -> dict[bytes, str]:
-    """The words that can be spelled in some tokens, by their spelling: their own or an equivalent form's.
-
-    Raises:
-        AsrError: the tokens do not spell words, or hardly any of the words can be spelled.
-    """
-    if tokens.kind == "phones" or (tokens.kind == "letters" and tokens.boundary_id is None):
-        raise AsrError(
-            f"{tokens.name}: these tokens do not spell words, as they are neither pieces nor letters with a boundary "
-            "between words; leave out words and language models of words, or give token_lm."
-        )
-    pairs = [(tokens.text_of(entry), tokens.bytes_of(entry)) for entry in range(len(tokens.table))]
-    chars = {char for text, _ in pairs for char in text}
-    # Of tokens that are parts of characters.
-    parts = {byte for text, own in pairs if _utf8(text) != own for byte in own}
-
-    def can_be_spelled(word: str) -> bool:
-        return all(char in chars or parts.issuperset(_utf8(char)) for char in word)
-
-    found: dict[bytes, str] = {}
-    for word in words:
-        if can_be_spelled(word):
-            found[_utf8(word)] = word
-        elif form := next(filter(can_be_spelled, equivalent_forms(word)), ""):
-            found.setdefault(_utf8(form), word)
-    if 2 * len(found) < len(words):
-        lacking = set(words).difference(found.values())
-        wrong = next(word for word in words if word in lacking)
-        for change, case in ((str.upper, "upper"), (str.lower, "lower")):
-            sample = [change(word) for word in itertools.islice(lacking, _WORDS_LOOKED_AT)]
-            if 2 * sum(map(can_be_spelled, sample)) > len(sample):
-                raise AsrError(
-                    f"{tokens.name}: the words ({wrong!r}, ...) cannot be spelled in the tokens, which are in {case} "
-                    "case; convert words and language models to that case."
-                )
-        raise AsrError(
-            f"{tokens.name}: of {len(words)} words, only {len(found)} can be spelled in the tokens, unlike {wrong!r}; "
-            "give words and language models of the network's language."
-        )
-    return found
-
-
-def _utf8(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
-
-
-def _unigrams(words: Sequence[str], ngram: NgramLM | None) -> tuple[FloatArray, float]:
+def unigrams_of(words: Sequence[str], ngram: NgramLM | None) -> tuple[FloatArray, float]:
     """The unigram scores of words (W,) and of `<unk>`; zeros without a model."""
     if ngram is None:
         return np.zeros(len(words)), 0.0

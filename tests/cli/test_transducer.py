@@ -117,6 +117,16 @@ def test_a_run_continues_only_with_the_same_options(run: Run, recording: Path, t
     assert record["made_by"].startswith("onnx:toy ")
 
 
+def test_words_in_another_letter_case(run: Run, recording: Path, tmp_path: Path) -> None:
+    (tmp_path / "words.txt").write_text("AB\nA\n")
+    code, printed, _ = run(recording, "--words", tmp_path / "words.txt", "--spelling-penalty", "-inf")
+    assert code == 0
+    assert "a" in printed.split()[1:]
+    code, _, said = run(recording, "--words", tmp_path / "words.txt", "--no-plain-words")
+    assert code == 2
+    assert "convert words and language models to that case, or set --plain-words" in said
+
+
 def test_large_files_are_read_for_checksums_only_if_a_run_may_continue(
     run: Run, recording: Path, tmp_path: Path, arpa: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,6 +159,7 @@ def test_a_file_that_cannot_be_read_does_not_stop_the_others(run: Run, recording
         (["--lm-scale", "1"], "--lm-scale has no effect here: there is no language model"),
         (["--beam-size", "0"], "--beam-size is 0"),
         (["--spelling-penalty", "-1"], "--spelling-penalty has no effect here"),
+        (["--no-plain-words"], "--plain-words has no effect here"),
         (["--rnn-weight", "0.5"], "--rnn-weight needs an n-gram and a recurrent model"),
         (["--hot-word-score", "2"], "--hot-word-score has no effect without --hot-words"),
         (["--ngram", "missing.arpa"], "missing.arpa"),

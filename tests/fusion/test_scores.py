@@ -11,6 +11,7 @@ import pytest
 
 from asr.fusion.interface import FusionConfig
 from asr.fusion.scores import NO_WORD, OUTSIDE, WordScores
+from asr.fusion.spelling import spelled_words
 from asr.lm.ngram.arpa import LN_10
 from asr.lm.ngram.io import read_ngram_lm
 from asr.lm.ngram.model import NgramLM
@@ -43,7 +44,7 @@ def unigrams(tmp_path: Path) -> NgramLM:
 
 def scores_of(ngram: NgramLM, gains: dict[str, float] | None = None, **settings: Any) -> WordScores:
     config = FusionConfig(lm_scale=SCALE, **{"spelling_penalty": -1.0, **settings})
-    return WordScores(PIECES, ["a", "ab", "b"], config, ngram.vocabulary, ngram, gains)
+    return WordScores(PIECES, spelled_words(["a", "ab", "b"], PIECES), config, ngram.vocabulary, ngram, gains)
 
 
 def read(scores: WordScores, *entries: int) -> list[tuple[int, int, float, float]]:
@@ -116,7 +117,7 @@ def test_marks_end_words_once(unigrams: NgramLM) -> None:
 def test_words_in_another_form_of_unicode(others: list[str]) -> None:
     tokens = CTCTokens(["<blk>", "▁", "e", "\u0301", "a", *others])
     config = FusionConfig()
-    scores = WordScores(tokens, ["\u00e9", "a"], config)
+    scores = WordScores(tokens, spelled_words(["\u00e9", "a"], tokens), config)
     place = np.zeros(1, dtype=np.int64)
     for entry in (1, 2, 3):
         place = scores.extended(place, np.array([entry])).place
@@ -128,8 +129,9 @@ def test_words_in_another_form_of_unicode(others: list[str]) -> None:
 
 def test_words_in_bytes() -> None:
     tokens = CTCTokens(["<blk>", "▁", "a", "<0xC3>", "<0xA9>"])
-    scores = WordScores(tokens, ["a\u00e9"], FusionConfig())
-    assert scores.listed_as == {}
+    spelled = spelled_words(["a\u00e9"], tokens)
+    assert spelled.words == {"a\u00e9".encode(): "a\u00e9"}
+    scores = WordScores(tokens, spelled, FusionConfig())
     *_, last = read(scores, 1, 2, 3, 4)
     _, gain = scores.finished(np.array([int(last[0])]))
     assert gain[0] == 0.0

@@ -98,6 +98,23 @@ def test_listed_words_only() -> None:
     assert_as_enumerated(found, listed)
 
 
+def test_words_in_plain_form() -> None:
+    network = ToyTransducer(["▁A", "b", "<blk>", "▁b", "-", ",", "▁“"])
+    encoded, model = encoded_frames(), TableLM(WORDS)
+    settings = {"lm_scale": 0.7, "word_insertion_penalty": 0.4, "spelling_penalty": -1.5, "max_symbols_per_frame": 2}
+    found = TransducerDecoder(network, lm=model, **settings, **WIDE)(encoded, nbest=10**6)
+
+    def gain(columns: tuple[int, ...]) -> float:
+        words = text_of(network, columns).lower().replace(",", "").replace("“", "").replace("-", " ").split()
+        num_unlisted = sum(word not in WORDS for word in words)
+        return 0.7 * sentence_score(model, " ".join(words)) + 0.4 * len(words) - 1.5 * num_unlisted
+
+    assert_as_enumerated(found, by_enumeration(network, encoded, gain))
+    written = {word.text: word.is_spelled for each in found for word in each.words}
+    assert {"A,", "“b", "b-b", "Ab"} <= {text for text, is_spelled in written.items() if not is_spelled}
+    assert {"bb", "A,bb"} <= {text for text, is_spelled in written.items() if is_spelled}
+
+
 def test_words_without_a_language_model() -> None:
     network, encoded = ToyTransducer(PIECES), encoded_frames()
     decoder = TransducerDecoder(network, words=WORDS.ordinary, max_symbols_per_frame=2, spelling_penalty=-2.0, **WIDE)

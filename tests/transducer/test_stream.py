@@ -11,6 +11,7 @@ import torch
 
 from asr.errors import AsrError
 from asr.fusion.scores import WordScores
+from asr.fusion.spelling import spelled_words
 from asr.text.symbols import Vocabulary
 from asr.transducer import TransducerDecoder, TransducerDecodingConfig
 from asr.transducer.search import TransducerBeam
@@ -73,7 +74,9 @@ def test_prefixes_that_are_needed_no_more_are_removed(durations: tuple[int, ...]
         found = []
         for compact_at in num_prefixes:
             model = TableLM(Vocabulary(["a", "ab"]))
-            scores = WordScores(network.tokens, model.vocabulary.ordinary, config, model.vocabulary)
+            scores = WordScores(
+                network.tokens, spelled_words(model.vocabulary.ordinary, network.tokens), config, model.vocabulary
+            )
             beam = TransducerBeam(network, scores, config, model, 3, compact_at)
             for begin in range(0, 200, 20):
                 beam.advance(padded[:, begin : begin + 20], (num_frames - begin).clip(0, 20))
