@@ -62,8 +62,8 @@ def add_transducer_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--plain-words",
         action=argparse.BooleanOptionalAction,
-        help="find listed words in any letter case and with any punctuation (default: if they are all in one letter case "
-        "and without punctuation, unlike what the network writes)",
+        help="find listed words in any letter case and with any punctuation (default: if they are all in one letter "
+        "case and without punctuation, unlike what the network writes)",
     )
 
 
