@@ -224,8 +224,13 @@ class FusionDecoder(ABC):
             text = " ".join(self._word(entries[begin:end]) for begin, end in self.spans(entries))
             groups.setdefault(text, []).append(each)
         total = {text: float(np.logaddexp.reduce([each.total for each in same])) for text, same in groups.items()}
-        best = sorted(groups, key=lambda text: -total[text])[:nbest]
+        rank = {text: self.rank(total[text], len(same[0].entries)) for text, same in groups.items()}
+        best = sorted(groups, key=lambda text: -rank[text])[:nbest]
         return [self.hypothesis(groups[text][0], total[text]) for text in best] or [no_hypothesis()]
+
+    def rank(self, total: float, num_tokens: int) -> float:
+        """What texts are compared by, given their score and the number of their tokens."""
+        return total
 
     def hypothesis(self, found: Finished, total: float, is_complete: bool = True) -> CTCHypothesis:
         """A hypothesis with the tokens of the best prefix; what others add to the total is added to `am_score`."""

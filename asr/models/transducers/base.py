@@ -12,21 +12,18 @@ durations.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import Any, cast
 
-import torch
 from torch import Tensor
 
-from asr.errors import AsrError
 from asr.kernels.memory import on_cpu_by_default
-from asr.models.external.base import as_utterances, load_kind
+from asr.models.external.base import load_kind
+from asr.models.external.encoder import ExternalEncoder, TorchEncoder
 from asr.text.ctc_tokens import CTCTokens
 
 State = tuple[Tensor, ...]
 """What the prediction network remembers: tensors with one row per hypothesis."""
-
-_FEWEST_SECONDS = 0.1
 
 KINDS = {
     "transformers": "an AutoModelForRNNT or AutoModelForTDT of transformers, a hub name or a local folder, such as "
@@ -37,7 +34,7 @@ KINDS = {
 """The kinds of transducers: what may precede the colon of a name, and what follows it."""
 
 
-class Transducer(ABC):
+class Transducer(ExternalEncoder):
     """A transducer: the three networks and their tokens.
 
     Attributes:
@@ -48,18 +45,8 @@ class Transducer(ABC):
         durations: (D,) frames to advance, if the joint network scores durations; else empty.
     """
 
-    name: str
     tokens: CTCTokens
-    sampling_rate: int
-    frame_shift: float
     durations: tuple[int, ...] = ()
-
-    @abstractmethod
-    def encode(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
-        """(N, L) float in [-1, 1] at `sampling_rate` and (N,) -> encoded (N, T, E) and frames (N,) int64 on the host.
-
-        Each utterance must have the frames that it has alone.
-        """
 
     @abstractmethod
     def start(self) -> tuple[Tensor, State]:
@@ -81,58 +68,9 @@ class Transducer(ABC):
     def join(self, encoded: Tensor, predicted: Tensor) -> Tensor:
         """Frames (K, E) and outputs of the prediction network (K, P) -> logits (K, C + D); durations come last."""
 
-    @property
-    def device(self) -> torch.device:
-        """The device of the networks."""
-        return torch.device("cpu")
 
-    def to(self, device: torch.device) -> Transducer:
-        """Moves the networks.
-
-        Raises:
-            AsrError: they cannot run there.
-        """
-        if device.type != "cpu":
-            raise AsrError(f"{self.name}: this transducer runs on the CPU only; choose the device cpu.")
-        return self
-
-    @on_cpu_by_default()
-    def __call__(self, waveform: Any, sampling_rate: int | None = None) -> tuple[Tensor, Tensor]:
-        """Encodes one utterance or several.
-
-        Args:
-            waveform: (L,), (N, L), or a list of (L,), tensors or NumPy arrays; floating-point samples in [-1, 1], or
-                16-bit or 32-bit integer PCM.
-            sampling_rate: of the samples; the network's own if None.
-
-        Returns:
-            Encoded frames (N, T, E), and (N,) int64 frames on the host.
-
-        Raises:
-            AsrError: a waveform is empty, of another shape or type, or cannot be encoded.
-        """
-        utterances = as_utterances(waveform, sampling_rate, self.sampling_rate)
-        num_samples = torch.tensor([len(each) for each in utterances])
-        fewest = int(_FEWEST_SECONDS * self.sampling_rate)
-        padded = torch.nn.utils.rnn.pad_sequence(utterances, batch_first=True)
-        padded = torch.nn.functional.pad(padded, (0, max(0, fewest - padded.shape[1])))
-        with torch.no_grad():
-            return self.encode(padded, num_samples.clamp(min=fewest))
-
-
-class TorchTransducer(Transducer):
+class TorchTransducer(TorchEncoder, Transducer):
     """A transducer whose networks are one torch module, `network`."""
-
-    network: Any
-
-    @property
-    def device(self) -> torch.device:
-        device: torch.device = next(self.network.parameters()).device
-        return device
-
-    def to(self, device: torch.device) -> TorchTransducer:
-        self.network.to(device)
-        return self
 
 
 @on_cpu_by_default()

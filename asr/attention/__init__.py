@@ -1,0 +1,7 @@
+"""Decoding of any attention-based encoder-decoder, such as Whisper, with language models inside the search."""
+
+from asr.attention.decoder import AttentionDecoder
+from asr.attention.interface import AttentionDecodingConfig
+from asr.fusion.recognizer import FusionRecognizer as AttentionRecognizer
+
+__all__ = ["AttentionDecoder", "AttentionDecodingConfig", "AttentionRecognizer"]

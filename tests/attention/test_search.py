@@ -1,0 +1,189 @@
+"""The search of attention models against the enumeration of all texts."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+
+from asr.attention import AttentionDecoder
+from asr.ctc.interface import CTCHypothesis
+from asr.text.symbols import UNK_ID, Vocabulary
+from tests.reference.table_lm import TableLM
+from tests.reference.toy_attention import ToyAttention, internal_score, text_score
+
+WIDE = {"beam_size": 10**6, "search_beam": math.inf, "token_min_log_prob": -math.inf, "internal_lm_scale": 0.0}
+PIECES = ["▁a", "b", "<blk>", "▁b"]
+LETTERS = ["<blk>", "a", "|", "b"]
+WORDS = Vocabulary(["a", "b", "ab"])
+Score = Callable[[tuple[int, ...]], float]
+
+
+def encoded_frames(num_frames: int = 5, dim: int = 6, seed: int = 1) -> torch.Tensor:
+    return torch.randn(num_frames, dim, generator=torch.Generator().manual_seed(seed))
+
+
+def text_of(network: ToyAttention, columns: Sequence[int]) -> str:
+    symbols = "".join(network.tokens.symbols[column] for column in columns)
+    return " ".join(symbols.replace("▁", " ").replace("|", " ").split())
+
+
+def by_enumeration(
+    network: ToyAttention, encoded: torch.Tensor, gain: Score = lambda columns: 0.0, length_penalty: float = 1.0
+) -> dict[str, tuple[float, float]]:
+    """text -> its score and what it is compared by: all sequences of tokens that are written so, by the best one's
+    length."""
+    columns = [column for column in range(len(network.tokens)) if column != network.tokens.blank_id]
+    found: dict[str, list[tuple[float, int]]] = {}
+    for own in (each for num in range(network.max_tokens + 1) for each in itertools.product(columns, repeat=num)):
+        score = text_score(network, encoded, own) + gain(own)
+        if score > -math.inf:
+            found.setdefault(text_of(network, own), []).append((score, len(own)))
+    scores = {}
+    for text, same in found.items():
+        total = float(np.logaddexp.reduce([score for score, _ in same]))
+        _, length = max(((score / (num + 1) ** length_penalty, num) for score, num in same))
+        scores[text] = total, total / (length + 1) ** length_penalty
+    return scores
+
+
+def assert_as_enumerated(hypotheses: list[CTCHypothesis], expected: dict[str, tuple[float, float]]) -> None:
+    assert len(expected) > 3
+    assert [each.text for each in hypotheses] == sorted(expected, key=lambda text: -expected[text][1])
+    for each in hypotheses:
+        assert each.score == pytest.approx(expected[each.text][0], abs=1e-4)
+
+
+def sentence_score(model: TableLM, text: str) -> float:
+    """Of the words of a text, `<unk>` for those that are not listed, and `</s>`."""
+    vocabulary = model.vocabulary
+    return model.score_sentence(tuple(vocabulary.id_of(w) if w in vocabulary else UNK_ID for w in text.split()))
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 0.6, 1.0])
+def test_all_texts_are_found(length_penalty: float) -> None:
+    network, encoded = ToyAttention(PIECES), encoded_frames()
+    found = AttentionDecoder(network, length_penalty=length_penalty, **WIDE)(encoded, nbest=10**6)
+    assert_as_enumerated(found, by_enumeration(network, encoded, length_penalty=length_penalty))
+    assert all(each.score == pytest.approx(each.am_score) for each in found)
+
+
+@pytest.mark.parametrize("symbols", [PIECES, LETTERS])
+def test_words_are_scored_by_the_language_model(symbols: list[str]) -> None:
+    network, encoded, model = ToyAttention(symbols), encoded_frames(), TableLM(WORDS)
+    settings = {"lm_scale": 0.7, "word_insertion_penalty": 0.4, "spelling_penalty": -1.5}
+    found = AttentionDecoder(network, lm=model, **settings, **WIDE)(encoded, nbest=10**6)
+
+    def gain(columns: tuple[int, ...]) -> float:
+        words = text_of(network, columns).split()
+        num_unlisted = sum(word not in WORDS for word in words)
+        return 0.7 * sentence_score(model, " ".join(words)) + 0.4 * len(words) - 1.5 * num_unlisted
+
+    assert_as_enumerated(found, by_enumeration(network, encoded, gain))
+    for each in found:
+        assert each.lm_score == pytest.approx(sentence_score(model, each.text), abs=1e-4)
+        assert [word.is_spelled for word in each.words] == [word.text not in WORDS for word in each.words]
+
+
+def test_listed_words_only() -> None:
+    network, encoded, model = ToyAttention(PIECES), encoded_frames(), TableLM(WORDS)
+    settings = {"lm_scale": 0.7, "spelling_penalty": -math.inf}
+    found = AttentionDecoder(network, lm=model, **settings, **WIDE)(encoded, nbest=10**6)
+    expected = by_enumeration(network, encoded, lambda columns: 0.7 * sentence_score(model, text_of(network, columns)))
+    listed = {text: score for text, score in expected.items() if all(word in WORDS for word in text.split())}
+    assert len(listed) < len(expected)
+    assert_as_enumerated(found, listed)
+
+
+def test_words_in_plain_form() -> None:
+    network = ToyAttention(["▁A", "b", "<blk>", "▁b", "-", ","])
+    encoded, model = encoded_frames(), TableLM(WORDS)
+    found = AttentionDecoder(network, lm=model, lm_scale=0.7, spelling_penalty=-1.5, **WIDE)(encoded, nbest=10**6)
+
+    def gain(columns: tuple[int, ...]) -> float:
+        words = text_of(network, columns).lower().replace(",", "").replace("-", " ").split()
+        return 0.7 * sentence_score(model, " ".join(words)) - 1.5 * sum(word not in WORDS for word in words)
+
+    assert_as_enumerated(found, by_enumeration(network, encoded, gain))
+
+
+def test_internal_scores_are_subtracted() -> None:
+    network, encoded = ToyAttention(PIECES), encoded_frames()
+    decoder = AttentionDecoder(network, **{**WIDE, "internal_lm_scale": 0.3})
+    expected = by_enumeration(network, encoded, lambda columns: -0.3 * internal_score(network, columns))
+    assert_as_enumerated(decoder(encoded, nbest=10**6), expected)
+
+
+@pytest.mark.parametrize("internal_lm_scale", [0.0, 0.1])
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0])
+def test_a_batch_is_its_utterances(internal_lm_scale: float, length_penalty: float) -> None:
+    network, model = ToyAttention(PIECES, end_bias=-15.0, sharpness=3.0), TableLM(WORDS)
+    network.max_tokens = 30
+    utterances = [encoded_frames(num, seed=num) for num in (7, 0, 12, 1, 9)]
+    settings = {"internal_lm_scale": internal_lm_scale, "length_penalty": length_penalty}
+    decoder = AttentionDecoder(network, lm=model, beam_size=4, search_beam=6.0, **settings)
+    padded = torch.nn.utils.rnn.pad_sequence(utterances, batch_first=True)
+    together = decoder(padded, [len(each) for each in utterances], nbest=5)
+    for found, utterance in zip(together, utterances, strict=True):
+        alone = decoder(utterance, nbest=5)
+        assert [each.text for each in found] == [each.text for each in alone]
+        assert [each.tokens for each in found] == [each.tokens for each in alone]
+        assert [each.score for each in found] == pytest.approx([each.score for each in alone], abs=1e-4)
+    assert max(len(each.tokens) for found in together for each in found) >= 3
+
+
+def test_threads_share_a_decoder() -> None:
+    decoder = AttentionDecoder(ToyAttention(PIECES), lm=TableLM(WORDS), beam_size=4)
+    utterances = [encoded_frames(20, seed=seed) for seed in range(8)]
+    expected = [decoder(each) for each in utterances]
+    with ThreadPoolExecutor(4) as pool:
+        assert [*pool.map(decoder, utterances)] == expected
+
+
+def test_wider_beams_find_better_texts() -> None:
+    network, model = ToyAttention(PIECES, end_bias=-15.0, sharpness=3.0), TableLM(WORDS)
+    network.max_tokens = 10
+    utterances = torch.stack([encoded_frames(8, seed=seed) for seed in range(20)])
+    scores = []
+    for beam in (1, 4, 64):
+        decoder = AttentionDecoder(network, lm=model, beam_size=beam, length_penalty=0.0)
+        scores.append(sum(found[0].score for found in decoder(utterances)))
+    assert scores[0] < scores[1] < scores[2]
+
+
+def test_greedy_texts_take_the_best_token_of_each_step() -> None:
+    network, encoded = ToyAttention(PIECES, end_bias=-8.0), encoded_frames()
+    (found,) = AttentionDecoder(network, beam_size=1)(encoded)
+    columns = [network.tokens.symbols.index(token.text) for token in found.tokens]
+    frames = torch.tensor([len(encoded)])
+    assert len(columns) == 4
+    for num in range(len(columns)):
+        logits, state = network.start(encoded[None], frames, network.prompt(encoded[None], frames))
+        for column in columns[:num]:
+            logits, state = network.step(torch.tensor([column]), torch.tensor([0]), state)
+        logits[0, network.tokens.blank_id] = -math.inf
+        assert int(logits.argmax()) == columns[num]
+
+
+def test_texts_end() -> None:
+    network, encoded = ToyAttention(PIECES, end_bias=-50.0), torch.stack([encoded_frames(6), encoded_frames(6, seed=2)])
+    network.max_tokens, network.frame_shift = 20, 1.0
+    assert [len(found[0].tokens) for found in AttentionDecoder(network)(encoded)] == [20, 20]
+    network.frame_shift = 0.25
+    network.num_steps = 0
+    found = AttentionDecoder(network, max_tokens_per_second=8)(encoded, [6, 1])
+    assert [len(each[0].tokens) for each in found] == [12, 10]
+    assert network.num_steps == 13
+
+
+def test_a_batch_ends_with_its_longest_text() -> None:
+    network, encoded = ToyAttention(PIECES, end_bias=10.0), encoded_frames()
+    network.max_tokens = 100
+    found = AttentionDecoder(network, beam_size=2)(encoded.expand(3, -1, -1))
+    assert network.num_steps < 10
+    assert all(each[0].is_complete for each in found)
