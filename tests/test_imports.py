@@ -46,6 +46,7 @@ ALLOWED = {
     "text",
     "fusion": "bundle ctc decoding errors kernels lm models options text",
     "transducer": "ctc errors fusion kernels lm models",
+    "attention": "errors fusion lm models",
     "streaming": "audio bundle decoding errors graph kernels lm models options recognizer results text",
     "server": "audio errors recognizer results streaming transcripts",
     "testing": "audio bundle decoding errors graph kernels lm models serialization text",

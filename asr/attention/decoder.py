@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
+import torch
 from torch import Tensor
 
+from asr.attention.alignment import evenly, token_spans
 from asr.attention.interface import AttentionDecodingConfig
 from asr.attention.search import AttentionBeam
 from asr.fusion.beam import Fusion
-from asr.fusion.decoder import FusionDecoder
+from asr.fusion.decoder import FusionDecoder, Text
 from asr.fusion.interface import Finished, IntArray
 from asr.lm.interface import LanguageModel
 from asr.models.attention import AttentionModel
@@ -32,8 +35,33 @@ class AttentionDecoder(FusionDecoder):
     example = 'an attention model, such as load_attention_model("transformers:...")'
 
     def search(self, lm: LanguageModel | None, encoded: Tensor, num_frames: IntArray) -> list[list[Finished]]:
+        if len(set(num_frames.tolist())) > 1 and not self.network.reads_lengths:
+            parts = zip(encoded, num_frames.tolist(), strict=True)
+            return [self.search(lm, each[None, :num], np.array([num]))[0] for each, num in parts]
         fusion = Fusion(self.scores, self.config, lm)
-        return AttentionBeam(self.network, fusion, self.config).search(encoded, num_frames)
+        return AttentionBeam(self.network, fusion, self.config, len(encoded)).search(encoded, num_frames)
 
     def rank(self, total: float, num_tokens: int) -> float:
         return self.config.rank(total, num_tokens)
+
+    def timed(self, texts: list[list[Text]], encoded: Tensor, num_frames: IntArray) -> list[list[Text]]:
+        found: list[list[Text]] = [[] for _ in texts]
+        for rank in range(max(map(len, texts), default=0)):
+            utts = [utt for utt, own in enumerate(texts) if rank < len(own)]
+            best = [texts[utt][rank].best for utt in utts]
+            spans = self._spans(encoded[utts], num_frames[utts], [each.entries for each in best])
+            for utt, each, (begin, end) in zip(utts, best, spans, strict=True):
+                found[utt].append(texts[utt][rank]._replace(best=each._replace(begin=begin, end=end)))
+        return found
+
+    def _spans(self, encoded: Tensor, num_frames: IntArray, entries: list[IntArray]) -> list[tuple[IntArray, IntArray]]:
+        """The first frame of each token and the one after its last, of each text."""
+        network, frames = self.network, torch.from_numpy(num_frames).clamp(min=1)
+        columns = np.array(network.tokens.columns, dtype=np.int64)
+        texts = [torch.from_numpy(columns[own]) for own in entries]
+        token = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True, padding_value=network.tokens.blank_id)
+        weight = network.attention(encoded, frames, network.prompt(encoded, frames), token.to(network.device))
+        if weight is None:
+            return [evenly(len(own), int(num)) for own, num in zip(entries, num_frames, strict=True)]
+        parts = zip(weight.unbind(1), entries, num_frames.tolist(), strict=True)
+        return [token_spans(own[:, : len(text) + 1, :num]) for own, text, num in parts]

@@ -52,6 +52,12 @@ class _Rows(NamedTuple):
     bonus: FloatArray
     guess: FloatArray
 
+    @classmethod
+    def empty(cls, utt: IntArray, context: IntArray) -> _Rows:
+        """Rows without hypotheses."""
+        nothing, zeros = np.zeros(len(utt), dtype=np.int64), np.zeros(len(utt))
+        return cls(utt, nothing, zeros - np.inf, zeros, nothing.copy(), context, zeros.copy(), zeros.copy())
+
 
 class _Ended(NamedTuple):
     """A text that has ended: what it is compared by, its last node in the tree, and its scores."""
@@ -98,48 +104,49 @@ class AttentionBeam:
         network: the attention model.
         fusion: scores and selects hypotheses.
         config: scales and beams.
+        num_utts: N.
     """
 
-    def __init__(self, network: AttentionModel, fusion: Fusion, config: AttentionDecodingConfig) -> None:
+    def __init__(self, network: AttentionModel, fusion: Fusion, config: AttentionDecodingConfig, num_utts: int) -> None:
         self._network, self._fusion, self._config = network, fusion, config
-        columns = np.array(network.tokens.columns, dtype=np.int64)
-        self._entry_of, self._column_of = np.argsort(columns), columns
+        self._entry_of = np.argsort(np.array(network.tokens.columns, dtype=np.int64))
         self._end = network.tokens.blank_id
+        self._rows = _Rows.empty(np.arange(num_utts), fusion.start(num_utts))
+        self._rows.am_score[:] = 0.0
+        self._tree = _Tree()
+        self._ended: list[list[_Ended]] = [[] for _ in range(num_utts)]
 
     def search(self, encoded: Tensor, num_frames: IntArray) -> list[list[Finished]]:
         """The hypotheses of each utterance, encoded (N, T, E) and (N,), best first."""
-        network, fusion, num_utts = self._network, self._fusion, len(encoded)
+        network, device = self._network, self._network.device
         is_empty = num_frames == 0
         if is_empty.any():  # attention to no frame is not defined
             encoded = torch.nn.functional.pad(encoded, (0, 0, 0, max(0, 1 - encoded.shape[1]))).clone()
             encoded[torch.from_numpy(is_empty)] = 0.0
-        size = int(self._config.beam_size)
-        limit = self._limits(num_frames)
-        tree = _Tree()
-        ended: list[list[_Ended]] = [[] for _ in range(num_utts)]
-        zeros, nothing = np.zeros(num_utts), np.zeros(num_utts, dtype=np.int64)
-        rows = _Rows(np.arange(num_utts), nothing, zeros, zeros, nothing, fusion.start(num_utts), zeros, zeros)
+        limit = np.where(is_empty, 0, self._limits(num_frames))
         frames = torch.from_numpy(num_frames).clamp(min=1)
         prompt = network.prompt(encoded, frames)
         logits, state = network.start(encoded, frames, prompt)
-        internal, silent_state = self._start_silently(encoded, prompt)
-        is_live = ~is_empty
-        for step in range(int(limit.max(initial=0)) + 1):
-            log_prob = self._log_prob(logits, step)
-            inner = None if internal is None else internal.log_softmax(1)
-            self._end_texts(rows, step, log_prob, inner, ended)
-            is_live = is_live & (step < limit) & ~self._is_done(rows, step, ended)
-            if not is_live.any():
+        silent_logits, silent_state = None, None
+        if self._config.internal_lm_scale:
+            # The internal language model is the decoder with an encoder output of zeros.
+            silence = encoded.new_zeros(len(encoded), 1, encoded.shape[2])
+            silent_logits, silent_state = network.start(silence, torch.ones_like(frames), prompt)
+        for num_tokens in range(int(limit.max(initial=0)) + 1):
+            log_prob = self._log_prob(logits, num_tokens)
+            is_live = self._is_live(num_tokens)
+            self._rows.am_score[~is_live[self._rows.utt]] = -np.inf
+            is_live &= num_tokens < limit
+            source, token = self._extend(num_tokens, is_live, log_prob, self._internal_gain(silent_logits))
+            if not self._is_live(num_tokens + 1).any():
                 break
-            rows, source, token = self._extended(rows, is_live, log_prob, inner, tree)
-            device = network.device
             source, token = source.to(device), token.to(device)
             logits, state = network.step(token, source, state)
-            if internal is not None:
-                internal, silent_state = network.step(token, source, silent_state)
-            if step % _STEPS_BETWEEN_MARKS == 0:
-                fusion.retain(rows.context)
-        return [_found(tree, each, size) for each in ended]
+            if silent_logits is not None:
+                silent_logits, silent_state = network.step(token, source, silent_state)
+            if num_tokens % _STEPS_BETWEEN_MARKS == 0:
+                self._fusion.retain(self._rows.context)
+        return [_found(self._tree, each, int(self._config.beam_size)) for each in self._ended]
 
     def _limits(self, num_frames: IntArray) -> IntArray:
         """The most tokens of each utterance, (N,)."""
@@ -147,117 +154,118 @@ class AttentionBeam:
         most = np.ceil(np.minimum(seconds * self._config.max_tokens_per_second, float(self._network.max_tokens)))
         return np.minimum(np.maximum(most, _FEWEST_TOKENS), self._network.max_tokens).astype(np.int64)
 
-    def _start_silently(self, encoded: Tensor, prompt: Tensor) -> tuple[Tensor | None, object]:
-        """The internal language model: the decoder with an encoder output of zeros."""
-        if not self._config.internal_lm_scale:
-            return None, None
-        silence = encoded.new_zeros(len(encoded), 1, encoded.shape[2])
-        return self._network.start(silence, torch.ones(len(encoded), dtype=torch.int64), prompt)
-
-    def _log_prob(self, logits: Tensor, step: int) -> Tensor:
-        name, num_tokens = self._network.name, len(self._network.tokens)
-        if logits.dim() != 2 or logits.shape[1] != num_tokens:
+    def _log_prob(self, logits: Tensor, num_tokens: int) -> Tensor:
+        """Log-probabilities of the next token after so many, (M, C)."""
+        name, num_columns = self._network.name, len(self._network.tokens)
+        if logits.dim() != 2 or logits.shape[1] != num_columns:
             raise AsrError(
-                f"{name}: the decoder returned {tuple(logits.shape)} for {num_tokens} tokens; give the network's own."
+                f"{name}: the decoder returned {tuple(logits.shape)} for {num_columns} tokens; give the network's own."
             )
         log_prob = logits.float().log_softmax(1)
         if bool(log_prob[:, self._end].isnan().any()):
-            raise AsrError(f"{name}: the decoder returned NaN after {step} tokens; check its weights.")
+            raise AsrError(f"{name}: the decoder returned NaN after {num_tokens} tokens; check its weights.")
         return log_prob
 
-    def _end_texts(
-        self,
-        rows: _Rows,
-        step: int,
-        log_prob: Tensor,
-        inner: Tensor | None,
-        ended: list[list[_Ended]],
-    ) -> None:
-        """Adds what ends here: for each utterance, rank, node, acoustic score, language model score and total."""
-        alive = np.flatnonzero(rows.am_score > -np.inf)
-        am_score = rows.am_score[alive] + _host(log_prob[:, self._end])[alive]
-        lm_score, gain = self._fusion.finish(rows.place[alive], rows.context[alive])
-        if inner is not None:
-            gain = gain - float(self._config.internal_lm_scale or 0.0) * _host(inner[:, self._end])[alive]
-        total = am_score + rows.bonus[alive] + gain
-        lm_score = rows.lm_score[alive] + lm_score
-        rank = self._config.rank(total, step)
-        for place in np.flatnonzero(total > -np.inf).tolist():
-            row = int(alive[place])
-            scores = float(am_score[place]), float(lm_score[place]), float(total[place])
-            ended[rows.utt[row]].append(_Ended(float(rank[place]), int(rows.node[row]), *scores))
+    def _internal_gain(self, logits: Tensor | None) -> Tensor | None:
+        """What the internal language model adds to the scores of tokens, (M, C)."""
+        if logits is None:
+            return None
+        log_prob = logits.float().log_softmax(1)
+        return -float(self._config.internal_lm_scale or 0.0) * log_prob.masked_fill(log_prob == -torch.inf, 0.0)
 
-    def _is_done(self, rows: _Rows, step: int, ended: list[list[_Ended]]) -> BoolArray:
-        """Whether as many texts have ended in each utterance as survive a step, and no other is better now, (N,)."""
-        rank = self._config.rank(rows.am_score + rows.bonus + rows.guess, step)
-        best = np.full(len(ended), -np.inf)
-        np.maximum.at(best, rows.utt, rank)
-        size = int(self._config.beam_size)
-        worst = [heapq.nlargest(size, each)[-1].rank if len(each) >= size else -math.inf for each in ended]
-        return best <= np.array(worst)
+    def _is_live(self, num_tokens: int) -> BoolArray:
+        """The utterances in which fewer texts have ended than survive a step, or others are better now, (N,)."""
+        rows, size = self._rows, int(self._config.beam_size)
+        best = np.full(len(self._ended), -np.inf)
+        np.maximum.at(best, rows.utt, self._config.rank(rows.am_score + rows.bonus + rows.guess, num_tokens))
+        worst = [heapq.nlargest(size, each)[-1].rank if len(each) >= size else -math.inf for each in self._ended]
+        return best > np.array(worst)
 
-    def _extended(
-        self,
-        rows: _Rows,
-        is_live: BoolArray,
-        log_prob: Tensor,
-        inner: Tensor | None,
-        tree: _Tree,
-    ) -> tuple[_Rows, Tensor, Tensor]:
-        """The surviving extensions as new rows, the row that each comes from (M,), and the token's column (M,)."""
-        size, end = int(self._config.beam_size), self._end
-        log_prob[:, end] = -torch.inf
+    def _extend(
+        self, num_tokens: int, is_live: BoolArray, log_prob: Tensor, internal: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Extends the rows by a token, and ends those that are among the best with the end of the text.
+
+        Returns:
+            For each new row, the row that it comes from (M,) and the token's column (M,).
+        """
+        rows, size = self._rows, int(self._config.beam_size)
+        end_score = _host(log_prob[:, self._end])
+        log_prob[:, self._end] = -torch.inf
         value, column = (_host(each) for each in log_prob.topk(min(CANDIDATES * size, log_prob.shape[1] - 1), 1))
         may_grow = is_live[rows.utt] & (rows.am_score > -np.inf)
         source, rank = np.nonzero((value >= self._config.token_min_log_prob) & may_grow[:, None])
         chosen = column[source, rank].astype(np.int64)
-        am_score, entry = rows.am_score[source] + value[source, rank], self._entry_of[chosen]
+        am_score = rows.am_score[source] + value[source, rank]
         gain = None
-        if inner is not None:
-            picked = inner[torch.from_numpy(source).to(inner.device), torch.from_numpy(chosen).to(inner.device)]
-            gain = -float(self._config.internal_lm_scale or 0.0) * _host(picked)
+        if internal is not None:
+            gain = _host(internal[torch.from_numpy(source), torch.from_numpy(chosen)])
         growing = Growing(rows.utt[source], rows.place[source], rows.context[source], rows.bonus[source])
-        extended = self._fusion.extend(growing, entry, am_score, gain)
-        kept = extended.kept
-        own_utt = rows.utt[source[kept]]
-        place = np.arange(len(kept)) - np.searchsorted(own_utt, own_utt)  # among those of the utterance
-        # All utterances have the same number of rows; those that are not needed repeat the first one.
-        width = max(int(np.bincount(rows.utt).max()), 1 + int(place.max(initial=0)))
-        utt = np.repeat(self._kept_utts(rows, is_live), width)
-        first = np.searchsorted(rows.utt, utt)
-        parent, token = first.copy(), np.full(len(utt), end)
+        extended = self._fusion.extend(growing, self._entry_of[chosen], am_score, gain)
+        source, chosen, am_score = source[extended.kept], chosen[extended.kept], am_score[extended.kept]
+        going_on = rows.utt[source], am_score + extended.bonus + extended.guess
+        self._end_texts(num_tokens, end_score, 0.0 if internal is None else _host(internal[:, self._end]), going_on)
+        node = self._tree.add(rows.node[source], self._entry_of[chosen])
+        lm_score = rows.lm_score[source] + extended.lm_score
         new = _Rows(
-            utt,
-            np.zeros(len(utt), dtype=np.int64),
-            np.full(len(utt), -np.inf),
-            np.zeros(len(utt)),
-            np.zeros(len(utt), dtype=np.int64),
-            rows.context[first],
-            np.zeros(len(utt)),
-            np.zeros(len(utt)),
+            rows.utt[source], node, am_score, lm_score, extended.place, extended.context, extended.bonus, extended.guess
         )
-        place += np.searchsorted(utt, own_utt)
-        parent[place], token[place] = source[kept], chosen[kept]
-        new.node[place] = tree.add(rows.node[source[kept]], entry[kept])
-        new.am_score[place] = am_score[kept]
-        new.lm_score[place] = rows.lm_score[source[kept]] + extended.lm_score
-        new.place[place], new.context[place] = extended.place, extended.context
-        new.bonus[place], new.guess[place] = extended.bonus, extended.guess
-        return new, torch.from_numpy(parent), torch.from_numpy(token)
+        self._rows, parent, place = self._laid_out(new, is_live, source)
+        token = np.full(len(parent), self._end)
+        token[place] = chosen
+        return torch.from_numpy(parent), torch.from_numpy(token)
 
-    def _kept_utts(self, rows: _Rows, is_live: BoolArray) -> IntArray:
-        """The utterances with rows: those that go on, and others too unless that would be twice as many."""
-        utts = np.unique(rows.utt)
+    def _end_texts(
+        self,
+        num_tokens: int,
+        end_score: FloatArray,
+        internal_gain: FloatArray | float,
+        going_on: tuple[IntArray, FloatArray],
+    ) -> None:
+        """Ends the rows that are still among the best of their utterances then; those that go on count, too."""
+        rows = self._rows
+        am_score = rows.am_score + end_score
+        lm_score, gain = self._fusion.finish(rows.place, rows.context)
+        total = am_score + rows.bonus + gain + internal_gain
+        lm_score = rows.lm_score + lm_score
+        for row in self._fusion.best(rows.utt, total, int(self._config.beam_size), [going_on]).tolist():
+            rank = float(self._config.rank(total[row], num_tokens))
+            scores = float(am_score[row]), float(lm_score[row]), float(total[row])
+            self._ended[rows.utt[row]].append(_Ended(rank, int(rows.node[row]), *scores))
+
+    def _laid_out(self, rows: _Rows, is_live: BoolArray, source: IntArray) -> tuple[_Rows, IntArray, IntArray]:
+        """Gives all utterances the same number of rows; those that are not needed repeat the first one.
+
+        Args:
+            rows: the hypotheses.
+            is_live: which utterances go on, (N,).
+            source: the present row that each of them comes from.
+
+        Returns:
+            The rows, the present row that each of these comes from, and the place of each hypothesis among them.
+        """
+        utts = np.unique(self._rows.utt)
         live = utts[is_live[utts]]
-        return live if 2 * len(live) <= len(utts) else utts
+        # Keys and values of the encoder's output are copied when utterances leave.
+        utts = live if 2 * len(live) <= len(utts) else utts
+        place = np.arange(len(rows.utt)) - np.searchsorted(rows.utt, rows.utt)
+        width = max(int(np.bincount(self._rows.utt).max()), 1 + int(place.max(initial=0)))
+        utt = np.repeat(utts, width)
+        place += np.searchsorted(utt, rows.utt)
+        parent = np.searchsorted(self._rows.utt, utt)
+        parent[place] = source
+        laid_out = _Rows.empty(utt, self._rows.context[parent])
+        for values, own in zip(laid_out, rows, strict=True):
+            values[place] = own
+        return laid_out, parent, place
 
 
 def _found(tree: _Tree, ended: list[_Ended], num: int) -> list[Finished]:
-    """The best texts of an utterance."""
+    """The best texts of an utterance, whose tokens have no frames yet."""
     best = heapq.nlargest(num, ended)
     entries = tree.paths([each.node for each in best])
     return [
-        Finished(own, np.zeros(len(own), dtype=np.int64), each.am_score, each.lm_score, each.total)
+        Finished(own, np.zeros_like(own), np.zeros_like(own), each.am_score, each.lm_score, each.total)
         for own, each in zip(entries, best, strict=True)
     ]
 

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -48,6 +48,13 @@ from asr.text.symbols import Vocabulary
 
 _LM_WEIGHT = 0.7
 _INTERNAL_LM_SCALE = 0.2
+
+
+class Text(NamedTuple):
+    """A text: the best sequence of tokens that is written so, and the total of all of them."""
+
+    best: Finished
+    total: float
 
 
 class TokenNetwork(Network, Protocol):
@@ -164,9 +171,11 @@ class FusionDecoder(ABC):
         values, num_frames, is_single = as_batch(encoded, lengths)
         values = values.to(self.network.device)
         with self.models.lent() as lm:
-            found = [self.hypotheses(each, int(nbest)) for each in self.search(lm, values, num_frames)]
+            finished = self.search(lm, values, num_frames)
             if lm is not None:
                 lm.retain(lm.start(0))
+        texts = self.timed([self.best_texts(each, int(nbest)) for each in finished], values, num_frames)
+        found = [self.hypotheses(each) for each in texts]
         return found[0] if is_single else found
 
     @abstractmethod
@@ -216,34 +225,41 @@ class FusionDecoder(ABC):
         self.models = LentModels(make, is_shared)
         self.scores = WordScores(tokens, spelled, config, None if make is None else vocabulary, ngram, gains)
 
-    def hypotheses(self, finished: Sequence[Finished], nbest: int) -> list[CTCHypothesis]:
-        """The best texts, each by the sum over the prefixes that are written so."""
+    def best_texts(self, finished: Sequence[Finished], nbest: int) -> list[Text]:
+        """The best texts, each by the sum over the sequences of tokens that are written so."""
         groups: dict[str, list[Finished]] = {}
         for each in finished:
             entries = each.entries.tolist()
             text = " ".join(self._word(entries[begin:end]) for begin, end in self.spans(entries))
             groups.setdefault(text, []).append(each)
-        total = {text: float(np.logaddexp.reduce([each.total for each in same])) for text, same in groups.items()}
-        rank = {text: self.rank(total[text], len(same[0].entries)) for text, same in groups.items()}
-        best = sorted(groups, key=lambda text: -rank[text])[:nbest]
-        return [self.hypothesis(groups[text][0], total[text]) for text in best] or [no_hypothesis()]
+        totals = (float(np.logaddexp.reduce([each.total for each in same])) for same in groups.values())
+        texts = [Text(same[0], total) for same, total in zip(groups.values(), totals, strict=True)]
+        return sorted(texts, key=lambda text: -self.rank(text.total, len(text.best.entries)))[:nbest]
 
     def rank(self, total: float, num_tokens: int) -> float:
         """What texts are compared by, given their score and the number of their tokens."""
         return total
 
-    def hypothesis(self, found: Finished, total: float, is_complete: bool = True) -> CTCHypothesis:
-        """A hypothesis with the tokens of the best prefix; what others add to the total is added to `am_score`."""
-        symbols, shift = self.network.tokens.table.tokens, self.network.frame_shift
-        entries, frames = found.entries.tolist(), found.frames.tolist()
+    def timed(self, texts: list[list[Text]], encoded: Tensor, num_frames: IntArray) -> list[list[Text]]:
+        """The texts of each utterance with the frames of their tokens, if the search does not find these."""
+        return texts
+
+    def hypotheses(self, texts: Sequence[Text]) -> list[CTCHypothesis]:
+        """What a call returns for an utterance."""
+        return [self.hypothesis(each) for each in texts] or [no_hypothesis()]
+
+    def hypothesis(self, text: Text, is_complete: bool = True) -> CTCHypothesis:
+        """A hypothesis with the tokens of the best sequence; what others add to the total is added to `am_score`."""
+        symbols, shift, best = self.network.tokens.table.tokens, self.network.frame_shift, text.best
+        entries, begins, ends = best.entries.tolist(), best.begin.tolist(), best.end.tolist()
         words = []
-        for begin, end in self.spans(entries):
-            text, first, after = self._word(entries[begin:end]), frames[begin], frames[end - 1] + 1
-            is_spelled = self._spelled is not None and not self._spelled.has(text)
-            words.append(CTCWord(text, first, after, first * shift, after * shift, is_spelled=is_spelled))
-        listed = tuple(CTCToken(symbols[entry], at, at + 1) for entry, at in zip(entries, frames, strict=True))
-        am_score = found.am_score + total - found.total
-        return CTCHypothesis(tuple(words), listed, total, am_score, found.lm_score, is_complete)
+        for first, after in self.spans(entries):
+            word, begin, end = self._word(entries[first:after]), begins[first], ends[after - 1]
+            is_spelled = self._spelled is not None and not self._spelled.has(word)
+            words.append(CTCWord(word, begin, end, begin * shift, end * shift, is_spelled=is_spelled))
+        tokens = tuple(CTCToken(symbols[entry], *span) for entry, *span in zip(entries, begins, ends, strict=True))
+        am_score = best.am_score + text.total - best.total
+        return CTCHypothesis(tuple(words), tokens, text.total, am_score, best.lm_score, is_complete)
 
     def _word(self, entries: list[int]) -> str:
         """The word that some tokens spell, as it is listed."""

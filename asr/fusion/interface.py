@@ -22,14 +22,15 @@ class Finished(NamedTuple):
 
     Attributes:
         entries: its tokens, entries of `CTCTokens.table`.
-        frames: the frame of each token.
+        begin, end: the first frame of each token, and the one after its last.
         am_score: of the network, natural log.
         lm_score: language model score, unscaled.
         total: the scaled sum, with all that texts gain.
     """
 
     entries: IntArray
-    frames: IntArray
+    begin: IntArray
+    end: IntArray
     am_score: float
     lm_score: float
     total: float

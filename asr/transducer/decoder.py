@@ -9,7 +9,7 @@ from torch import Tensor
 from asr.ctc.graph_search import no_hypothesis
 from asr.ctc.interface import CTCHypothesis
 from asr.errors import AsrError
-from asr.fusion.decoder import FusionDecoder, as_batch
+from asr.fusion.decoder import FusionDecoder, Text, as_batch
 from asr.fusion.interface import Finished, IntArray
 from asr.kernels.memory import no_autograd
 from asr.lm.interface import LanguageModel
@@ -86,7 +86,7 @@ class TransducerStream:
         """The best hypothesis so far."""
         self._require_open()
         best = self._beam.best()
-        return no_hypothesis() if best is None else self._decoder.hypothesis(best, best.total, is_complete=False)
+        return no_hypothesis() if best is None else self._decoder.hypothesis(Text(best, best.total), is_complete=False)
 
     @property
     def num_stable_words(self) -> int:
@@ -100,7 +100,7 @@ class TransducerStream:
         self._require_open()
         self._is_open = False
         with self._decoder.models.turn(), no_autograd():
-            return self._decoder.hypotheses(self._beam.finished()[0], 1)[0]
+            return self._decoder.hypotheses(self._decoder.best_texts(self._beam.finished()[0], 1))[0]
 
     def _require_open(self) -> None:
         if not self._is_open:

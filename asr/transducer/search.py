@@ -195,7 +195,7 @@ class TransducerBeam:
             if total[place] > -np.inf:
                 path = prefixes.path(int(prefix[place]))
                 scores = float(score[place]), float(lm_score[place]), float(total[place])
-                found[prefixes.utt[prefix[place]]].append(Finished(prefixes.entry[path], prefixes.frame[path], *scores))
+                found[prefixes.utt[prefix[place]]].append(self._finished(path, *scores))
         return found
 
     def best(self) -> Finished | None:
@@ -208,7 +208,7 @@ class TransducerBeam:
         place = int(total.argmax())
         path = prefixes.path(int(prefix[place]))
         scores = float(score[place]), float(prefixes.lm_score[prefix[place]]), float(total[place])
-        return Finished(prefixes.entry[path], prefixes.frame[path], *scores)
+        return self._finished(path, *scores)
 
     def settled(self) -> IntArray:
         """The tokens that all hypotheses of one utterance begin with, as entries: they can no longer change."""
@@ -219,6 +219,10 @@ class TransducerBeam:
             left.remove(last)
             left.add(int(prefixes.parent[last]))
         return prefixes.entry[prefixes.path(left.pop())] if left else np.zeros(0, dtype=np.int64)
+
+    def _finished(self, path: IntArray, am_score: float, lm_score: float, total: float) -> Finished:
+        frame = self.prefixes.frame[path]
+        return Finished(self.prefixes.entry[path], frame, frame + 1, am_score, lm_score, total)
 
     def _waiting(self) -> list[tuple[IntArray, FloatArray]]:
         """The hypotheses that have left for frames that were not read yet, and their scores."""

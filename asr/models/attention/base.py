@@ -43,6 +43,11 @@ class AttentionModel(ExternalEncoder):
     max_tokens: int = 400
     max_seconds: float | None = None
 
+    @property
+    def reads_lengths(self) -> bool:
+        """Whether the decoder leaves out padding; if not, utterances of different lengths are decoded one by one."""
+        return True
+
     def prompt(self, encoded: Tensor, num_frames: Tensor) -> Tensor:
         """The tokens before the text, (N, P) int64 columns, given encoded (N, T, E) and (N,); by default none."""
         return torch.zeros(len(encoded), 0, dtype=torch.int64, device=encoded.device)
@@ -68,6 +73,20 @@ class AttentionModel(ExternalEncoder):
         Returns:
             Logits (K, C) of the next token, and the state: K rows.
         """
+
+    def attention(self, encoded: Tensor, num_frames: Tensor, prompt: Tensor, token: Tensor) -> Tensor | None:
+        """How much the decoder attends to each frame when it writes a text, from which times of words are found.
+
+        Args:
+            encoded: (N, T, E).
+            num_frames: (N,).
+            prompt: (N, P).
+            token: (N, U) columns of the text's tokens, padded.
+
+        Returns:
+            Weights (H, N, U + 1, T) of H heads for each token and the one after the last, or None if unknown.
+        """
+        return None
 
 
 @on_cpu_by_default()

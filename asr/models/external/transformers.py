@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ _FILES = (
 )
 # Used in training only; checkpoints of trained networks may lack them.
 _NOT_NEEDED = ("masked_spec_embed", "num_batches_tracked")
-_MASKS = ("attention_mask", "padding_mask")
+MASKS = ("attention_mask", "padding_mask")
 # The methods of its networks that count frames of output.
 _FRAME_COUNTS = ("_get_feat_extract_output_lengths", "_get_subsampling_output_length")
 _SHORTEST_SHIFT = 0.001
@@ -41,8 +42,8 @@ _OPTIONS_OF_FILES = (
     *("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token"),
     "trust_remote_code",
 )
-# By how much log-probabilities may differ if only the order of sums does, at least.
-_TOLERANCE = 0.01
+TOLERANCE = 0.01
+"""By how much log-probabilities may differ if only the order of sums does, at least."""
 
 
 class AudioReader(ABC):
@@ -55,7 +56,12 @@ class AudioReader(ABC):
 
     Raises:
         AsrError: the feature extractor is not one of audio.
+
+    Attributes:
+        padding: as feature extractors take it.
     """
+
+    padding: bool | str = True
 
     def __init__(self, network: nn.Module, feature_extractor: Any, name: str) -> None:
         self.name = name or type(network).__name__
@@ -81,7 +87,7 @@ class AudioReader(ABC):
         Networks without a mask take padding for audio, and the convolutions of some others read it in spite of one.
         That is found out with noise, at lengths that leave different remainders.
         """
-        if not self._is_masked:
+        if not self.is_masked:
             return False
         rate = self.sampling_rate
         noise = 0.01 * torch.randn(5, 2 * rate, generator=torch.Generator().manual_seed(0))
@@ -91,32 +97,39 @@ class AudioReader(ABC):
             alone, num_alone = each_alone(self._read_together, noise[:4], num_samples[:4])
         if not torch.equal(num_frames[:4], num_alone):
             return False
-        most = max(_TOLERANCE, 16.0 * torch.finfo(next(self.network.parameters()).dtype).eps)
+        most = max(TOLERANCE, 16.0 * torch.finfo(next(self.network.parameters()).dtype).eps)
         parts = zip(beside, alone, num_alone.tolist(), strict=False)
         return all(float((one[:num] - other[:num]).abs().max()) < most for one, other, num in parts)
 
     @property
-    def _is_masked(self) -> bool:
+    def is_masked(self) -> bool:
+        """Whether the feature extractor says which samples or frames are padding."""
         return bool(getattr(self._extractor, "return_attention_mask", True))
 
     def _read_together(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
         """All recordings as one batch."""
+        with self._named():
+            return self.run_network(self.inputs_of(waveform, num_samples))
+
+    def inputs_of(self, waveform: Tensor, num_samples: Tensor) -> dict[str, Tensor]:
+        """The network's inputs by name, for all recordings as one batch."""
         utterances = [each[:num].cpu().numpy() for each, num in zip(waveform, num_samples.tolist(), strict=True)]
         place = next(self.network.parameters())
         # Some extractors make the mask that they say they make only if they are asked to.
-        asked: dict[str, Any] = {"return_attention_mask": True} if self._is_masked else {}
-        cure = "the recording may be too short, or the feature extractor that of another network"
-        with named(f"{self.name}: the network cannot read this audio", cure):
+        asked: dict[str, Any] = {"return_attention_mask": True} if self.is_masked else {}
+        with self._named():
             made = self._extractor(
-                utterances, sampling_rate=self.sampling_rate, padding=True, return_tensors="pt", **asked
+                utterances, sampling_rate=self.sampling_rate, padding=self.padding, return_tensors="pt", **asked
             )
             # Weights may be of 16 bits (`torch_dtype`).
-            return self.run_network(
-                {
-                    name: value.to(place.device, place.dtype if value.is_floating_point() else value.dtype)
-                    for name, value in made.items()
-                }
-            )
+            return {
+                name: value.to(place.device, place.dtype if value.is_floating_point() else value.dtype)
+                for name, value in made.items()
+            }
+
+    def _named(self) -> AbstractContextManager[None]:
+        cure = "the recording may be too short, or the feature extractor that of another network"
+        return named(f"{self.name}: the network cannot read this audio", cure)
 
 
 class TransformersModel(AudioReader, ExternalModel):
@@ -154,19 +167,20 @@ class TransformersModel(AudioReader, ExternalModel):
 
     def run_network(self, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         log_prob = self.network(**inputs).logits.float().log_softmax(-1).cpu()
-        mask = next((inputs[name] for name in _MASKS if name in inputs), None)
-        return log_prob, self._frames(mask, *log_prob.shape[:2])
+        mask = next((inputs[name] for name in MASKS if name in inputs), None)
+        return log_prob, num_frames_of(self.network, mask, *log_prob.shape[:2])
 
-    def _frames(self, mask: Tensor | None, num_utts: int, max_frames: int) -> Tensor:
-        """The frames of output (N,) for a mask of the input (N, samples or frames); all of them without one."""
-        if mask is None:
-            return torch.full((num_utts,), max_frames, dtype=torch.int64)
-        num_inputs = mask.sum(-1)
-        count = next((getattr(self.network, name) for name in _FRAME_COUNTS if hasattr(self.network, name)), None)
-        if count is None or mask.shape[1] <= max_frames:
-            return frames_by_share(num_inputs.cpu(), mask.shape[1], max_frames)
-        num_frames: Tensor = count(num_inputs).long().cpu().clamp(0, max_frames)
-        return num_frames
+
+def num_frames_of(network: nn.Module, mask: Tensor | None, num_utts: int, max_frames: int) -> Tensor:
+    """A network's frames of output (N,) for a mask of the input (N, samples or frames); all of them without one."""
+    if mask is None:
+        return torch.full((num_utts,), max_frames, dtype=torch.int64)
+    num_inputs = mask.sum(-1)
+    count: Any = next((getattr(network, name) for name in _FRAME_COUNTS if hasattr(network, name)), None)
+    if count is None or mask.shape[1] <= max_frames:
+        return frames_by_share(num_inputs.cpu(), mask.shape[1], max_frames)
+    num_frames: Tensor = count(num_inputs).long().cpu().clamp(0, max_frames)
+    return num_frames
 
 
 class _Pieces:
@@ -180,10 +194,10 @@ class _Pieces:
         return list(map(out_type, self._tokenizer.tokenize(text)))
 
 
-def tokens_of(tokenizer: Any, num_columns: int, blank: int | None) -> CTCTokens:
+def tokens_of(tokenizer: Any, num_columns: int, blank: int | None, hidden: Collection[int] = ()) -> CTCTokens:
     """A tokenizer's symbols for the columns of a network; columns without a symbol never appear in text.
 
-    The tokenizer decides how words are written in pieces.
+    The tokenizer decides how words are written in pieces. Hidden columns never appear, either.
 
     Raises:
         AsrError: a symbol's id is not a number or is beyond the columns, or as for `CTCTokens`.
@@ -191,7 +205,7 @@ def tokens_of(tokenizer: Any, num_columns: int, blank: int | None) -> CTCTokens:
     symbols = [f"<unused-{column}>" for column in range(num_columns)]
     for symbol, column in tokenizer.get_vocab().items():
         if isinstance(column, int) and 0 <= column < num_columns:
-            symbols[column] = symbol
+            symbols[column] = symbols[column] if column in hidden else symbol
         elif symbol not in getattr(tokenizer, "all_special_tokens", ()):
             raise AsrError(
                 f"the tokenizer's symbol {symbol!r} has the id {column!r}; the network has {num_columns} columns, so "

@@ -1,0 +1,70 @@
+"""Times of tokens from attention."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from asr.attention import AttentionDecoder
+from asr.attention.alignment import best_path, evenly, token_spans
+from tests.reference.toy_attention import ToyAttention
+
+
+def test_the_best_path_is_that_of_all() -> None:
+    generator = np.random.default_rng(0)
+    for _ in range(20):
+        fit = generator.normal(size=(4, 8))
+
+        def total(begin: tuple[int, ...], fit: np.ndarray = fit) -> float:
+            return sum(
+                fit[row, first:after].sum() for row, (first, after) in enumerate(itertools.pairwise((*begin, 8)))
+            )
+
+        paths = [(0, *rest) for rest in itertools.combinations(range(1, 8), 3)]
+        assert tuple(best_path(fit)) == max(paths, key=total)
+
+
+def test_spans_follow_the_attention() -> None:
+    weight = torch.full((2, 4, 12), 0.01)
+    for token, frames in enumerate([(0, 3), (3, 4), (4, 9), (9, 12)]):
+        weight[0, token, slice(*frames)] = 1.0
+    begin, end = token_spans(weight)
+    assert (begin.tolist(), end.tolist()) == ([0, 3, 4], [3, 4, 9])
+
+
+def test_frames_that_say_nothing_do_not_count() -> None:
+    weight = torch.full((1, 3, 6), 0.01)
+    weight[0, :, 0] = 50.0
+    weight[0, 0, 1:3] = weight[0, 1, 3:5] = weight[0, 2, 5] = 0.2
+    begin, end = token_spans(weight)
+    assert (begin.tolist(), end.tolist()) == ([0, 3], [3, 5])
+
+
+@pytest.mark.parametrize(("num_tokens", "num_frames"), [(5, 3), (3, 3), (1, 1)])
+def test_more_tokens_than_frames(num_tokens: int, num_frames: int) -> None:
+    begin, end = token_spans(torch.ones(1, num_tokens + 1, num_frames))
+    assert begin[0] == 0 and end[-1] == num_frames
+    assert (begin[1:] == end[:-1]).all()
+
+
+def test_even_spans() -> None:
+    begin, end = evenly(4, 10)
+    assert (begin.tolist(), end.tolist()) == ([0, 2, 5, 7], [2, 5, 7, 10])
+    assert [len(each) for each in evenly(0, 10)] == [0, 0]
+
+
+def test_words_have_times() -> None:
+    network = ToyAttention(["▁a", "b", "<blk>", "▁b"], end_bias=-8.0)
+    network.max_tokens = 8
+    encoded = torch.randn(3, 20, 6, generator=torch.Generator().manual_seed(0))
+    for found in AttentionDecoder(network)(encoded, [20, 12, 3], nbest=3):
+        for each in found:
+            spans = [(token.start_frame, token.end_frame) for token in each.tokens]
+            assert spans == sorted(spans)
+            assert spans[0][0] == 0
+            for word in each.words:
+                assert word.start == pytest.approx(word.start_frame * network.frame_shift)
+                assert word.start_frame <= word.end_frame <= 20
