@@ -293,6 +293,10 @@ def read_words(path: str | Path) -> Transcripts:
     return {name: tuple(words) for name, words in found.items()}
 
 
+MARKS = ("{", "/", "}", _NOTHING)
+"""What writes alternatives in references."""
+
+
 def resolve(
     references: Mapping[str, Sequence[str]], hypotheses: Mapping[str, Sequence[str]]
 ) -> tuple[Transcripts, Transcripts]:

@@ -8,7 +8,6 @@ import itertools
 import json
 import math
 import sys
-import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,14 +21,21 @@ from asr.cli.evaluation_details import Details, details_of_file, evaluation_of
 from asr.cli.options import (
     add_recognizer_arguments,
     add_speaker_options,
-    describe,
-    recognizer_from,
     recognizer_inputs,
     refuse_without,
     speaker_flag,
 )
-from asr.cli.output import ResultsFile, existing, maker_of
+from asr.cli.output import ResultsFile, existing
 from asr.cli.transcribe import LEARNED, Outcome, learn_speaker, transcribe
+from asr.cli.transducer import (
+    add_transducer_arguments,
+    any_recognizer_from,
+    check_transducer_options,
+    describe_any,
+    described_system,
+    maker_of_any,
+    transducer_inputs,
+)
 from asr.decoding.build import old_first_pass
 from asr.errors import AsrError
 from asr.metrics import (
@@ -53,6 +59,7 @@ from asr.metrics import (
     utterance_id,
 )
 from asr.nist import (
+    MARKS,
     TimedWord,
     format_trn,
     is_nist,
@@ -63,10 +70,12 @@ from asr.nist import (
     resolve,
 )
 from asr.nist import align as align_like_sclite
+from asr.recognizer import Recognizer
 from asr.reports.evaluation import Clip
 from asr.results import StageTimes, format_cache, later_cache
 from asr.serialization import output_path, require_writable, write_whole_text
 from asr.text.documents import parse_json, read_text
+from asr.text.normalize import without_punctuation
 
 HELP = """Scores transcripts against a reference, or recognizes the recordings of a manifest and scores them.
 
@@ -82,6 +91,7 @@ examples:
   asr evaluate words.ctm --reference reference.stm
   asr evaluate new.jsonl --reference reference.txt --compare old.jsonl
   asr evaluate --cuts data/an4/test.jsonl.gz --bundle an4 --mode ngram
+  asr evaluate --cuts test.jsonl.gz --transducer onnx:zipformer/ --ignore-case --ignore-punctuation
   asr evaluate --recipe librispeech --output results        several sets and systems, and a table of them
   asr evaluate --cuts data/an4/test.jsonl.gz --bundle an4 --details an4.json --confidences; asr report an4.json"""
 
@@ -105,6 +115,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--missing-is-empty", action="store_true", help="count utterances without a transcript as deleted"
     )
     parser.add_argument("--ignore-case", action="store_true", help="compare words in upper case")
+    parser.add_argument(
+        "--ignore-punctuation",
+        action="store_true",
+        help="compare letters, digits and apostrophes only; other characters, such as hyphens, separate words",
+    )
     parser.add_argument(
         "--scoring",
         choices=("auto", "sclite"),
@@ -146,18 +161,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "has no words, and the real-time factor if nothing was recognized",
     )
     add_recognizer_arguments(parser)
+    add_transducer_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     if args.recipe:
         from asr.cli.evaluate_recipe import run_recipe
 
-        return run_recipe(args, add_arguments, run)
+        return run_recipe(args, add_arguments, check_recognizer_options, run)
     if not args.cuts:
         refuse_without("--cuts", add_recognizer_arguments, args)
+        refuse_without("--cuts", add_transducer_arguments, args)
+    check_recognizer_options(args)
     # Files that cannot be read or written are reported before anything is recognized.
     read = (args.hypotheses, args.reference, args.cuts, args.compare)
-    require_writable(*_outputs(args), inputs=[*read, *recognizer_inputs(args)])
+    require_writable(*_outputs(args), inputs=[*read, *recognizer_inputs(args), *transducer_inputs(args)])
     if args.confidences and not args.cuts:
         raise AsrError("--confidences needs --cuts; for transcripts, use 'asr transcribe --lattices'.")
     if args.speaker and not args.cuts:
@@ -187,15 +205,16 @@ def run(args: argparse.Namespace) -> int:
         raise AsrError("there is nothing to score; give hypotheses and --reference, or --cuts.")
     if args.export:
         _export(Path(args.export), references, hypotheses)
-    if args.ignore_case:
-        references, hypotheses = _upper(references), _upper(hypotheses)
+    references, hypotheses = _as_compared(args, references, is_sclite), _as_compared(args, hypotheses)
+    if args.ignore_punctuation:
+        details.split_words()
     marked = references
     if is_sclite:
         references, hypotheses = resolve(references, hypotheses)
     count = _sclite_errors if is_sclite else count_errors
     report = score_transcripts(references, hypotheses, args.missing_is_empty, count)
     if other is not None:
-        other = _upper(other) if args.ignore_case else other
+        other = _as_compared(args, other)
         fitting, other = resolve(marked, other) if is_sclite else (references, other)
         other_report = score_transcripts(fitting, other, args.missing_is_empty, count)
         extra["other_wer"] = other_report.total_words.rate
@@ -213,6 +232,15 @@ def run(args: argparse.Namespace) -> int:
             _write_details(Path(args.details), references, hypotheses, report, align_words)
     print(json.dumps(_as_dict(report, extra)) if args.json else "\n".join(_as_text(report, extra)))
     return 1 if extra.get("failed") else 0
+
+
+def check_recognizer_options(args: argparse.Namespace) -> None:
+    """Refuses options of recognition that have no effect with the others.
+
+    Raises:
+        AsrError: there is such an option.
+    """
+    check_transducer_options(args, {"--confidences": args.confidences, speaker_flag(args): args.speaker})
 
 
 def _outputs(args: argparse.Namespace) -> list[Path]:
@@ -305,19 +333,36 @@ def _hint(
     if plain > report.total_words.rate / 2:
         return ""
     return (
-        f"without case and punctuation the word error rate would be {plain:.2%}; use --ignore-case, and remove "
-        "punctuation from the reference."
+        f"without case and punctuation the word error rate would be {plain:.2%}; use --ignore-case and "
+        "--ignore-punctuation."
     )
 
 
 def _plain(transcripts: Mapping[str, Sequence[str]]) -> Transcripts:
-    return {name: tuple(filter(None, map(_without_punctuation, words))) for name, words in transcripts.items()}
+    return _upper({name: _without_punctuation(words) for name, words in transcripts.items()})
 
 
-def _without_punctuation(word: str) -> str:
-    """The letters of a word in upper case, with their marks (vowels in Indian scripts, for example), and digits."""
-    written = word.upper().replace("’", "'")
-    return "".join(one for one in written if one == "'" or unicodedata.category(one)[0] in "LMN")
+def _as_compared(
+    args: argparse.Namespace, transcripts: Mapping[str, Sequence[str]], has_alternatives: bool = False
+) -> Transcripts:
+    """Transcripts without what the options ignore."""
+    found = {name: tuple(words) for name, words in transcripts.items()}
+    if args.ignore_punctuation:
+        found = {name: _without_punctuation(words, has_alternatives) for name, words in found.items()}
+    return _upper(found) if args.ignore_case else found
+
+
+def _without_punctuation(words: Sequence[str], has_alternatives: bool = False) -> tuple[str, ...]:
+    if not has_alternatives or "{" not in words:
+        return tuple(without_punctuation(" ".join(words)).split())
+    found, depth = list[str](), 0
+    for is_mark, group in itertools.groupby(words, MARKS.__contains__):
+        kept = [*group]
+        if not is_mark:
+            kept = without_punctuation(" ".join(kept)).split()
+        depth += kept.count("{") - kept.count("}")
+        found += kept or ["@"] * (depth > 0)  # an alternative that was punctuation alone
+    return tuple(found)
 
 
 def _upper(transcripts: Mapping[str, Sequence[str]]) -> Transcripts:
@@ -360,15 +405,18 @@ def _recognize_cuts(
     details.is_resumed = bool(hypotheses)
     if hypotheses:
         print(f"{len(hypotheses)} of {len(cuts)} recordings are already in {args.output}.", file=sys.stderr)
-    recognizer = recognizer_from(args)
-    recognizer.keep_lattices = args.confidences
-    details.describe(recognizer)
+    recognizer = any_recognizer_from(args)
+    if isinstance(recognizer, Recognizer):
+        recognizer.keep_lattices = args.confidences
+        details.describe(recognizer)
+    else:
+        details.system = described_system(args, recognizer)
     if recognizer.carries_history and hypotheses:
         raise AsrError("--resume and --carry-history exclude each other: the words before would be missing.")
     with compiling_notice():
         recognizer.prepare()
     if output is not None:
-        output.require_maker(maker_of(recognizer, LEARNED[args.speaker]))
+        output.require_maker(maker_of_any(args, recognizer, LEARNED[args.speaker]))
 
     def read(name: str, rate: int) -> Tensor:
         return cut_waveform(cuts[name], rate)
@@ -384,7 +432,9 @@ def _recognize_cuts(
             recognizer,
             left,
             read,
-            speaker=learn_speaker(recognizer, args.speaker, own, read) if left else None,
+            speaker=learn_speaker(recognizer, args.speaker, own, read)
+            if left and isinstance(recognizer, Recognizer)
+            else None,
             session_of=(lambda name: cut_session(cuts[name])[0]) if recognizer.carries_history else None,
         )
 
@@ -409,13 +459,17 @@ def _recognize_cuts(
         details.records[outcome.name] = record
         if output is not None:
             output.add(record)
-    print(f"{describe(recognizer)}: {times.format()}", file=sys.stderr)
-    details.draw_lattices(recognizer)
-    extra = {
-        "mode": recognizer.mode,
-        "first_pass": old_first_pass(recognizer.decoder_name, recognizer.lm_fusion),
-        "decoder": recognizer.decoder_name,
-        "lm_fusion": recognizer.lm_fusion,
+    print(f"{describe_any(args, recognizer)}: {times.format()}", file=sys.stderr)
+    extra: dict[str, Any] = {"transducer": args.transducer}
+    if isinstance(recognizer, Recognizer):
+        details.draw_lattices(recognizer)
+        extra = {
+            "mode": recognizer.mode,
+            "first_pass": old_first_pass(recognizer.decoder_name, recognizer.lm_fusion),
+            "decoder": recognizer.decoder_name,
+            "lm_fusion": recognizer.lm_fusion,
+        }
+    extra |= {
         "failed": num_failed,
         **times.as_dict(),
         "cache": cache,

@@ -81,6 +81,7 @@ class _Parser(Parser):
 def run_recipe(
     args: argparse.Namespace,
     add_arguments: Callable[[argparse.ArgumentParser], None],
+    check: Callable[[argparse.Namespace], None],
     evaluate: Callable[[argparse.Namespace], int],
 ) -> int:
     """Recognizes each test set with each system, resuming an earlier run, and prints the table.
@@ -92,6 +93,7 @@ def run_recipe(
     Args:
         args: the arguments of `asr evaluate`.
         add_arguments: adds these arguments to a parser.
+        check: refuses options of recognition that have no effect with the others.
         evaluate: runs `asr evaluate` with one test set and one system.
     """
     alone = ("hypotheses", "reference", "cuts", "compare", "export", "details")
@@ -103,7 +105,7 @@ def run_recipe(
     parser = _Parser(add_help=False)
     add_arguments(parser)
     # Wrong options are reported before anything is recognized.
-    systems = {name: _arguments(args, recipe, name, parser) for name in recipe.systems}
+    systems = {name: _arguments(args, recipe, name, parser, check) for name in recipe.systems}
     present = {name: path for name, path in recipe.sets.items() if Path(path).is_file()}
     for name, path in recipe.sets.items():
         if name not in present:
@@ -130,14 +132,21 @@ def run_recipe(
     return status
 
 
-def _arguments(args: argparse.Namespace, recipe: Recipe, name: str, parser: _Parser) -> argparse.Namespace:
+def _arguments(
+    args: argparse.Namespace,
+    recipe: Recipe,
+    name: str,
+    parser: _Parser,
+    check: Callable[[argparse.Namespace], None],
+) -> argparse.Namespace:
     """The command line's options, overridden by those of the system."""
     given = copy.copy(args)
     given.recipe, given.json = None, False
     try:
         parsed: argparse.Namespace = parser.parse_args(shlex.split(recipe.systems[name]), given)
+        check(parsed)
     except (AsrError, ValueError) as error:
-        raise AsrError(f"{recipe.path}: the options of {name!r} are not valid: {error}.") from error
+        raise AsrError(f"{recipe.path}: the options of {name!r} are not valid: {str(error).rstrip('.')}.") from error
     return parsed
 
 

@@ -14,6 +14,7 @@ from asr.reports.evaluation import SCLITE, SHORTEST, Clip, Evaluation, Utterance
 from asr.reports.word_graph import WordGraph, word_graph
 from asr.results import PieceLattice, RecognitionResult, StageTimes
 from asr.text.documents import parse_json, read_text
+from asr.text.normalize import without_punctuation
 
 _CACHE_COUNTS = ("num_queries", "num_edge_hits", "num_hidden_rows", "num_contexts", "bytes_held")
 _MOST_LATTICES = 3
@@ -55,6 +56,18 @@ class Details:
             self.lattices[name] = num_errors, result.lattices[0]
             if len(self.lattices) > _MOST_LATTICES:
                 del self.lattices[min(self.lattices, key=lambda one: self.lattices[one][0])]
+
+    def split_words(self) -> None:
+        """Splits the words of the records where punctuation was between letters, each part with the word's times."""
+        for name, record in self.records.items():
+            words = record.get("words")
+            if isinstance(words, list) and all(isinstance(word, dict) for word in words):
+                parts = [
+                    {**word, "word": part}
+                    for word in words
+                    for part in without_punctuation(str(word.get("word", ""))).split()
+                ]
+                self.records[name] = {**record, "words": parts}
 
     def describe(self, recognizer: Recognizer) -> None:
         """Records the recognizer and its options."""

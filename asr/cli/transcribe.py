@@ -23,7 +23,6 @@ from asr.cli.file_names import read_names, with_names
 from asr.cli.options import (
     add_recognizer_arguments,
     add_speaker_options,
-    describe,
     recognizer_from,
     recognizer_inputs,
     refuse_without,
@@ -46,7 +45,14 @@ from asr.cli.output import (
 )
 from asr.cli.recordings import LIST_SUFFIXES, Recordings, Shard, audio_files, recordings
 from asr.cli.stream import STANDARD_INPUT, add_stream_arguments, run_streams, streaming_options
-from asr.cli.transducer import add_transducer_arguments, transducer_from, transducer_inputs, transducer_maker
+from asr.cli.transducer import (
+    add_transducer_arguments,
+    any_recognizer_from,
+    check_transducer_options,
+    describe_any,
+    maker_of_any,
+    transducer_inputs,
+)
 from asr.errors import AsrError, in_one_line
 from asr.models.adaptation import Speaker
 from asr.recognizer import Recognizer
@@ -322,11 +328,8 @@ def run(args: argparse.Namespace) -> int:
         refuse_without("--stream", add_stream_arguments, args)
     if args.lattices is None:
         refuse_without("--lattices", add_lattice_arguments, args)
-    if args.transducer is None:
-        refuse_without("--transducer", add_transducer_arguments, args)
-    elif args.stream or args.lattices is not None or args.speaker:
-        flag = "--stream" if args.stream else "--lattices" if args.lattices is not None else speaker_flag(args)
-        raise AsrError(f"{flag} and --transducer exclude each other; leave out one of them.")
+    excluded = {"--stream": args.stream, "--lattices": args.lattices is not None, speaker_flag(args): args.speaker}
+    check_transducer_options(args, excluded)
     if args.nbest > 1 and args.stream:
         raise AsrError("--nbest and --stream exclude each other; transcribe the recording afterwards.")
     formats = _formats(args)
@@ -403,15 +406,9 @@ def _transcribe(args: argparse.Namespace, found: Recordings, output: ResultsFile
     # A result that lacks what is now requested does not count as done.
     nbest = f"nbest-{args.nbest}" if args.nbest > 1 else ""
     kind = " ".join(filter(None, (LEARNED[args.speaker], nbest, "lattices" if args.lattices is not None else "")))
-    recognizer: Recognizer | TransducerRecognizer
-    if args.transducer is None:
-        recognizer = recognizer_from(args)
-        maker = partial(maker_of, recognizer, kind)
-    else:
-        recognizer = transducer_from(args)
-        maker = partial(transducer_maker, args, recognizer, kind)
+    recognizer = any_recognizer_from(args)
     if output is not None:
-        output.require_maker(maker())
+        output.require_maker(maker_of_any(args, recognizer, kind))
     if not todo:
         return 0
     if isinstance(recognizer, Recognizer):
@@ -443,8 +440,7 @@ def _transcribe(args: argparse.Namespace, found: Recordings, output: ResultsFile
                 times.add(outcome.result.times)
                 cache = later_cache(cache, outcome.result.cache)
     if args.statistics:
-        description = describe(recognizer) if isinstance(recognizer, Recognizer) else args.transducer
-        print(f"{description}: {times.format()}", file=sys.stderr)
+        print(f"{describe_any(args, recognizer)}: {times.format()}", file=sys.stderr)
         for line in format_cache(cache):
             print(line, file=sys.stderr)
     if num_failed:

@@ -1,8 +1,10 @@
-"""`asr transcribe --transducer`: the transducer and its decoder that the command line describes."""
+"""`--transducer` of `asr transcribe` and `asr evaluate`: a transducer and its decoder, beside the other recognizers."""
 
 from __future__ import annotations
 
 import argparse
+import math
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,20 +12,24 @@ from typing import TYPE_CHECKING, Any
 from asr.bundle import Bundle
 from asr.cli.options import (
     add_recognizer_arguments,
+    describe,
     device_from,
     fetched_bundle_folder,
     given_options,
     hot_words_from,
     listed,
+    recognizer_from,
     refuse_options,
+    refuse_without,
     with_flags,
 )
-from asr.cli.output import maker_name
+from asr.cli.output import maker_name, maker_of
 from asr.decoding.settings import ResourceOptions
 from asr.errors import AsrError
 from asr.models.transducers import load_transducer
 from asr.models.transducers.base import KINDS
 from asr.options import flag_of, options_of
+from asr.recognizer import Recognizer
 from asr.serialization import fingerprint_of
 
 if TYPE_CHECKING:
@@ -67,20 +73,60 @@ def add_transducer_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def check_transducer_options(args: argparse.Namespace, excluded: Mapping[str, object]) -> None:
+    """Refuses options that have no effect without a transducer, or with one.
+
+    Args:
+        args: the command line.
+        excluded: flags of the command's own that transducers do not have, and whether they were given.
+
+    Raises:
+        AsrError: there is such an option.
+    """
+    if args.transducer is None:
+        refuse_without("--transducer", add_transducer_arguments, args)
+        return
+    for flag in (flag for flag, is_given in excluded.items() if is_given):
+        raise AsrError(f"{flag} and --transducer exclude each other; leave out one of them.")
+    refuse_options("--transducer", add_recognizer_arguments, args, _SHARED)
+
+
 def transducer_inputs(args: argparse.Namespace) -> list[str | Path | None]:
-    """Files and folders that `transducer_from` reads, which no output may overwrite."""
+    """Files and folders that a transducer needs, which no output may overwrite."""
     return [None if args.transducer is None else args.transducer.partition(":")[2], args.words]
 
 
-def transducer_from(args: argparse.Namespace) -> TransducerRecognizer:
-    """Loads the transducer and the language models that the arguments describe.
+def any_recognizer_from(args: argparse.Namespace) -> Recognizer | TransducerRecognizer:
+    """Loads the recognizer, or with `--transducer` the transducer and the language models, that the arguments describe.
 
     Raises:
         AsrError: one cannot be loaded, or an option is out of range or would have no effect.
     """
+    return recognizer_from(args) if args.transducer is None else _transducer_from(args)
+
+
+def describe_any(args: argparse.Namespace, recognizer: Recognizer | TransducerRecognizer) -> str:
+    """A recognizer in words, for a line of statistics."""
+    return describe(recognizer) if isinstance(recognizer, Recognizer) else str(args.transducer)
+
+
+def maker_of_any(args: argparse.Namespace, recognizer: Recognizer | TransducerRecognizer, kind: str) -> str:
+    """`asr.cli.output.maker_of`, and such a name for a transducer."""
+    return maker_of(recognizer, kind) if isinstance(recognizer, Recognizer) else _maker_of(args, recognizer, kind)
+
+
+def described_system(args: argparse.Namespace, recognizer: TransducerRecognizer) -> dict[str, Any]:
+    """A transducer and its options for a report, like `asr.cli.evaluation_details.Details.describe`."""
+    names = ("transducer", *_SOURCES, "rnn_weight", "hot_word_score")
+    options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    config = _config(recognizer)
+    shown = {name: str(value) if value in (math.inf, -math.inf) else value for name, value in config.items()}
+    return {**options, "options": shown, "made_by": _maker_of(args, recognizer, "")}
+
+
+def _transducer_from(args: argparse.Namespace) -> TransducerRecognizer:
     from asr.transducer import TransducerDecoder, TransducerDecodingConfig, TransducerRecognizer
 
-    refuse_options("--transducer", add_recognizer_arguments, args, _SHARED)
     settings = {field.name: getattr(args, field.name) for field in fields(TransducerDecodingConfig)}
     settings = {name: value for name, value in settings.items() if value is not None}
     resources = ResourceOptions(**given_options(args, options_of(ResourceOptions)))
@@ -91,17 +137,21 @@ def transducer_from(args: argparse.Namespace) -> TransducerRecognizer:
         raise with_flags(error, [*settings, "hot_words", "plain_words"]) from error
 
 
-def transducer_maker(args: argparse.Namespace, recognizer: TransducerRecognizer, kind: str) -> str:
-    """A name that depends on everything that affects the words, like `asr.cli.output.maker_of`."""
+def _maker_of(args: argparse.Namespace, recognizer: TransducerRecognizer, kind: str) -> str:
+    """A name that depends on everything that affects the words."""
     sources = {name: getattr(args, name) for name in ("transducer", *_SOURCES)}
     decides = {
         "sources": {name: _fingerprint(source) for name, source in sources.items()},
-        "config": asdict(recognizer.decoder.config),
+        "config": _config(recognizer),
         "weights": [args.rnn_weight, args.hot_word_score],
         "max_segment_seconds": recognizer.resources.max_segment_seconds,
         "kind": kind,
     }
     return maker_name(decides, args.transducer, kind)
+
+
+def _config(recognizer: TransducerRecognizer) -> dict[str, Any]:
+    return asdict(recognizer.decoder.config)
 
 
 def _language_models(args: argparse.Namespace) -> dict[str, Any]:

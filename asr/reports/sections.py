@@ -28,7 +28,7 @@ from asr.reports.charts import (
 from asr.reports.evaluation import Evaluation, Utterance, finite, finite_values
 
 _UNKNOWN = "–"
-_KIND = ("bundle", "mode", "decoder", "lm_fusion")
+_KIND = ("bundle", "mode", "decoder", "lm_fusion", "transducer", "ngram", "rnn_lm")
 _MOST_CACHE_POINTS = 25
 
 
@@ -147,7 +147,7 @@ def _group_names(groups: Sequence[tuple[str, ...]]) -> list[str]:
     names = []
     for group in groups:
         parts = [group[position] for position in differs if position < len(group) and group[position]]
-        names.append(", ".join(parts) or group[0])
+        names.append(", ".join(parts) or next(filter(None, group)))
     return names
 
 

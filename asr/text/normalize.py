@@ -22,8 +22,7 @@ UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u312f\u31c0-\u9fff\uf
 _IS_UNSPACED = re.compile(f"[{UNSPACED}]")
 _APOSTROPHES = str.maketrans({"’": "'", "‘": "'", "ʼ": "'", "`": "'", "´": "'"})
 _AN4_MARKS = re.compile(r"</?s>|\(\S*\)\s*$")
-_NOT_WORD = re.compile(r"[^\w']+|_")
-_LONE_APOSTROPHE = re.compile(r"(?<!\w)'+(?!\w)")
+_NOT_WORD = re.compile(r"[^\w']|_")
 _REPEATED_APOSTROPHE = re.compile(r"''+")
 
 
@@ -44,11 +43,27 @@ def normalize_english(text: str) -> str:
     An apostrophe next to a letter is kept (`DON'T`, `BOYS'`, `'TIS`), unless a pair of them quotes words. Digits are
     kept, so that a lexicon reports them as out-of-vocabulary words.
     """
-    text = unicodedata.normalize("NFKC", text).translate(_APOSTROPHES)
-    text = _REPEATED_APOSTROPHE.sub(" ", text)
+    return without_punctuation(unicodedata.normalize("NFKC", text)).upper()
+
+
+def without_punctuation(text: str) -> str:
+    """Leaves words of letters, their marks (vowels in Indian scripts, for example), digits and apostrophes.
+
+    Other characters, such as hyphens, separate words. Apostrophes of all shapes become '; one next to a letter is kept,
+    unless a pair of them quotes words.
+    """
+    text = _REPEATED_APOSTROPHE.sub(" ", text.translate(_APOSTROPHES))
     text = re.sub(r"(?<!\w)'([^']*\w)'(?!\w)", r" \1 ", text)
-    text = _LONE_APOSTROPHE.sub(" ", _NOT_WORD.sub(" ", text))
-    return " ".join(text.upper().split())
+    words = _NOT_WORD.sub(lambda match: _between_words(match[0]), text).split()
+    return " ".join(word for word in words if any(map(str.isalnum, word)))
+
+
+def _between_words(character: str) -> str:
+    """What takes the place of a character that is no letter, digit or apostrophe."""
+    category = unicodedata.category(character)
+    if category == "Cf":  # such as a soft hyphen, or what joins letters
+        return ""
+    return character if category.startswith("M") else " "
 
 
 def is_unspaced(character: str) -> bool:

@@ -58,6 +58,27 @@ def test_details_have_the_alignment_whose_errors_were_counted(tmp_path, evaluate
     assert "     1  deleted   a\n" in text and "->" not in text
 
 
+def test_case_and_punctuation_can_be_ignored(tmp_path, evaluate):
+    (tmp_path / "ref").write_text("a WELL KNOWN BOYS' DON'T CAFÉ\nb NAÏVE 3 4\n", "utf-8")
+    (tmp_path / "hyp").write_text("a “Well-known” boys’ – don’t, cafe\u0301!\nb naïve... 3/4\n", "utf-8")
+    pair = (tmp_path / "hyp", "--reference", tmp_path / "ref", "--json")
+    assert json.loads(evaluate(*pair)[1])["wer"] > 0.9
+    assert json.loads(evaluate(*pair, "--ignore-case")[1])["wer"] > 0.5
+    assert json.loads(evaluate(*pair, "--ignore-punctuation")[1])["substitutions"] == 6
+    record = json.loads(evaluate(*pair, "--ignore-case", "--ignore-punctuation")[1])
+    assert (record["wer"], record["cer"], record["words"]) == (0.0, 0.0, 8)
+    both = (*pair, "--ignore-case", "--ignore-punctuation", "--compare", tmp_path / "hyp")
+    assert json.loads(evaluate(*both)[1])["other_wer"] == 0.0
+
+
+def test_alternatives_stay_when_punctuation_is_ignored(tmp_path, evaluate):
+    (tmp_path / "ref.trn").write_text("I'm { gonna / going-to } { @ / uh } { -- / um } go (u)\n")
+    options = (tmp_path / "hyp.trn", "--reference", tmp_path / "ref.trn", "--ignore-punctuation", "--json")
+    for heard in ("I’m going to go.", "I'm, gonna; um, go"):
+        (tmp_path / "hyp.trn").write_text(f"{heard} (u)\n", "utf-8")
+        assert json.loads(evaluate(*options)[1])["wer"] == 0.0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -9,6 +9,7 @@ import pytest
 
 from asr.cli.evaluate_recipe import Recipe
 from asr.testing.tones import TEXT
+from tests.ctc.test_bundles import scripted
 
 
 @pytest.fixture
@@ -70,6 +71,28 @@ def test_what_is_done_stays_and_the_rest_follows(tmp_path, recipe, cuts, evaluat
     assert code == 2 and "small.jsonl" in errors
 
 
+@pytest.mark.slow
+def test_networks_from_elsewhere_are_systems(tmp_path, cuts, evaluate, tiny_bundle_folder, monkeypatch):
+    monkeypatch.setenv("ASR_CACHE", str(tmp_path / "cache"))  # of graphs
+    name = scripted(tmp_path / "a.pt")
+    (tmp_path / "recipe.yaml").write_text(
+        f"sets: {{tones: {cuts}}}\nsystems: {{own: --mode ngram, other: --acoustic-model {name} --mode rnn --adapt}}\n"
+    )
+    arguments = ("--recipe", tmp_path / "recipe.yaml", "--bundle", tiny_bundle_folder, "--output", tmp_path / "out")
+    code, _, errors = evaluate(*arguments)
+    assert code == 2 and "it cannot adapt" in errors
+    recipe = (tmp_path / "recipe.yaml").read_text()
+    (tmp_path / "recipe.yaml").write_text(recipe.replace(" --adapt", ""))
+    code, text, errors = evaluate(*arguments, "--json")
+    own, other = json.loads(text)
+    assert code == 0
+    assert (own["wer"], other["wer"], own["hit_ratio"]) == (0.0, 0.0, None)
+    assert other["hit_ratio"] > 0 and other["real_time_factor"] > 0
+    code, text, errors = evaluate(*arguments, "--json")
+    assert (code, json.loads(text)) == (0, [own, other])
+    assert errors.count("3 of 3 recordings are already in") == 2
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -78,7 +101,10 @@ def test_what_is_done_stays_and_the_rest_follows(tmp_path, recipe, cuts, evaluat
         ("sets: {a: b}\nsystems: [x]", "this is not an evaluation recipe"),
         ("sets: {../a: b}\nsystems: {x: --mode rnn}", "'../a' is not a valid name"),
         ("sets: {a: 3}\nsystems: {x: --mode rnn}", "'a' must be text"),
-        ("sets: {a: b}\nsystems: {x: --beam rnn}", "the options of 'x' are not valid: unrecognized arguments: --beam"),
+        (
+            "sets: {a: b}\nsystems: {x: --beams rnn}",
+            "the options of 'x' are not valid: unrecognized arguments: --beams",
+        ),
         ("sets: {a: b}\nsystems: {x: --mode rnnn}", "the options of 'x' are not valid: argument --mode"),
         ("sets: {a: /none}\nsystems: {x: --word-insertion-penalty -1e-3}", "none of its manifests exists"),
         ("sets: {a: /none}\nsystems: {x: --mode rnn}", "none of its manifests exists"),

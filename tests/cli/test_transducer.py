@@ -1,8 +1,9 @@
-"""`asr transcribe --transducer`, with a small transducer in place of a loaded one."""
+"""`--transducer` of `asr transcribe` and `asr evaluate`, with a small transducer in place of a loaded one."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -186,3 +187,124 @@ def test_outputs_do_not_overwrite_inputs(run: Run, recording: Path, tmp_path: Pa
     assert code == 2
     assert "words.txt: this is an input of the same command" in said
     assert (tmp_path / "words.txt").read_text() == "a\n"
+
+
+def cased() -> ToyTransducer:
+    return ToyTransducer(["▁A", "b", "<blk>", "▁B", ",", "-b"], dim=1600, blank_bias=-3.0)
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    networks = {"onnx:toy": network, "onnx:cased": cased}
+    monkeypatch.setattr("asr.cli.transducer.load_transducer", lambda name: networks[name]())
+
+
+@pytest.mark.usefixtures("loads")
+def test_a_manifest_is_recognized_and_scored(evaluate: Run, cuts: Path, tmp_path: Path, arpa: Path) -> None:
+    output, details = tmp_path / "words.jsonl", tmp_path / "own.json"
+    settings = ["--ngram", arpa, "--beam-size", 3, "--spelling-penalty", "-inf"]
+    command = ["--cuts", cuts, "--transducer", "onnx:toy", *settings, "--output", output]
+    code, printed, said = evaluate(*command, "--details", details, "--json")
+    summary = json.loads(printed)
+    recordings = [tmp_path / f"u{number}.wav" for number in range(3)]
+    decoder = TransducerDecoder(network(), ngram=arpa, beam_size=3, spelling_penalty=-math.inf)
+    wanted = [result.text for result in TransducerRecognizer(decoder)(recordings)]
+    lines = output.read_text().splitlines(keepends=True)
+    assert code == 0
+    assert [json.loads(line)["text"] for line in lines] == wanted
+    assert "onnx:toy: acoustic model" in said
+    assert summary["transducer"] == "onnx:toy"
+    assert summary["wer"] > 0.0 < summary["real_time_factor"]
+    assert summary["wer_interval"][0] <= summary["wer"] <= summary["wer_interval"][1]
+    made = json.loads(details.read_text())
+    assert made["summary"] == summary
+    assert made["system"]["ngram"] == str(arpa)
+    assert made["system"]["options"]["beam_size"] == 3
+    assert made["utterances"][0]["words"][0]["start"] < made["utterances"][0]["words"][0]["end"]
+    assert main(["report", str(details)]) == 0
+    # An interrupted run goes on, with the same options only.
+    output.write_text("".join(lines[:2]))
+    assert evaluate(*command)[0] == 2
+    code, printed, said = evaluate(*command, "--resume", "--json")
+    assert (code, json.loads(printed)["wer"]) == (0, summary["wer"])
+    assert "2 of 3 recordings are already in" in said
+    code, _, said = evaluate(*command, "--resume", "--lm-scale", 2)
+    assert code == 2 and "words.jsonl" in said
+
+
+@pytest.mark.usefixtures("loads")
+def test_a_recipe_may_have_several_transducers(evaluate: Run, cuts: Path, tmp_path: Path) -> None:
+    recipe, folder = tmp_path / "recipe.yaml", tmp_path / "out"
+    recipe.write_text(
+        f"sets: {{tones: {cuts}}}\n"
+        "systems: {narrow: --transducer onnx:toy --beam-size 1, wide: --transducer onnx:toy, Cased: --transducer "
+        "onnx:cased}\n"
+    )
+    command = ["--recipe", recipe, "--output", folder]
+    code, printed, _ = evaluate(*command, "--ignore-case")
+    assert code == 0
+    assert [line.split(" ")[1] for line in printed.splitlines()[2:5]] == ["narrow", "wide", "Cased"]
+    table = (folder / "table.json").read_text()
+    assert evaluate(*command, "--ignore-case")[0] == 0
+    assert (folder / "table.json").read_text() == table
+    page = (folder / "tones.html").read_text()
+    assert "onnx:cased" in page
+    recipe.write_text(recipe.read_text().replace("onnx:cased", "onnx:cased --mode rnn"))
+    code, printed, said = evaluate("--recipe", recipe, "--output", tmp_path / "none")
+    assert (code, printed) == (2, "")
+    assert "the options of 'Cased' are not valid: --mode has no effect with --transducer; leave it out.\n" in said
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.usefixtures("loads")
+def test_networks_that_write_case_and_punctuation(evaluate: Run, cuts: Path, tmp_path: Path) -> None:
+    details = tmp_path / "own.json"
+    command = ["--cuts", cuts, "--transducer", "onnx:cased", "--details", details]
+    assert evaluate(*command)[0] == 0
+    plain = json.loads(details.read_text())
+    assert {",", "-"} <= {letter for utt in plain["utterances"] for word in utt["words"] for letter in word["text"]}
+    assert evaluate(*command, "--ignore-case", "--ignore-punctuation")[0] == 0
+    compared = json.loads(details.read_text())
+    for before, after in zip(plain["utterances"], compared["utterances"], strict=True):
+        assert len(after["words"]) > len(before["words"]) or "-" not in str(before["words"])
+        for word in after["words"]:
+            assert set(word["text"]) <= {"A", "B"}
+            times = [(one["start"], one["end"]) for one in before["words"] if word["text"] in one["text"].upper()]
+            assert (word["start"], word["end"]) in times
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--mode", "rnn"], "--mode has no effect with --transducer"),
+        (["--carry-history"], "--carry-history has no effect with --transducer"),
+        (["--workers", "2"], "--workers has no effect with --transducer"),
+        (["--confidences"], "--confidences and --transducer exclude each other"),
+        (["--speaker-statistics"], "--speaker-statistics and --transducer exclude each other"),
+        (["--adapt"], "--adapt and --transducer exclude each other"),
+        (["--lm-scale", "1"], "--lm-scale has no effect here: there is no language model"),
+    ],
+)
+@pytest.mark.usefixtures("loads")
+def test_options_of_an_evaluation_are_refused(
+    evaluate: Run, cuts: Path, tmp_path: Path, options: list[str], message: str
+) -> None:
+    output = tmp_path / "words.jsonl"
+    code, printed, said = evaluate("--cuts", cuts, "--transducer", "onnx:toy", "--output", output, *options)
+    assert (code, printed) == (2, "")
+    assert message in said
+    assert not output.exists() or not output.read_text()
+
+
+def test_evaluations_need_recordings_for_a_transducer(evaluate: Run, tmp_path: Path, cuts: Path) -> None:
+    (tmp_path / "words").write_text("a one\n")
+    scored = [tmp_path / "words", "--reference", tmp_path / "words"]
+    assert "--transducer has no effect without --cuts" in evaluate(*scored, "--transducer", "onnx:toy")[2]
+    assert "--beam-size has no effect without --cuts" in evaluate(*scored, "--beam-size", 3)[2]
+    assert "--beam-size has no effect without --transducer" in evaluate("--cuts", cuts, "--beam-size", 3)[2]
+    (tmp_path / "words.txt").write_text("a\n")
+    code, _, said = evaluate(
+        *("--cuts", cuts, "--transducer", "onnx:toy", "--words", tmp_path / "words.txt"),
+        *("--output", tmp_path / "words.txt"),
+    )
+    assert code == 2 and "words.txt: this is an input of the same command" in said

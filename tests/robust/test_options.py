@@ -55,7 +55,9 @@ def test_a_reference_in_other_letters_gets_a_hint(tmp_path: Path, capsys) -> Non
     (tmp_path / "ref").write_text("a Pat, to kit.\nb Sick skip!\n")
     (tmp_path / "hyp").write_text("a PAT TO KIT\nb SICK SKIP\n")
     assert main(["evaluate", str(tmp_path / "hyp"), "--reference", str(tmp_path / "ref")]) == 0
-    assert "without case and punctuation the word error rate would be 0.00%" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "without case and punctuation the word error rate would be 0.00%" in said
+    assert "use --ignore-case and --ignore-punctuation" in said
     assert main(["evaluate", str(tmp_path / "ref"), "--reference", str(tmp_path / "ref")]) == 0
     assert capsys.readouterr().err == ""
 

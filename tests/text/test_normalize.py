@@ -11,6 +11,7 @@ from asr.text.normalize import (
     normalize_an4,
     normalize_english,
     normalize_librispeech,
+    without_punctuation,
     written_as,
 )
 
@@ -46,6 +47,21 @@ def test_librispeech_keeps_apostrophes_and_mends_white_space() -> None:
 )
 def test_english(text: str, expected: str) -> None:
     assert normalize_english(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("‘Well-known’, he said…", "Well known he said"),
+        ("don\u00ad’t 3.5 %", "don't 3 5"),
+        ("नमस्ते, दुनिया।", "नमस्ते दुनिया"),
+        ("می\u200cخواهم؟", "میخواهم"),
+        ("你好，世界", "你好 世界"),
+        ("- ' ''", ""),
+    ],
+)
+def test_without_punctuation(text: str, expected: str) -> None:
+    assert without_punctuation(text) == expected
 
 
 @given(st.text())
