@@ -115,6 +115,12 @@ class Prefixes:
             prefix = int(self.parent[prefix])
         return np.array(found[::-1], dtype=np.int64)
 
+    def frames(self, path: IntArray) -> IntArray:
+        """The frame of each token of a path."""
+        # A token may be more probable later, after paths that the following ones have left before.
+        frame: IntArray = np.minimum.accumulate(self.frame[path][::-1])[::-1]
+        return frame
+
 
 class TransducerBeam:
     """The search of some utterances, which begin together.
@@ -221,7 +227,7 @@ class TransducerBeam:
         return prefixes.entry[prefixes.path(left.pop())] if left else np.zeros(0, dtype=np.int64)
 
     def _finished(self, path: IntArray, am_score: float, lm_score: float, total: float) -> Finished:
-        frame = self.prefixes.frame[path]
+        frame = self.prefixes.frames(path)
         return Finished(self.prefixes.entry[path], frame, frame + 1, am_score, lm_score, total)
 
     def _waiting(self) -> list[tuple[IntArray, FloatArray]]:

@@ -226,6 +226,16 @@ def test_frames_of_tokens_and_times_of_words() -> None:
     assert spans[-1][1] == frames[-1] + 1
 
 
+@pytest.mark.parametrize("durations", [(), (0, 1, 2)])
+def test_tokens_are_in_the_order_of_their_frames(durations: tuple[int, ...]) -> None:
+    for seed in range(30):
+        network = ToyTransducer(PIECES, durations, seed=seed)
+        for found in TransducerDecoder(network)(encoded_frames(8, seed=seed), nbest=8):
+            frames = [token.start_frame for token in found.tokens]
+            assert frames == sorted(frames)
+            assert all(word.end_frame > word.start_frame for word in found.words)
+
+
 def test_each_prefix_is_predicted_once_while_it_is_needed() -> None:
     network = ToyTransducer(PIECES, sharpness=3.0, blank_bias=3.0)
     decoder = TransducerDecoder(network, beam_size=4)
