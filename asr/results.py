@@ -90,7 +90,8 @@ class Word:
         text: the word.
         start, end: in seconds from the beginning of the recording.
         confidence: calibrated probability that the word is right. If the bundle is not calibrated, the posterior
-            probability in the lattice, or None if neither lattices nor several hypotheses are requested.
+            probability in the lattice, or None if neither lattices nor several hypotheses are requested. Those
+            of transducers are described in `asr.fusion.confidences`.
     """
 
     text: str

@@ -240,7 +240,9 @@ def check_recognizer_options(args: argparse.Namespace) -> None:
     Raises:
         AsrError: there is such an option.
     """
-    check_transducer_options(args, {"--confidences": args.confidences, speaker_flag(args): args.speaker})
+    check_transducer_options(args, {speaker_flag(args): args.speaker})
+    if args.transducer is not None and args.confidences:
+        raise AsrError("--confidences has no effect with --transducer, whose words have them anyway; leave it out.")
 
 
 def _outputs(args: argparse.Namespace) -> list[Path]:

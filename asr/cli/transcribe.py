@@ -240,8 +240,8 @@ A JSON line has these fields:
   audio      the path as given, or the id in wav.scp or a manifest, then also as 'id'
   text       the words
   duration   the duration of the audio in seconds
-  words      each with 'word', 'start' and 'end' in seconds and, if the bundle is calibrated or with --lattices or
-             --nbest, 'confidence' from 0 to 1
+  words      each with 'word', 'start' and 'end' in seconds and, if the bundle is calibrated or with --lattices,
+             --nbest or --transducer, 'confidence' from 0 to 1
   scores     of the words' path, natural logarithms: 'am', 'graph' and 'lm' unweighted; 'total' is their weighted sum
              plus the word insertion penalties
   nbest      with --nbest, the most probable distinct sentences, best first, each with 'text' and 'scores'; with

@@ -44,6 +44,7 @@ class Extended(NamedTuple):
         place, context, bonus: as for `Growing`.
         lm_score: what the language model adds, unscaled.
         guess: as for `asr.fusion.scores.Extension`.
+        lost, lost_total: which others the language model has scored, and their totals.
     """
 
     kept: IntArray
@@ -52,6 +53,8 @@ class Extended(NamedTuple):
     bonus: FloatArray
     lm_score: FloatArray
     guess: FloatArray
+    lost: IntArray
+    lost_total: FloatArray
 
 
 class Fusion:
@@ -94,9 +97,13 @@ class Fusion:
         kept = self.best(base.utt, am_score + bonus + guess, CANDIDATES * size, others)
         lm_score, context = self._asked(base.context[kept], word[kept])
         bonus = bonus[kept] + self._scaled(lm_score)
-        best = self.best(base.utt[kept], am_score[kept] + bonus + guess[kept], size, others)
+        total = am_score[kept] + bonus + guess[kept]
+        best = self.best(base.utt[kept], total, size, others)
+        is_lost = np.ones(len(kept), dtype=bool)
+        is_lost[best] = False
+        lost = kept[is_lost], total[is_lost]
         kept, context, bonus, lm_score = kept[best], context[best], bonus[best], lm_score[best]
-        return Extended(kept, place[kept], context, bonus, lm_score, guess[kept])
+        return Extended(kept, place[kept], context, bonus, lm_score, guess[kept], *lost)
 
     def finish(self, place: IntArray, context: IntArray) -> tuple[FloatArray, FloatArray]:
         """Ends texts (Q,) -> what the language model adds, unscaled, and all that is added."""

@@ -33,6 +33,7 @@ from asr.ctc.language_models import LentModels, interpolated, made_with_phrases,
 from asr.ctc.recognizer import Network
 from asr.ctc.word_models import listed_words, read_ngram
 from asr.errors import AsrError
+from asr.fusion.confidences import Doubts, written_tokens
 from asr.fusion.interface import Finished, FusionConfig, IntArray
 from asr.fusion.scores import TextScores, TokenScores, WordScores, unigrams_of
 from asr.fusion.spelling import SpelledWords, spelled_words
@@ -51,10 +52,17 @@ _INTERNAL_LM_SCALE = 0.2
 
 
 class Text(NamedTuple):
-    """A text: the best sequence of tokens that is written so, and the total of all of them."""
+    """A text.
+
+    Attributes:
+        best: the best sequence of tokens that is written so.
+        total: the score of all of these.
+        confidences: of the words, if they are known.
+    """
 
     best: Finished
     total: float
+    confidences: Sequence[float] | None = None
 
 
 class TokenNetwork(Network, Protocol):
@@ -114,6 +122,7 @@ class FusionDecoder(ABC):
         require_type(network, self.network_type, "network", self.example)
         self.network = network
         self.config = settings_of(self.config_type, settings)
+        self._written = written_tokens(network.tokens)
         if lm is None:
             refuse_given({"lm_weight": lm_weight, "lm_options": lm_options}, "there is no lm")
         elif ngram is None:
@@ -227,14 +236,15 @@ class FusionDecoder(ABC):
 
     def best_texts(self, finished: Sequence[Finished], nbest: int) -> list[Text]:
         """The best texts, each by the sum over the sequences of tokens that are written so."""
-        groups: dict[str, list[Finished]] = {}
+        groups: dict[tuple[str, ...], list[Finished]] = {}
         for each in finished:
             entries = each.entries.tolist()
-            text = " ".join(self._word(entries[begin:end]) for begin, end in self.spans(entries))
-            groups.setdefault(text, []).append(each)
+            words = tuple(self._word(entries[first:after]) for first, after in self.spans(entries))
+            groups.setdefault(words, []).append(each)
         totals = (float(np.logaddexp.reduce([each.total for each in same])) for same in groups.values())
         texts = [Text(same[0], total) for same, total in zip(groups.values(), totals, strict=True)]
-        return sorted(texts, key=lambda text: -self.rank(text.total, len(text.best.entries)))[:nbest]
+        best = sorted(texts, key=lambda text: -self.rank(text.total, len(text.best.entries)))[:nbest]
+        return [text._replace(confidences=self._confidences(text, texts)) for text in best]
 
     def rank(self, total: float, num_tokens: int) -> float:
         """What texts are compared by, given their score and the number of their tokens."""
@@ -253,13 +263,27 @@ class FusionDecoder(ABC):
         symbols, shift, best = self.network.tokens.table.tokens, self.network.frame_shift, text.best
         entries, begins, ends = best.entries.tolist(), best.begin.tolist(), best.end.tolist()
         words = []
-        for first, after in self.spans(entries):
+        for number, (first, after) in enumerate(self.spans(entries)):
             word, begin, end = self._word(entries[first:after]), begins[first], ends[after - 1]
+            confidence = None if text.confidences is None else text.confidences[number]
             is_spelled = self._spelled is not None and not self._spelled.has(word)
-            words.append(CTCWord(word, begin, end, begin * shift, end * shift, is_spelled=is_spelled))
+            words.append(CTCWord(word, begin, end, begin * shift, end * shift, confidence, is_spelled))
         tokens = tuple(CTCToken(symbols[entry], *span) for entry, *span in zip(entries, begins, ends, strict=True))
         am_score = best.am_score + text.total - best.total
         return CTCHypothesis(tuple(words), tokens, text.total, am_score, best.lm_score, is_complete)
+
+    def _confidences(self, text: Text, others: Sequence[Text]) -> Sequence[float] | None:
+        """The confidences of a text's words, given all texts."""
+        if text.best.departed is None:
+            return None
+        entries, written = text.best.entries.tolist(), self._written
+        words = ["".join(written[entry] for entry in entries[first:after]) for first, after in self.spans(entries)]
+        doubts = Doubts([word.replace(" ", "") for word in words])
+        for other in others:
+            place = functools.reduce(doubts.follow, (written[entry] for entry in other.best.entries), 0)
+            doubts.add(doubts.end(place), other.total - text.total)
+        doubts.add_departed(text.best.departed(), written)
+        return doubts.confidences()
 
     def _word(self, entries: list[int]) -> str:
         """The word that some tokens spell, as it is listed."""

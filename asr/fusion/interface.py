@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -17,6 +17,23 @@ IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
 
+class Departed(NamedTuple):
+    """Hypotheses that left the beam, as nodes of a tree of tokens.
+
+    Attributes:
+        parent, entry: what each node extends, a node or -1, and by which token, an entry of `CTCTokens.table`.
+        node: (M,) the node that each hypothesis is at.
+        next_entry: (M,) a token that it has besides, or -1.
+        log_weight: (M,) its weight at that time, relative to a finished hypothesis, natural log.
+    """
+
+    parent: Sequence[int]
+    entry: Sequence[int]
+    node: Sequence[int]
+    next_entry: Sequence[int]
+    log_weight: Sequence[float]
+
+
 class Finished(NamedTuple):
     """A sequence of tokens that an utterance may be.
 
@@ -26,6 +43,7 @@ class Finished(NamedTuple):
         am_score: of the network, natural log.
         lm_score: language model score, unscaled.
         total: the scaled sum, with all that texts gain.
+        departed: finds the others that left the beam, if the search has kept them.
     """
 
     entries: IntArray
@@ -34,6 +52,7 @@ class Finished(NamedTuple):
     am_score: float
     lm_score: float
     total: float
+    departed: Callable[[], Departed] | None = None
 
 
 @dataclass(frozen=True)

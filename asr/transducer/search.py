@@ -13,15 +13,18 @@ extensions, R rows of the prediction network.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from asr.errors import AsrError
 from asr.fusion.beam import CANDIDATES, Fusion, Growing
-from asr.fusion.interface import Finished, FloatArray, IntArray
+from asr.fusion.interface import Departed, Finished, FloatArray, IntArray
 from asr.fusion.scores import TextScores
 from asr.lm.interface import LanguageModel
 from asr.models.external.base import named
@@ -31,6 +34,8 @@ from asr.transducer.interface import TransducerDecodingConfig
 _FRAMES_BETWEEN_MARKS = 16
 # As many rows of the prediction network may be held for each hypothesis.
 _ROWS_KEPT = 4
+# Hypotheses with less weight when they leave the beam do not count.
+_LEAST_LOG_WEIGHT = -8.0
 _PREFIX_TYPES = {
     **dict.fromkeys(("parent", "entry", "utt", "frame", "row", "place", "context"), np.int64),
     **dict.fromkeys(("peak", "lm_score", "bonus", "guess"), np.float64),
@@ -122,6 +127,32 @@ class Prefixes:
         return frame
 
 
+class _Step(NamedTuple):
+    """Hypotheses (M,) that took part in a step of the search.
+
+    Attributes:
+        frame: its frame.
+        prefix, next_entry, total: the prefix of each, a token that it has besides or -1, and its total.
+        is_lost: whether it left the beam.
+    """
+
+    frame: IntArray
+    prefix: IntArray
+    next_entry: IntArray
+    total: FloatArray
+    is_lost: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of(
+        cls, frame: int, prefix: IntArray, next_entry: IntArray | None, total: FloatArray, kept: IntArray | None
+    ) -> _Step:
+        """Makes a step; None stands for no further tokens, or none that are kept."""
+        is_lost = np.ones(len(prefix), dtype=bool)
+        is_lost[[] if kept is None else kept] = False
+        next_entry = np.full(len(prefix), -1) if next_entry is None else next_entry
+        return cls(np.full(len(prefix), frame), prefix, next_entry, total, is_lost)
+
+
 class TransducerBeam:
     """The search of some utterances, which begin together.
 
@@ -132,6 +163,7 @@ class TransducerBeam:
         lm: the language model, or None.
         num_utts: N.
         compact_at: number of prefixes from which those that are needed no more are removed.
+        keeps_departed: whether to remember the hypotheses that leave the beam, and all prefixes.
 
     Attributes:
         num_frames: the number of frames read so far.
@@ -145,6 +177,7 @@ class TransducerBeam:
         lm: LanguageModel | None,
         num_utts: int,
         compact_at: int = 1 << 16,
+        keeps_departed: bool = False,
     ) -> None:
         self._network, self._config = network, config
         self._fusion = Fusion(scores, config, lm)
@@ -164,6 +197,7 @@ class TransducerBeam:
         # What leaves for each later frame: prefixes and scores.
         self._leaving: dict[int, list[tuple[IntArray, FloatArray]]] = {0: [(np.arange(num_utts), np.zeros(num_utts))]}
         self._ended: list[tuple[IntArray, FloatArray]] = []
+        self._steps: list[_Step] | None = [] if keeps_departed else None
         self._first_compact_at = self._compact_at = compact_at
         self.num_frames = 0
 
@@ -184,6 +218,8 @@ class TransducerBeam:
                 prefix, score = prefix[~has_ended], score[~has_ended]
             total = score + self.prefixes.bonus[prefix] + self.prefixes.guess[prefix]
             kept = self._fusion.best(self.prefixes.utt[prefix], total, int(self._config.beam_size))
+            if self._steps is not None:
+                self._steps.append(_Step.of(frame, prefix, None, total, kept))
             if len(kept):
                 self._read(frame, encoded[:, frame - begin], prefix[kept], score[kept])
             self._forget(frame)
@@ -197,12 +233,25 @@ class TransducerBeam:
         total = score + prefixes.bonus[prefix] + gain
         lm_score = prefixes.lm_score[prefix] + lm_score
         found: list[list[Finished]] = [[] for _ in range(int((prefixes.parent[: prefixes.num] < 0).sum()))]
+        departed = self._departed(len(found))
         for place in np.argsort(-total, kind="stable").tolist():
             if total[place] > -np.inf:
                 path = prefixes.path(int(prefix[place]))
                 scores = float(score[place]), float(lm_score[place]), float(total[place])
-                found[prefixes.utt[prefix[place]]].append(self._finished(path, *scores))
+                utt = prefixes.utt[prefix[place]]
+                of_path = None if departed is None else functools.partial(departed[utt], path)
+                found[utt].append(self._finished(path, *scores, of_path))
         return found
+
+    def _departed(self, num_utts: int) -> list[Callable[[IntArray], Departed]] | None:
+        """For each utterance, what finds the hypotheses that left the beam, by a finished one's path."""
+        if not self._steps:
+            return None
+        everything = _Step(*map(np.concatenate, zip(*self._steps, strict=True)))
+        tree = self.prefixes.parent[: self.prefixes.num].tolist(), self.prefixes.entry[: self.prefixes.num].tolist()
+        utt = self.prefixes.utt[everything.prefix]
+        steps = (_Step(*(each[utt == number] for each in everything)) for number in range(num_utts))
+        return [functools.partial(_departed, *tree, number, step) for number, step in enumerate(steps)]
 
     def best(self) -> Finished | None:
         """The best hypothesis of one utterance so far, whose last word may be unfinished; None if none survived."""
@@ -226,9 +275,16 @@ class TransducerBeam:
             left.add(int(prefixes.parent[last]))
         return prefixes.entry[prefixes.path(left.pop())] if left else np.zeros(0, dtype=np.int64)
 
-    def _finished(self, path: IntArray, am_score: float, lm_score: float, total: float) -> Finished:
+    def _finished(
+        self,
+        path: IntArray,
+        am_score: float,
+        lm_score: float,
+        total: float,
+        departed: Callable[[], Departed] | None = None,
+    ) -> Finished:
         frame = self.prefixes.frames(path)
-        return Finished(self.prefixes.entry[path], frame, frame + 1, am_score, lm_score, total)
+        return Finished(self.prefixes.entry[path], frame, frame + 1, am_score, lm_score, total, departed)
 
     def _waiting(self) -> list[tuple[IntArray, FloatArray]]:
         """The hypotheses that have left for frames that were not read yet, and their scores."""
@@ -301,6 +357,9 @@ class TransducerBeam:
         growing = Growing(prefixes.utt[base], prefixes.place[base], prefixes.context[base], prefixes.bonus[base])
         extended = self._fusion.extend(growing, entry, added, gain, left)
         kept = extended.kept
+        if self._steps is not None:
+            lost = extended.lost
+            self._steps.append(_Step.of(frame, base[lost], entry[lost], extended.lost_total, None))
         child = np.array([*map(prefixes.child, base[kept].tolist(), entry[kept].tolist())], dtype=np.int64)
         prefixes.place[child], prefixes.context[child] = extended.place, extended.context
         prefixes.lm_score[child] = prefixes.lm_score[base[kept]] + extended.lm_score
@@ -366,7 +425,7 @@ class TransducerBeam:
         held = np.concatenate([waiting, *(prefix for prefix, _ in self._ended)])
         if frame % _FRAMES_BETWEEN_MARKS == 0:
             self._fusion.retain(prefixes.context[held])
-        if prefixes.num > self._compact_at:
+        if prefixes.num > self._compact_at and self._steps is None:
             number = prefixes.compact(np.concatenate([held, self._prefix_of_row]))
             self._prefix_of_row = number[self._prefix_of_row]
             self._ended = [(number[prefix], score) for prefix, score in self._ended]
@@ -374,6 +433,18 @@ class TransducerBeam:
                 to: [(number[prefix], score) for prefix, score in leaving] for to, leaving in self._leaving.items()
             }
             self._compact_at = max(self._first_compact_at, 2 * prefixes.num)
+
+
+def _departed(parent: list[int], entry: list[int], root: int, step: _Step, path: IntArray) -> Departed:
+    """The hypotheses that left the beam while one with a path from the root was in it."""
+    mass = np.full(int(step.frame.max(initial=0)) + 1, -np.inf)
+    is_own = np.isin(step.prefix, [root, *path]) & (step.next_entry < 0)
+    np.logaddexp.at(mass, step.frame[is_own], step.total[is_own])
+    # With durations, it may pass over frames.
+    mass = mass[np.maximum.accumulate(np.where(mass > -np.inf, np.arange(len(mass)), 0))]
+    log_weight = step.total - mass[step.frame]
+    kept = step.is_lost & (log_weight >= _LEAST_LOG_WEIGHT)
+    return Departed(parent, entry, *(each[kept].tolist() for each in (step.prefix, step.next_entry, log_weight)))
 
 
 def _merged(parts: Sequence[tuple[IntArray, FloatArray]]) -> tuple[IntArray, FloatArray]:

@@ -221,6 +221,8 @@ def test_a_manifest_is_recognized_and_scored(evaluate: Run, cuts: Path, tmp_path
     assert made["system"]["ngram"] == str(arpa)
     assert made["system"]["options"]["beam_size"] == 3
     assert made["utterances"][0]["words"][0]["start"] < made["utterances"][0]["words"][0]["end"]
+    confidences = [word["confidence"] for utterance in made["utterances"] for word in utterance["words"]]
+    assert all(0.0 < each <= 1.0 for each in confidences) and min(confidences) < 1.0
     assert main(["report", str(details)]) == 0
     # An interrupted run goes on, with the same options only.
     output.write_text("".join(lines[:2]))
@@ -279,7 +281,7 @@ def test_networks_that_write_case_and_punctuation(evaluate: Run, cuts: Path, tmp
         (["--mode", "rnn"], "--mode has no effect with --transducer"),
         (["--carry-history"], "--carry-history has no effect with --transducer"),
         (["--workers", "2"], "--workers has no effect with --transducer"),
-        (["--confidences"], "--confidences and --transducer exclude each other"),
+        (["--confidences"], "--confidences has no effect with --transducer, whose words have them anyway"),
         (["--speaker-statistics"], "--speaker-statistics and --transducer exclude each other"),
         (["--adapt"], "--adapt and --transducer exclude each other"),
         (["--lm-scale", "1"], "--lm-scale has no effect here: there is no language model"),
