@@ -10,6 +10,7 @@ Shapes: N utterances, T frames, E encoder dimensions, M rows of hypotheses, C to
 
 from __future__ import annotations
 
+import functools
 import heapq
 import math
 from typing import NamedTuple
@@ -22,7 +23,7 @@ from torch import Tensor
 from asr.attention.interface import AttentionDecodingConfig
 from asr.errors import AsrError
 from asr.fusion.beam import CANDIDATES, Fusion, Growing
-from asr.fusion.interface import Finished, FloatArray, IntArray
+from asr.fusion.interface import LEAST_LOG_WEIGHT, Departed, Finished, FloatArray, IntArray
 from asr.models.attention import AttentionModel
 
 BoolArray = npt.NDArray[np.bool_]
@@ -69,32 +70,63 @@ class _Ended(NamedTuple):
     total: float
 
 
+class _Left(NamedTuple):
+    """Hypotheses that left the beam in a step: utterance, node, next token and total of each."""
+
+    utt: IntArray
+    node: IntArray
+    entry: IntArray
+    total: FloatArray
+
+
 class _Tree:
-    """The tokens of all hypotheses; node 0 is before the first token."""
+    """The tokens of all hypotheses, and their totals; node 0 is before the first token."""
 
     def __init__(self) -> None:
-        self._parent, self._entry = [np.zeros(1, dtype=np.int64)], [np.zeros(1, dtype=np.int64)]
+        self._parent, self._entry = [np.full(1, -1)], [np.zeros(1, dtype=np.int64)]
+        self._total = [np.zeros(1)]
+        self._left: list[_Left] = []
         self._num = 1
 
-    def add(self, parent: IntArray, entry: IntArray) -> IntArray:
-        """Adds a token after each of some nodes -> their nodes."""
+    def add(self, parent: IntArray, entry: IntArray, total: FloatArray, left: _Left) -> IntArray:
+        """Adds a token after each of some nodes -> their nodes; others have left the beam in this step."""
         self._parent.append(parent)
         self._entry.append(entry)
+        self._total.append(total)
+        self._left.append(left)
         added = self._num + np.arange(len(parent))
         self._num += len(parent)
         return added
 
-    def paths(self, nodes: list[int]) -> list[IntArray]:
-        """The tokens up to each node."""
-        parent, entry = np.concatenate(self._parent).tolist(), np.concatenate(self._entry)
-        found = []
-        for node in nodes:
-            path = []
-            while node:
-                path.append(node)
-                node = parent[node]
-            found.append(entry[path[::-1]])
+    def finished(self, ended: list[list[_Ended]], num: int) -> list[list[Finished]]:
+        """The best texts of each utterance, whose tokens have no frames yet."""
+        parent, entry, total = (np.concatenate(each) for each in (self._parent, self._entry, self._total))
+        parents, entries = parent.tolist(), entry.tolist()
+        left = _Left(*map(np.concatenate, zip(*self._left, strict=True)))
+        step = np.repeat(np.arange(len(self._left)), [len(each.utt) for each in self._left])
+        found: list[list[Finished]] = [[] for _ in ended]
+        for utt, own in enumerate(ended):
+            is_own = left.utt == utt
+            departures = step[is_own], _Left(*(each[is_own] for each in left))
+            for each in heapq.nlargest(num, own):
+                path, node = [], each.node
+                while node:
+                    path.append(node)
+                    node = parents[node]
+                text = entry[path[::-1]]
+                departed = functools.partial(_departed, parents, entries, total[path[::-1]], *departures)
+                scores = each.am_score, each.lm_score, each.total
+                found[utt].append(Finished(text, np.zeros_like(text), np.zeros_like(text), *scores, departed))
         return found
+
+
+def _departed(parent: list[int], entry: list[int], total: FloatArray, step: IntArray, left: _Left) -> Departed:
+    """The hypotheses that left the beam while a text was in it, which had some totals (U,) after its tokens."""
+    log_weight = np.full(len(step), -np.inf)
+    is_beside = step < len(total)
+    log_weight[is_beside] = left.total[is_beside] - total[step[is_beside]]
+    kept = log_weight >= LEAST_LOG_WEIGHT
+    return Departed(parent, entry, *(each[kept].tolist() for each in (left.node, left.entry, log_weight)))
 
 
 class AttentionBeam:
@@ -146,7 +178,7 @@ class AttentionBeam:
                 silent_logits, silent_state = network.step(token, source, silent_state)
             if num_tokens % _STEPS_BETWEEN_MARKS == 0:
                 self._fusion.retain(self._rows.context)
-        return [_found(self._tree, each, int(self._config.beam_size)) for each in self._ended]
+        return self._tree.finished(self._ended, int(self._config.beam_size))
 
     def _limits(self, num_frames: IntArray) -> IntArray:
         """The most tokens of each utterance, (N,)."""
@@ -202,10 +234,12 @@ class AttentionBeam:
             gain = _host(internal[torch.from_numpy(source), torch.from_numpy(chosen)])
         growing = Growing(rows.utt[source], rows.place[source], rows.context[source], rows.bonus[source])
         extended = self._fusion.extend(growing, self._entry_of[chosen], am_score, gain)
+        lost = source[extended.lost]
+        left = _Left(rows.utt[lost], rows.node[lost], self._entry_of[chosen[extended.lost]], extended.lost_total)
         source, chosen, am_score = source[extended.kept], chosen[extended.kept], am_score[extended.kept]
         going_on = rows.utt[source], am_score + extended.bonus + extended.guess
         self._end_texts(num_tokens, end_score, 0.0 if internal is None else _host(internal[:, self._end]), going_on)
-        node = self._tree.add(rows.node[source], self._entry_of[chosen])
+        node = self._tree.add(rows.node[source], self._entry_of[chosen], going_on[1], left)
         lm_score = rows.lm_score[source] + extended.lm_score
         new = _Rows(
             rows.utt[source], node, am_score, lm_score, extended.place, extended.context, extended.bonus, extended.guess
@@ -258,16 +292,6 @@ class AttentionBeam:
         for values, own in zip(laid_out, rows, strict=True):
             values[place] = own
         return laid_out, parent, place
-
-
-def _found(tree: _Tree, ended: list[_Ended], num: int) -> list[Finished]:
-    """The best texts of an utterance, whose tokens have no frames yet."""
-    best = heapq.nlargest(num, ended)
-    entries = tree.paths([each.node for each in best])
-    return [
-        Finished(own, np.zeros_like(own), np.zeros_like(own), each.am_score, each.lm_score, each.total)
-        for own, each in zip(entries, best, strict=True)
-    ]
 
 
 def _host(values: Tensor) -> FloatArray:

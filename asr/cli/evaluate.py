@@ -18,6 +18,16 @@ from torch import Tensor
 
 from asr.cli.compile import compiling_notice
 from asr.cli.evaluation_details import Details, details_of_file, evaluation_of
+from asr.cli.external import (
+    add_external_arguments,
+    any_recognizer_from,
+    check_external_options,
+    describe_any,
+    described_system,
+    external_inputs,
+    external_kind,
+    maker_of_any,
+)
 from asr.cli.options import (
     add_recognizer_arguments,
     add_speaker_options,
@@ -27,15 +37,6 @@ from asr.cli.options import (
 )
 from asr.cli.output import ResultsFile, existing
 from asr.cli.transcribe import LEARNED, Outcome, learn_speaker, transcribe
-from asr.cli.transducer import (
-    add_transducer_arguments,
-    any_recognizer_from,
-    check_transducer_options,
-    describe_any,
-    described_system,
-    maker_of_any,
-    transducer_inputs,
-)
 from asr.decoding.build import old_first_pass
 from asr.errors import AsrError
 from asr.metrics import (
@@ -70,6 +71,7 @@ from asr.nist import (
     resolve,
 )
 from asr.nist import align as align_like_sclite
+from asr.options import flag_of
 from asr.recognizer import Recognizer
 from asr.reports.evaluation import Clip
 from asr.results import StageTimes, format_cache, later_cache
@@ -161,7 +163,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "has no words, and the real-time factor if nothing was recognized",
     )
     add_recognizer_arguments(parser)
-    add_transducer_arguments(parser)
+    add_external_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -171,11 +173,11 @@ def run(args: argparse.Namespace) -> int:
         return run_recipe(args, add_arguments, check_recognizer_options, run)
     if not args.cuts:
         refuse_without("--cuts", add_recognizer_arguments, args)
-        refuse_without("--cuts", add_transducer_arguments, args)
+        refuse_without("--cuts", add_external_arguments, args)
     check_recognizer_options(args)
     # Files that cannot be read or written are reported before anything is recognized.
     read = (args.hypotheses, args.reference, args.cuts, args.compare)
-    require_writable(*_outputs(args), inputs=[*read, *recognizer_inputs(args), *transducer_inputs(args)])
+    require_writable(*_outputs(args), inputs=[*read, *recognizer_inputs(args), *external_inputs(args)])
     if args.confidences and not args.cuts:
         raise AsrError("--confidences needs --cuts; for transcripts, use 'asr transcribe --lattices'.")
     if args.speaker and not args.cuts:
@@ -240,9 +242,10 @@ def check_recognizer_options(args: argparse.Namespace) -> None:
     Raises:
         AsrError: there is such an option.
     """
-    check_transducer_options(args, {speaker_flag(args): args.speaker})
-    if args.transducer is not None and args.confidences:
-        raise AsrError("--confidences has no effect with --transducer, whose words have them anyway; leave it out.")
+    check_external_options(args, {speaker_flag(args): args.speaker})
+    kind = external_kind(args)
+    if kind is not None and args.confidences:
+        raise AsrError(f"--confidences has no effect with {flag_of(kind)}, whose words have them anyway; leave it out.")
 
 
 def _outputs(args: argparse.Namespace) -> list[Path]:
@@ -462,7 +465,7 @@ def _recognize_cuts(
         if output is not None:
             output.add(record)
     print(f"{describe_any(args, recognizer)}: {times.format()}", file=sys.stderr)
-    extra: dict[str, Any] = {"transducer": args.transducer}
+    extra: dict[str, Any] = {kind: getattr(args, kind) for kind in filter(None, [external_kind(args)])}
     if isinstance(recognizer, Recognizer):
         details.draw_lattices(recognizer)
         extra = {

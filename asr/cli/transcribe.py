@@ -19,6 +19,14 @@ from torch import Tensor
 
 from asr.audio.io import AudioFile
 from asr.cli.compile import compiling_notice
+from asr.cli.external import (
+    add_external_arguments,
+    any_recognizer_from,
+    check_external_options,
+    describe_any,
+    external_inputs,
+    maker_of_any,
+)
 from asr.cli.file_names import read_names, with_names
 from asr.cli.options import (
     add_recognizer_arguments,
@@ -45,14 +53,6 @@ from asr.cli.output import (
 )
 from asr.cli.recordings import LIST_SUFFIXES, Recordings, Shard, audio_files, recordings
 from asr.cli.stream import STANDARD_INPUT, add_stream_arguments, run_streams, streaming_options
-from asr.cli.transducer import (
-    add_transducer_arguments,
-    any_recognizer_from,
-    check_transducer_options,
-    describe_any,
-    maker_of_any,
-    transducer_inputs,
-)
 from asr.errors import AsrError, in_one_line
 from asr.models.adaptation import Speaker
 from asr.recognizer import Recognizer
@@ -61,7 +61,7 @@ from asr.serialization import output_path, require_writable
 from asr.transcripts import FORMATS, SUFFIXES, Transcript, format_transcript, parse_formats, unique_names
 
 if TYPE_CHECKING:
-    from asr.transducer import TransducerRecognizer
+    from asr.fusion.recognizer import FusionRecognizer
 
 _Name = TypeVar("_Name", Path, str)
 
@@ -88,7 +88,7 @@ class Outcome(Generic[_Name]):
 
 
 def transcribe(
-    recognizer: Recognizer | TransducerRecognizer,
+    recognizer: Recognizer | FusionRecognizer,
     names: Sequence[_Name],
     read: Callable[[_Name, int], Tensor | AudioFile],
     batch_seconds: float | None = None,
@@ -241,7 +241,7 @@ A JSON line has these fields:
   text       the words
   duration   the duration of the audio in seconds
   words      each with 'word', 'start' and 'end' in seconds and, if the bundle is calibrated or with --lattices,
-             --nbest or --transducer, 'confidence' from 0 to 1
+             --nbest, --transducer or --attention-model, 'confidence' from 0 to 1
   scores     of the words' path, natural logarithms: 'am', 'graph' and 'lm' unweighted; 'total' is their weighted sum
              plus the word insertion penalties
   nbest      with --nbest, the most probable distinct sentences, best first, each with 'text' and 'scores'; with
@@ -271,6 +271,7 @@ examples:
   asr transcribe recordings/ --shard 3/8 --output words.3.jsonl
   asr transcribe talk.wav --acoustic-model torchaudio:WAV2VEC2_ASR_BASE_960H --ngram 4gram.arpa
   asr transcribe talk.wav --transducer transformers:nvidia/parakeet-tdt-0.6b-v3 --ngram 4gram.arpa
+  asr transcribe talk.wav --attention-model transformers:openai/whisper-small --language en --hot-words names.txt
   asr transcribe recordings/ --lattices lattices/ --lattice-format kaldi --jsonl
   arecord -f S16_LE -r 16000 -t raw | asr transcribe --stream --raw-rate 16000 --jsonl -"""
 
@@ -317,7 +318,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_lattice_arguments(parser)
     add_stream_arguments(parser)
     add_recognizer_arguments(parser)
-    add_transducer_arguments(parser)
+    add_external_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -329,7 +330,7 @@ def run(args: argparse.Namespace) -> int:
     if args.lattices is None:
         refuse_without("--lattices", add_lattice_arguments, args)
     excluded = {"--stream": args.stream, "--lattices": args.lattices is not None, speaker_flag(args): args.speaker}
-    check_transducer_options(args, excluded)
+    check_external_options(args, excluded)
     if args.nbest > 1 and args.stream:
         raise AsrError("--nbest and --stream exclude each other; transcribe the recording afterwards.")
     formats = _formats(args)
@@ -392,7 +393,7 @@ def _require_output(
         outputs += existing(args.lattices, lattice_files(args.lattice_format, stems, args.shard))
     if args.output_dir is not None:
         outputs += existing(args.output_dir, written)
-    inputs = [*files, *recognizer_inputs(args), *transducer_inputs(args)]
+    inputs = [*files, *recognizer_inputs(args), *external_inputs(args)]
     if args.output is None or not Path(args.output).exists() or Path(args.output).is_file():
         require_writable(*outputs, inputs=inputs)
 

@@ -15,6 +15,8 @@ from asr.errors import AsrError
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
+LEAST_LOG_WEIGHT = -8.0
+"""Hypotheses with less weight when they leave the beam do not count, natural log."""
 
 
 class Departed(NamedTuple):

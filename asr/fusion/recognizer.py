@@ -7,6 +7,7 @@ import torch
 from asr.ctc.recognizer import ExternalRecognizer
 from asr.decoding.settings import ResourceOptions
 from asr.decoding.warmup import query_many
+from asr.errors import AsrError
 from asr.fusion.decoder import FusionDecoder
 from asr.kernels.memory import no_autograd
 
@@ -21,12 +22,21 @@ class FusionRecognizer(ExternalRecognizer):
     Args:
         decoder: the decoder, with its network.
         resources: as for `ExternalRecognizer`.
+
+    Raises:
+        AsrError: segments would be longer than the network can read.
     """
 
     decoder: FusionDecoder
 
     def __init__(self, decoder: FusionDecoder, resources: ResourceOptions | None = None) -> None:
         super().__init__(decoder.network, decoder, resources)
+        most, longest = getattr(decoder.network, "max_seconds", None), self.resources.max_segment_seconds
+        if most is not None and longest > most:
+            raise AsrError(
+                f"{decoder.network.name}: max_segment_seconds is {longest:g}, but the network reads at most {most:g} s at "
+                "a time; give no more."
+            )
 
     @property
     def device(self) -> torch.device:

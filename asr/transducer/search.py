@@ -24,7 +24,7 @@ from torch import Tensor
 
 from asr.errors import AsrError
 from asr.fusion.beam import CANDIDATES, Fusion, Growing
-from asr.fusion.interface import Departed, Finished, FloatArray, IntArray
+from asr.fusion.interface import LEAST_LOG_WEIGHT, Departed, Finished, FloatArray, IntArray
 from asr.fusion.scores import TextScores
 from asr.lm.interface import LanguageModel
 from asr.models.external.base import named
@@ -34,8 +34,6 @@ from asr.transducer.interface import TransducerDecodingConfig
 _FRAMES_BETWEEN_MARKS = 16
 # As many rows of the prediction network may be held for each hypothesis.
 _ROWS_KEPT = 4
-# Hypotheses with less weight when they leave the beam do not count.
-_LEAST_LOG_WEIGHT = -8.0
 _PREFIX_TYPES = {
     **dict.fromkeys(("parent", "entry", "utt", "frame", "row", "place", "context"), np.int64),
     **dict.fromkeys(("peak", "lm_score", "bonus", "guess"), np.float64),
@@ -443,7 +441,7 @@ def _departed(parent: list[int], entry: list[int], root: int, step: _Step, path:
     # With durations, it may pass over frames.
     mass = mass[np.maximum.accumulate(np.where(mass > -np.inf, np.arange(len(mass)), 0))]
     log_weight = step.total - mass[step.frame]
-    kept = step.is_lost & (log_weight >= _LEAST_LOG_WEIGHT)
+    kept = step.is_lost & (log_weight >= LEAST_LOG_WEIGHT)
     return Departed(parent, entry, *(each[kept].tolist() for each in (step.prefix, step.next_entry, log_weight)))
 
 

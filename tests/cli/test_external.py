@@ -33,7 +33,7 @@ def recording(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    monkeypatch.setattr("asr.cli.transducer.load_transducer", lambda name: network())
+    monkeypatch.setattr("asr.cli.external.load_transducer", lambda name: network())
 
     def transcribe(*arguments: object) -> tuple[int, str, str]:
         code = main(["transcribe", "--transducer", "onnx:toy", *map(str, arguments)])
@@ -85,7 +85,7 @@ def test_language_models_of_a_bundle(
     def letters() -> ToyTransducer:
         return ToyTransducer(["<blk>", "|", *"PATOKI"], dim=160, blank_bias=0.5, seed=3)
 
-    monkeypatch.setattr("asr.cli.transducer.load_transducer", lambda name: letters())
+    monkeypatch.setattr("asr.cli.external.load_transducer", lambda name: letters())
     bundle = Bundle.load(tiny_bundle_folder)
     assert bundle.rnn_lm is not None
     decoder = TransducerDecoder(letters(), ngram=bundle.large_ngram or bundle.small_ngram, lm=bundle, lm_weight=0.4)
@@ -132,7 +132,7 @@ def test_large_files_are_read_for_checksums_only_if_a_run_may_continue(
     run: Run, recording: Path, tmp_path: Path, arpa: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[Path] = []
-    monkeypatch.setattr("asr.cli.transducer.fingerprint_of", lambda path: read.append(path) or "")
+    monkeypatch.setattr("asr.cli.external.fingerprint_of", lambda path: read.append(path) or "")
     assert run(recording, "--ngram", arpa)[0] == 0
     assert not read
     assert run(recording, "--ngram", arpa, "--output", tmp_path / "words.jsonl")[0] == 0
@@ -196,7 +196,7 @@ def cased() -> ToyTransducer:
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> None:
     networks = {"onnx:toy": network, "onnx:cased": cased}
-    monkeypatch.setattr("asr.cli.transducer.load_transducer", lambda name: networks[name]())
+    monkeypatch.setattr("asr.cli.external.load_transducer", lambda name: networks[name]())
 
 
 @pytest.mark.usefixtures("loads")
