@@ -34,8 +34,8 @@ class FusionRecognizer(ExternalRecognizer):
         most, longest = getattr(decoder.network, "max_seconds", None), self.resources.max_segment_seconds
         if most is not None and longest > most:
             raise AsrError(
-                f"{decoder.network.name}: max_segment_seconds is {longest:g}, but the network reads at most {most:g} s at "
-                "a time; give no more."
+                f"{decoder.network.name}: max_segment_seconds is {longest:g}, but the network reads at most {most:g} s "
+                "at a time; give no more."
             )
 
     @property
