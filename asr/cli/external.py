@@ -181,7 +181,7 @@ def _external_from(args: argparse.Namespace) -> FusionRecognizer:
         network = load(_name(args), **of_network).to(device_from(args.device))
         return FusionRecognizer(decoder_type(network, **_language_models(args), **settings), resources)
     except AsrError as error:
-        raise with_flags(error, [*settings, "hot_words", "plain_words", "prompt"]) from error
+        raise with_flags(error, [*settings, "hot_words", "plain_words", "prompt", "max_segment_seconds"]) from error
 
 
 def _maker_of(args: argparse.Namespace, recognizer: FusionRecognizer, kind: str) -> str:

@@ -13,6 +13,7 @@ import torch
 
 from asr.attention import AttentionDecoder
 from asr.ctc.interface import CTCHypothesis
+from asr.fusion.confidences import SCALE
 from asr.text.symbols import UNK_ID, Vocabulary
 from tests.reference.table_lm import TableLM
 from tests.reference.toy_attention import ToyAttention, internal_score, text_score
@@ -187,3 +188,29 @@ def test_a_batch_ends_with_its_longest_text() -> None:
     found = AttentionDecoder(network, beam_size=2)(encoded.expand(3, -1, -1))
     assert network.num_steps < 10
     assert all(each[0].is_complete for each in found)
+
+
+def test_confidences_compare_with_what_left_the_beam() -> None:
+    network, encoded = ToyAttention(["▁a", "▁b", "<blk>", "▁c"], end_bias=-9.0), encoded_frames()
+    (found,) = AttentionDecoder(network, beam_size=1)(encoded)
+    frames = torch.tensor([len(encoded)])
+    assert len(found.words) == 4
+    for number, word in enumerate(found.words):
+        logits, state = network.start(encoded[None], frames, network.prompt(encoded[None], frames))
+        for token in found.tokens[:number]:
+            column = network.tokens.symbols.index(token.text)
+            logits, state = network.step(torch.tensor([column]), torch.tensor([0]), state)
+        best, second = logits[0, [0, 1, 3]].sort(descending=True).values[:2].tolist()
+        assert word.confidence == pytest.approx(1.0 / (1.0 + math.exp(second - best) ** SCALE), abs=1e-4)
+
+
+def test_confidences_compare_with_other_texts() -> None:
+    network, encoded = ToyAttention(["▁a", "▁b", "<blk>"]), encoded_frames()
+    network.max_tokens = 1
+    found = AttentionDecoder(network, **WIDE)(encoded, nbest=3)
+    texts = {each.text: each.score for each in found}
+    assert set(texts) == {"a", "b", ""}
+    for own in found:
+        against = sum(math.exp(score - own.score) for text, score in texts.items() if text != own.text)
+        for word in own.words:
+            assert word.confidence == pytest.approx(1.0 / (1.0 + against**SCALE), abs=1e-4)

@@ -11,10 +11,12 @@ import pytest
 import soundfile
 import torch
 
+from asr.attention import AttentionDecoder, AttentionRecognizer
 from asr.bundle import Bundle
 from asr.cli.main import main
 from asr.transducer import TransducerDecoder, TransducerRecognizer
 from tests.reference.tiny_arpa import TINY
+from tests.reference.toy_attention import ToyAttention
 from tests.reference.toy_transducer import ToyTransducer
 
 Run = Callable[..., tuple[int, str, str]]
@@ -176,7 +178,7 @@ def test_options_are_refused(run: Run, recording: Path, options: list[str], mess
 
 def test_options_of_transducers_need_one(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["transcribe", str(recording), "--beam-size", "4"]) == 2
-    assert "--beam-size has no effect without --transducer" in capsys.readouterr().err
+    assert "--beam-size has no effect without --transducer or --attention-model" in capsys.readouterr().err
     assert main(["transcribe", str(recording), "--transducer", "toy"]) == 2
     assert "a transducer is named KIND:NAME" in capsys.readouterr().err
 
@@ -303,10 +305,90 @@ def test_evaluations_need_recordings_for_a_transducer(evaluate: Run, tmp_path: P
     scored = [tmp_path / "words", "--reference", tmp_path / "words"]
     assert "--transducer has no effect without --cuts" in evaluate(*scored, "--transducer", "onnx:toy")[2]
     assert "--beam-size has no effect without --cuts" in evaluate(*scored, "--beam-size", 3)[2]
-    assert "--beam-size has no effect without --transducer" in evaluate("--cuts", cuts, "--beam-size", 3)[2]
+    assert (
+        "--beam-size has no effect without --transducer or --attention-model"
+        in evaluate("--cuts", cuts, "--beam-size", 3)[2]
+    )
     (tmp_path / "words.txt").write_text("a\n")
     code, _, said = evaluate(
         *("--cuts", cuts, "--transducer", "onnx:toy", "--words", tmp_path / "words.txt"),
         *("--output", tmp_path / "words.txt"),
     )
     assert code == 2 and "words.txt: this is an input of the same command" in said
+
+
+def attention_model(**options: object) -> ToyAttention:
+    assert options.get("language") in (None, "en")
+    own = ToyAttention(["▁a", "b", "<blk>", "▁b"], dim=160, end_bias=-3.0)
+    own.max_tokens = 12
+    return own
+
+
+@pytest.fixture
+def attend(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    monkeypatch.setattr("asr.cli.external.load_attention_model", lambda name, **options: attention_model(**options))
+
+    def transcribe(*arguments: object) -> tuple[int, str, str]:
+        code = main(["transcribe", "--attention-model", "transformers:toy", *map(str, arguments)])
+        return code, *capsys.readouterr()
+
+    return transcribe
+
+
+def test_attention_models(attend: Run, recording: Path, arpa: Path) -> None:
+    plain = AttentionRecognizer(AttentionDecoder(attention_model()))(recording)[0].text
+    assert plain
+    assert attend(recording) == (0, f"{recording}: {plain}\n", "")
+    settings = {"beam_size": 3, "lm_scale": 1.5, "length_penalty": 0.5, "max_tokens_per_second": 5.0}
+    flags = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", value)]
+    (wanted,) = AttentionRecognizer(AttentionDecoder(attention_model(), ngram=arpa, **settings))(recording, nbest=3)
+    code, printed, _ = attend(recording, "--ngram", arpa, *flags, "--nbest", 3, "--jsonl", "--language", "en")
+    record = json.loads(printed)
+    assert code == 0
+    assert record["text"] == wanted.text
+    assert [each["text"] for each in record["nbest"]] == [each.text for each in wanted.hypotheses]
+    assert all(0.0 < word["confidence"] <= 1.0 for word in record["words"])
+
+
+def test_a_run_continues_only_with_the_same_language(attend: Run, recording: Path, tmp_path: Path) -> None:
+    output = tmp_path / "words.jsonl"
+    assert attend(recording, "--output", output)[0] == 0
+    code, _, said = attend(recording, "--output", output, "--language", "en")
+    assert code == 2
+    assert "words.jsonl" in said
+    assert attend(recording, "--output", output)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--max-symbols-per-frame", "3"], "--max-symbols-per-frame has no effect with --attention-model"),
+        (["--transducer", "onnx:x"], "--transducer and --attention-model exclude each other"),
+        (["--stream"], "--stream and --attention-model exclude each other"),
+        (["--length-penalty", "-1"], "--length-penalty is -1"),
+        (["--max-tokens-per-second", "0"], "--max-tokens-per-second is 0"),
+    ],
+)
+def test_options_of_attention_models_are_refused(
+    attend: Run, recording: Path, options: list[str], message: str
+) -> None:
+    code, printed, said = attend(recording, *options)
+    assert (code, printed) == (2, "")
+    assert message in said
+
+
+def test_transducers_have_no_options_of_attention_models(run: Run, recording: Path) -> None:
+    for option in (["--length-penalty", "1"], ["--language", "en"], ["--task", "translate"], ["--prompt", "x"]):
+        code, _, said = run(recording, *option)
+        assert code == 2
+        assert f"{option[0]} has no effect with --transducer" in said
+
+
+def test_segments_are_no_longer_than_the_network_reads(
+    attend: Run, recording: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ToyAttention, "max_seconds", 30.0)
+    assert attend(recording)[0] == 0
+    code, _, said = attend(recording, "--max-segment-seconds", 40)
+    assert code == 2
+    assert "--max-segment-seconds is 40, but the network reads at most 30 s at a time" in said
