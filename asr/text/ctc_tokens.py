@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
 from asr.errors import AsrError
-from asr.text.byte_pieces import are_byte_level, byte_level, bytes_of
+from asr.text.byte_pieces import are_byte_level, as_bytes, bytes_of
 from asr.text.documents import parse_json, read_text
 from asr.text.normalize import equivalent_forms, is_unspaced
 from asr.text.symbols import BLANK, DISAMBIGUATION, TokenTable
@@ -64,6 +64,7 @@ class CTCTokens:
             few pieces as possible.
         num_spellings: how many ways to write a word the search may find, at most. More than 1 helps networks of pieces
             that are not sure how to write a word; graphs grow accordingly.
+        byte_level: whether pieces are byte-level (`asr.text.byte_pieces`); None infers it from the symbols.
 
     Attributes:
         symbols: one per column.
@@ -89,6 +90,7 @@ class CTCTokens:
         kind: TokenKind | None = None,
         piece_model: str | Path | PieceModel | None = None,
         num_spellings: int = 1,
+        byte_level: bool | None = None,
     ) -> None:
         if isinstance(num_spellings, bool) or not isinstance(num_spellings, int) or num_spellings < 1:
             raise AsrError(f"num_spellings is {num_spellings!r}; a word has 1 spelling or more.")
@@ -116,7 +118,9 @@ class CTCTokens:
         self._longest = max(map(len, self._written), default=0)
         self._beginnings = {symbol[:end] for symbol in self._written for end in range(1, len(symbol) + 1)}
         self._mark = PIECE_PREFIX if self.kind == "pieces" and not self.uses_continuations else ""
-        self.is_byte_level = bool(self._mark) and are_byte_level(self._text_symbols, PIECE_PREFIX)
+        if byte_level is None:
+            byte_level = bool(self._mark) and are_byte_level(self._text_symbols, PIECE_PREFIX)
+        self.is_byte_level = byte_level
         self._is_text = [entry > 0 and symbol in self._text_symbols for entry, symbol in enumerate(self.table.tokens)]
         self._bytes_of = self._bytes_of_pieces()
         self._texts = [self._symbol_text(entry) for entry in range(len(self.table))]
@@ -195,7 +199,7 @@ class CTCTokens:
 
     def _spellings(self, word: str) -> list[tuple[str, ...]]:
         spellings: list[tuple[str, ...]] = []
-        text = byte_level(word) if self.is_byte_level else word
+        text = as_bytes(word) if self.is_byte_level else word
         if self.piece_model is not None:
             pieces = tuple(self.piece_model.encode(text, out_type=str))
             if all(piece in self._text_symbols for piece in pieces):

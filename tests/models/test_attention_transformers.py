@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from asr.attention import AttentionDecoder
 from asr.errors import AsrError
 from asr.models.attention import load_attention_model
 from asr.models.attention.transformers import TransformersAttentionModel, _as_output
+from asr.text.byte_pieces import from_gpt2
 from tests.models.external_audio import noise, write_foreign_code
 
 pytestmark = pytest.mark.slow
@@ -366,3 +368,22 @@ def test_copies_and_threads(transformers: Any) -> None:
     assert [copied(*own(utterance)) for utterance in BATCH] == expected
     with ThreadPoolExecutor(4) as pool:
         assert [*pool.map(lambda utterance: decoder(*own(utterance)), 3 * BATCH)] == 3 * expected
+
+
+def test_words_of_whisper_are_those_of_its_tokenizer(transformers: Any) -> None:
+    own = model(transformers, "Whisper")
+    tokens, theirs = own.tokens, tokenizer(transformers, "Whisper")
+    for text in (" ab été ab", " a—日本 ab", "b a"):
+        columns = theirs(text, add_special_tokens=False)["input_ids"]
+        entries = [tokens.columns.index(column) for column in columns]
+        words = [tokens.text_of(*entries[begin:end]) for begin, end in tokens.group(entries)]
+        assert words == text.split()
+    assert tokens.spell("été") == [tuple(from_gpt2(piece, "▁") for piece in theirs.tokenize(" été"))]
+
+
+def test_words_of_whisper_are_listed(transformers: Any) -> None:
+    own = model(transformers, "Whisper", seed=3, language="en")
+    decoder = AttentionDecoder(own, words=["ab", "a"], spelling_penalty=-math.inf, token_min_log_prob=-1e9)
+    for found in decoder(*own(BATCH)):
+        assert {word.text for word in found[0].words} <= {"ab", "a"}
+        assert found[0].words

@@ -26,7 +26,8 @@ from asr.models.external.base import (
     positive_number,
     reason_of,
 )
-from asr.text.ctc_tokens import CTCTokens
+from asr.text.byte_pieces import are_gpt2, bytes_of, from_gpt2
+from asr.text.ctc_tokens import PIECE_PREFIX, CTCTokens
 
 _FILES = (
     "config.json, model.safetensors, preprocessor_config.json, tokenizer_config.json and vocab.json or tokenizer.json"
@@ -186,11 +187,14 @@ def num_frames_of(network: nn.Module, mask: Tensor | None, num_utts: int, max_fr
 class _Pieces:
     """How a tokenizer of transformers writes words in pieces, see `PieceModel`."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Any, is_gpt2: bool) -> None:
+        self._tokenizer, self._is_gpt2 = tokenizer, is_gpt2
 
     def encode(self, text: str, out_type: type[str]) -> list[str]:
         """The pieces of a text."""
+        if self._is_gpt2:
+            pieces = self._tokenizer.tokenize(f" {bytes_of(text).decode()}")
+            return [out_type(from_gpt2(piece, PIECE_PREFIX)) for piece in pieces]
         return list(map(out_type, self._tokenizer.tokenize(text)))
 
 
@@ -203,9 +207,12 @@ def tokens_of(tokenizer: Any, num_columns: int, blank: int | None, hidden: Colle
         AsrError: a symbol's id is not a number or is beyond the columns, or as for `CTCTokens`.
     """
     symbols = [f"<unused-{column}>" for column in range(num_columns)]
-    for symbol, column in tokenizer.get_vocab().items():
+    vocab, added = tokenizer.get_vocab(), getattr(tokenizer, "get_added_vocab", dict)()
+    is_gpt2 = are_gpt2(vocab.keys() - added.keys())
+    for symbol, column in vocab.items():
         if isinstance(column, int) and 0 <= column < num_columns:
-            symbols[column] = symbols[column] if column in hidden else symbol
+            if column not in hidden:
+                symbols[column] = from_gpt2(symbol, PIECE_PREFIX) if is_gpt2 and symbol not in added else symbol
         elif symbol not in getattr(tokenizer, "all_special_tokens", ()):
             raise AsrError(
                 f"the tokenizer's symbol {symbol!r} has the id {column!r}; the network has {num_columns} columns, so "
@@ -215,8 +222,10 @@ def tokens_of(tokenizer: Any, num_columns: int, blank: int | None, hidden: Colle
         blank = tokenizer.pad_token_id
     boundary = getattr(tokenizer, "word_delimiter_token", None)
     marks: dict[str, Any] = {"blank": blank, "word_boundary": boundary if boundary in symbols else None}
+    if is_gpt2:
+        marks["byte_level"] = True
     tokens = CTCTokens(symbols, **marks)
-    return CTCTokens(symbols, piece_model=_Pieces(tokenizer), **marks) if tokens.kind == "pieces" else tokens
+    return CTCTokens(symbols, piece_model=_Pieces(tokenizer, is_gpt2), **marks) if tokens.kind == "pieces" else tokens
 
 
 def load(name: str, **options: Any) -> TransformersModel:
