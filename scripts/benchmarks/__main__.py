@@ -34,6 +34,7 @@ COMMANDS = {
     "record-queries": "records the queries of a decoding run, for `query`",
     "mutants": "mutation testing of language models, n-best lists and rescoring",
     "transformer": "trains a small causal Transformer, for `--rnn-lm transformers:FOLDER`",
+    "attention": "the decoder of attention models with a small one, and beside the beam search of transformers",
     "query-limit": "the hidden-layer work that no exact method can avoid",
 }
 USAGE = "usage: scripts/bench NAME [--quick] [OPTIONS]    (scripts/bench NAME --help lists them)\n\n"

@@ -27,18 +27,22 @@ from asr.models.attention import AttentionModel
 from asr.serialization import atomic_path
 from asr.torch_archive import load_tensors
 from scripts.benchmarks.ctc_networks import (
+    HELD_OUT,
     SCALES,
     SHARE_SAID,
     WIDTH,
     Example,
+    held_posteriors,
     network_folder,
     spelled_sentences,
     training_batches,
     training_speech,
 )
-from scripts.benchmarks.ctc_posteriors import FLOOR, RATE
+from scripts.benchmarks.ctc_posteriors import FLOOR, RATE, PhonePosteriors, phone_posteriors
 from scripts.benchmarks.inputs import required_corpora, with_progress
+from scripts.benchmarks.speech import recordings
 from scripts.benchmarks.transducer_network import FRAME_SHIFT, Encoder, trained_transducer
+from scripts.benchmarks.transducer_workload import EncodedWorkload
 
 _NUM_LAYERS, _NUM_HEADS, _INNER = 2, 4, 4 * WIDTH
 _NUM_ROUNDS, _STEPS_OF_A_ROUND = 30, 100
@@ -179,6 +183,26 @@ def trained_attention(bundle: Bundle, tokens: CTCTokens, corpora: Path | None) -
         checkpoint.unlink()
     decoder.load_state_dict(load_file(path))
     return encoder, decoder.eval()
+
+
+def heard_by_attention(
+    bundle: Bundle, tokens: CTCTokens, corpora: Path | None, num_utts: int | None
+) -> EncodedWorkload:
+    """Utterances of dev-clean-2, or without a number those of the held-out speakers on which scales are chosen."""
+    encoder, decoder = trained_attention(bundle, tokens, corpora)
+    find_posteriors = PhonePosteriors(bundle)
+
+    @torch.no_grad()
+    def encode_one(posteriors: Tensor) -> Tensor:
+        return encoder(posteriors.float()[None])[0]
+
+    network = SmallAttention(tokens, decoder, lambda waveform: encode_one(find_posteriors([waveform])[0]))
+    if num_utts is None:
+        posteriors, references = held_posteriors(bundle, required_corpora(corpora))
+        return EncodedWorkload(" and ".join(HELD_OUT), network, [*map(encode_one, posteriors)], references)
+    name, speech = recordings(corpora, num_utts)
+    encoded = [encode_one(own) for own in phone_posteriors(bundle, speech)]
+    return EncodedWorkload(name, network, encoded, [list(one.words) for one in speech])
 
 
 def optimize(

@@ -39,11 +39,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from asr.attention import AttentionDecoder
 from asr.bundle import Bundle
 from asr.ctc import CTCTokens
 from asr.ctc.word_models import listed_words
 from asr.errors import AsrError
+from asr.fusion.decoder import FusionDecoder
 from asr.metrics import NO_ERRORS, count_errors
+from asr.models.attention import AttentionModel
 from asr.models.transducers import Transducer
 from asr.transducer import TransducerDecoder
 from scripts.benchmarks.ctc_workload import RECORDED as CTC_RECORDED
@@ -52,7 +55,7 @@ from scripts.benchmarks.inputs import LIBRISPEECH_BUNDLE, argument_parser, defau
 from scripts.benchmarks.peers import transducer as peers
 from scripts.benchmarks.report import table
 from scripts.benchmarks.transducer_network import greedy
-from scripts.benchmarks.transducer_workload import RECORDED, TransducerWorkload, heard, heard_held, read, write
+from scripts.benchmarks.transducer_workload import RECORDED, EncodedWorkload, heard, heard_held, read, write
 
 BEAMS, QUICK_BEAMS, TUNING_BEAM = (1, 2, 4, 8, 16), (8,), 8
 NEURAL_WEIGHT = 0.85
@@ -110,11 +113,17 @@ def main(arguments: list[str]) -> int:
 
 
 def measure(
-    bundle: Bundle, workload: TransducerWorkload, beams: Sequence[int], models: Sequence[str]
+    bundle: Bundle, workload: EncodedWorkload, beams: Sequence[int], models: Sequence[str]
 ) -> dict[str, float | int | str | None]:
     """The figures; prints tables."""
+    rows = measured(systems(bundle, workload, beams, models), workload)
+    return summary(rows, workload, beams[0] if len(beams) == 1 else TUNING_BEAM)
+
+
+def measured(systems: Iterable[System], workload: EncodedWorkload) -> list[dict[str, Any]]:
+    """Measures systems whose packages are installed, and prints a table."""
     rows = []
-    for system in systems(bundle, workload, beams, models):
+    for system in systems:
         try:
             row = {"system": system.name, "beam": system.beam, **run(system, workload)}
         except ImportError:
@@ -122,36 +131,42 @@ def measure(
         rows.append(row)
         print(json.dumps(row), file=sys.stderr, flush=True)
     table(f"{workload.name}: {len(workload.encoded)} utterances, {workload.num_seconds:.0f} s", rows)
-    return summary(rows, workload, beams[0] if len(beams) == 1 else TUNING_BEAM)
+    return rows
 
 
-def systems(
-    bundle: Bundle, workload: TransducerWorkload, beams: Sequence[int], models: Sequence[str]
-) -> Iterator[System]:
+def systems(bundle: Bundle, workload: EncodedWorkload, beams: Sequence[int], models: Sequence[str]) -> Iterator[System]:
     """The greedy search, ours with each model and beam, and the peers."""
-    network = workload.transducer
+    network = workload.network
 
     def of_columns(find: Callable[[Tensor], Sequence[int]]) -> Decode:
         return lambda encoded, lengths: [words_of(network.tokens, find(own)) for own in encoded]
-
-    def ours(model: str, beam: int) -> Decode:
-        decoder = decoder_of(bundle, network, model, None, beam)
-        return lambda encoded, lengths: [text.split() for text in decoder.texts(encoded, lengths)]
 
     def of_peer(by_length: bool, beam: int) -> Decode:
         return of_columns(peers.torchaudio(network, by_length)(beam))
 
     search = functools.partial(greedy, network.networks, blank=network.tokens.blank_id)
     yield System(GREEDY, 1, functools.partial(of_columns, search))
-    for model, beam in itertools.product(models, beams):
-        yield System(model, beam, functools.partial(ours, model, beam), caches="GRU" in model, has_batches=True)
+    yield from ours(bundle, network, beams, models)
     for (name, by_length), beam in itertools.product(PEERS.items(), beams):
         yield System(name, beam, functools.partial(of_peer, by_length, beam))
 
 
+def ours(
+    bundle: Bundle, network: Transducer | AttentionModel, beams: Sequence[int], models: Sequence[str]
+) -> Iterator[System]:
+    """Our decoder with each model and beam."""
+
+    def make(model: str, beam: int) -> Decode:
+        decoder = decoder_of(bundle, network, model, None, beam)
+        return lambda encoded, lengths: [text.split() for text in decoder.texts(encoded, lengths)]
+
+    for model, beam in itertools.product(models, beams):
+        yield System(model, beam, functools.partial(make, model, beam), caches="GRU" in model, has_batches=True)
+
+
 def decoder_of(
-    bundle: Bundle, network: Transducer, model: str, scales: Sequence[float] | None, beam: int
-) -> TransducerDecoder:
+    bundle: Bundle, network: Transducer | AttentionModel, model: str, scales: Sequence[float] | None, beam: int
+) -> FusionDecoder:
     """Our decoder with one of `MODELS` and its scales, or the defaults."""
     ngram = bundle.small_ngram
     assert ngram is not None
@@ -164,7 +179,7 @@ def decoder_of(
         settings |= {"ngram": ngram}
     elif model == "GRU and trigram":
         settings |= {"ngram": ngram, "lm": bundle, "lm_weight": NEURAL_WEIGHT}
-    return TransducerDecoder(network, **settings)
+    return (TransducerDecoder if isinstance(network, Transducer) else AttentionDecoder)(network, **settings)
 
 
 def words_of(tokens: CTCTokens, columns: Sequence[int]) -> list[str]:
@@ -173,7 +188,7 @@ def words_of(tokens: CTCTokens, columns: Sequence[int]) -> list[str]:
     return [tokens.text_of(*entries[begin:end]) for begin, end in tokens.group(entries)]
 
 
-def run(system: System, workload: TransducerWorkload) -> dict[str, float | str]:
+def run(system: System, workload: EncodedWorkload) -> dict[str, float | str]:
     """Word error rate in %, and CPU seconds for each second of audio: one at a time in the fastest pass, and a batch.
 
     Raises:
@@ -205,12 +220,12 @@ def error_rate(references: Iterable[Sequence[str]], found: Iterable[Sequence[str
     return 100.0 * sum((count_errors(tuple(right), tuple(own)) for right, own in pairs), NO_ERRORS).rate
 
 
-def tune(bundle: Bundle, workload: TransducerWorkload, models: Sequence[str]) -> list[dict[str, Any]]:
+def tune(bundle: Bundle, workload: EncodedWorkload, models: Sequence[str]) -> list[dict[str, Any]]:
     """Word error rates in % for each choice of scales."""
     rows = []
     for model in models:
         for scales in [None] if model == MODELS[0] else [None, *itertools.product(*TRIED)]:
-            decoder = decoder_of(bundle, workload.transducer, model, scales, TUNING_BEAM)
+            decoder = decoder_of(bundle, workload.network, model, scales, TUNING_BEAM)
             texts = [text.split() for text in decoder.texts(*workload.batch)]
             lm_scale, internal, word = scales or ("default", "", "")
             row = {"system": model, "lm_scale": lm_scale, "internal_lm_scale": internal, "word_score": word}
@@ -221,7 +236,7 @@ def tune(bundle: Bundle, workload: TransducerWorkload, models: Sequence[str]) ->
 
 
 def summary(
-    rows: Sequence[Mapping[str, Any]], workload: TransducerWorkload, beam: int
+    rows: Sequence[Mapping[str, Any]], workload: EncodedWorkload, beam: int
 ) -> dict[str, float | int | str | None]:
     """The JSON object, for one beam."""
     by_name = {row["system"]: row for row in rows if row["beam"] == beam or row["system"] == GREEDY}

@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -76,22 +77,22 @@ class SmallTransducer(Transducer):
 
 
 @dataclass(frozen=True)
-class TransducerWorkload:
+class EncodedWorkload:
     """Utterances.
 
     Args:
         name: where they are from.
-        transducer: the one whose encoder has heard them.
+        network: the one whose encoder has heard them.
         encoded: (T, WIDTH) of each.
         references: its words.
     """
 
     name: str
-    transducer: SmallTransducer
+    network: Any
     encoded: list[Tensor]
     references: list[list[str]]
 
-    def first(self, num_utts: int) -> TransducerWorkload:
+    def first(self, num_utts: int) -> EncodedWorkload:
         """The same with fewer utterances."""
         return replace(self, encoded=self.encoded[:num_utts], references=self.references[:num_utts])
 
@@ -105,19 +106,19 @@ class TransducerWorkload:
         return FRAME_SHIFT * sum(map(len, self.encoded))
 
 
-def heard(bundle: Bundle, tokens: CTCTokens, corpora: Path | None, num_utts: int) -> TransducerWorkload:
+def heard(bundle: Bundle, tokens: CTCTokens, corpora: Path | None, num_utts: int) -> EncodedWorkload:
     """Utterances of dev-clean-2; the network is trained on the first call."""
     transducer, network = _loaded(bundle, tokens, corpora)
     name, speech = recordings(corpora, num_utts)
     encoded = encoded_of(network, phone_posteriors(bundle, speech))
-    return TransducerWorkload(name, transducer, encoded, [list(one.words) for one in speech])
+    return EncodedWorkload(name, transducer, encoded, [list(one.words) for one in speech])
 
 
-def heard_held(bundle: Bundle, tokens: CTCTokens, corpora: Path | None) -> TransducerWorkload:
+def heard_held(bundle: Bundle, tokens: CTCTokens, corpora: Path | None) -> EncodedWorkload:
     """The same for the recordings of the held-out speakers on which scales are chosen."""
     transducer, network = _loaded(bundle, tokens, corpora)
     posteriors, references = held_posteriors(bundle, required_corpora(corpora))
-    return TransducerWorkload(" and ".join(HELD_OUT), transducer, encoded_of(network, posteriors), references)
+    return EncodedWorkload(" and ".join(HELD_OUT), transducer, encoded_of(network, posteriors), references)
 
 
 def _loaded(bundle: Bundle, tokens: CTCTokens, corpora: Path | None) -> tuple[SmallTransducer, Network]:
@@ -129,20 +130,20 @@ def _loaded(bundle: Bundle, tokens: CTCTokens, corpora: Path | None) -> tuple[Sm
     return SmallTransducer(tokens, network.of_tokens, encode_one), network
 
 
-def write(workload: TransducerWorkload, path: Path) -> None:
+def write(workload: EncodedWorkload, path: Path) -> None:
     """Keeps the first utterances and the networks without the encoder, in half precision."""
     kept = workload.first(NUM_KEPT)
-    tensors = {name: weight.half() for name, weight in kept.transducer.networks.state_dict().items()}
+    tensors = {name: weight.half() for name, weight in kept.network.networks.state_dict().items()}
     described = {
         "name": kept.name,
-        "symbols": list(kept.transducer.tokens.symbols),
+        "symbols": list(kept.network.tokens.symbols),
         "lengths": list(map(len, kept.encoded)),
         "references": kept.references,
     }
     save_file({**tensors, "encoded": torch.cat(kept.encoded).half()}, path, {"workload": json.dumps(described)})
 
 
-def read(path: Path) -> TransducerWorkload:
+def read(path: Path) -> EncodedWorkload:
     """What `write` has kept."""
     with safe_open(path, "pt") as stored:
         of = json.loads(stored.metadata()["workload"])
@@ -151,4 +152,4 @@ def read(path: Path) -> TransducerWorkload:
     networks = TokenNetworks(len(of["symbols"]))
     networks.load_state_dict(tensors)
     transducer = SmallTransducer(CTCTokens(of["symbols"], kind="pieces"), networks)
-    return TransducerWorkload(of["name"], transducer, list(encoded), of["references"])
+    return EncodedWorkload(of["name"], transducer, list(encoded), of["references"])

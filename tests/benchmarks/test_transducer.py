@@ -25,7 +25,7 @@ from scripts.benchmarks.ctc_networks import WIDTH, Example, Readout
 from scripts.benchmarks.inputs import LIBRISPEECH_BUNDLE
 from scripts.benchmarks.peers import transducer as peers
 from scripts.benchmarks.transducer_network import Network, TokenNetworks, encoded_of, next_log_probs, transducer_loss
-from scripts.benchmarks.transducer_workload import NUM_KEPT, RECORDED, SmallTransducer, TransducerWorkload, read, write
+from scripts.benchmarks.transducer_workload import NUM_KEPT, RECORDED, EncodedWorkload, SmallTransducer, read, write
 from tests.reference.toy_transducer import ToyTransducer
 
 NUM_TOKENS, NUM_FRAMES, LENGTHS = 6, (4, 3, 1), (3, 0, 2)
@@ -146,16 +146,16 @@ SYMBOLS = ["▁A", "<blk>", "▁B", "C", "D", "▁"]
 
 
 @pytest.fixture
-def workload() -> TransducerWorkload:
+def workload() -> EncodedWorkload:
     torch.manual_seed(0)
     network = SmallTransducer(CTCTokens(SYMBOLS, kind="pieces"), TokenNetworks(len(SYMBOLS)))
     lengths = (5, 1, 3)
     encoded = [2.0 * torch.randn(length, WIDTH) for length in lengths]
-    return TransducerWorkload("toy", network, encoded, [["A", "BC"], ["A"], ["BD"]])
+    return EncodedWorkload("toy", network, encoded, [["A", "BC"], ["A"], ["BD"]])
 
 
-def test_prediction_reads_two_tokens(workload: TransducerWorkload) -> None:
-    network = workload.transducer
+def test_prediction_reads_two_tokens(workload: EncodedWorkload) -> None:
+    network = workload.network
     output, state = network.start()
     blank, tokens = network.tokens.blank_id, [0, 3, 2, 4]
     wanted = network.networks.predict(torch.tensor([[blank, blank, *tokens]]))[0]
@@ -167,15 +167,15 @@ def test_prediction_reads_two_tokens(workload: TransducerWorkload) -> None:
         network(torch.zeros(16000))
 
 
-def test_frames_and_networks_are_kept(workload: TransducerWorkload, tmp_path: Path) -> None:
+def test_frames_and_networks_are_kept(workload: EncodedWorkload, tmp_path: Path) -> None:
     write(workload, tmp_path / "frames.safetensors")
     kept = read(tmp_path / "frames.safetensors")
     assert kept.references == workload.references
     assert kept.num_seconds == pytest.approx(9 * 0.06)
-    assert kept.transducer.tokens.symbols == tuple(SYMBOLS)
+    assert kept.network.tokens.symbols == tuple(SYMBOLS)
     for found, right in zip(kept.encoded, workload.encoded, strict=True):
         assert torch.allclose(found, right, atol=0.01)
-    assert torch.allclose(kept.transducer.start()[0], workload.transducer.start()[0], atol=0.01)
+    assert torch.allclose(kept.network.start()[0], workload.network.start()[0], atol=0.01)
     assert len(kept.first(2).encoded) == len(kept.first(2).references) == 2
 
 
@@ -212,7 +212,7 @@ def test_a_peer_finds_our_best_tokens() -> None:
     assert num_found > 3
 
 
-def test_figures_are_those_of_one_beam(workload: TransducerWorkload) -> None:
+def test_figures_are_those_of_one_beam(workload: EncodedWorkload) -> None:
     rows = [
         {"system": transducer.GREEDY, "beam": 1, "wer": 40.0, "rtf": 0.5},
         *({"system": "none", "beam": beam, "wer": 30.0 - beam, "rtf": 0.01 * beam} for beam in (1, 8, 16)),
@@ -236,12 +236,12 @@ def test_figures_are_those_of_one_beam(workload: TransducerWorkload) -> None:
         "wer_torchaudio": 23.0,
         "time_over_torchaudio": 0.25,
     }
-    assert transducer.words_of(workload.transducer.tokens, [0, 3, 2, 5, 4]) == ["AC", "B", "D"]
+    assert transducer.words_of(workload.network.tokens, [0, 3, 2, 5, 4]) == ["AC", "B", "D"]
 
 
 @pytest.mark.slow
 def test_each_model_and_beam_is_measured(
-    workload: TransducerWorkload, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    workload: EncodedWorkload, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bundle = Bundle.load(LIBRISPEECH_BUNDLE)
     monkeypatch.setattr(bundle, "small_ngram", uniform_ngram(["A", "BC", "BD"]))
@@ -258,7 +258,7 @@ def test_each_model_and_beam_is_measured(
 
 
 @pytest.mark.slow
-def test_scales_are_tried(workload: TransducerWorkload, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scales_are_tried(workload: EncodedWorkload, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = Bundle.load(LIBRISPEECH_BUNDLE)
     monkeypatch.setattr(bundle, "small_ngram", uniform_ngram(["A", "BC", "BD"]))
     monkeypatch.setattr(transducer, "TRIED", ((0.5,), (0.0, 0.3), (0.0, 100.0)))
