@@ -17,24 +17,26 @@ from pickle import UnpicklingError
 from typing import Any
 
 import pytorch_lightning as pl
-import yaml
-from jsonargparse import get_loader, set_loader
+from jsonargparse import ActionConfigFile  # type: ignore[attr-defined]
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning.callbacks import ModelCheckpoint
-from pytorch_lightning.cli import LightningCLI
+from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from asr.cli.main import NEGATIVE_NUMBER
-from asr.cli.options import hint
+from asr.cli.old_recipes import OldKeys, hint_of_old_keys, old_class_paths
 from asr.distributed import largest
 from asr.errors import AsrError
 from asr.kernels.precision import cpu_multiplies_bfloat16
 from asr.serialization import atomic_path, read_checkpoint
 
 # Parts of jsonargparse's messages besides the key and the error.
-_NOISE = ("Does not validate", "Subtypes:", "Errors:", "Expected a <class 'NoneType'>", "Given value type:")
+_NOISE = (
+    "Does not validate", "Subtypes:", "Errors:", "Expected a <class 'NoneType'>", "Given value type:",
+    "Given value: NestedArg",  # an option of the command line, which the message begins with
+)  # fmt: skip
 
 _LONGEST_VALUE = 80
 
@@ -62,22 +64,6 @@ _EXPLANATIONS = {
     # Of networks and their configurations, which know nothing of recipes.
     r"(?:^|Errors:\s+- )(\w+ is [^\n;]+; it must be [^\n]+)": "model: {}",
     "Connection (?:closed|reset) by peer": f"another process of this training was killed or failed, {_GO_ON}",
-}
-
-# Class paths of recipes before the packages were reorganized; they work for one release.
-_OLD_CLASS_PATHS = {
-    "asr.am.lit_acoustic_model.LitAcousticModel": "asr.models.training.LitAcousticModel",
-    "asr.am.conformer.Conformer": "asr.models.conformer.Conformer",
-    "asr.am.spliced_dnn.SplicedDnn": "asr.models.feedforward.FeedForwardNetwork",
-    "asr.am.torch_ctc.TorchCtc": "asr.models.losses.TorchCtc",
-    "asr.am.k2_ctc.K2Ctc": "asr.models.losses.K2Ctc",
-    "asr.am.ctc_crf.CtcCrf": "asr.models.losses.CtcCrf",
-    "asr.data.datamodule.AcousticDataModule": "asr.datasets.datamodule.AcousticDataModule",
-    "asr.data.fbank.Fbank": "asr.audio.fbank.Fbank",
-    "asr.data.spec_augment.SpecAugment": "asr.datasets.augment.SpecAugment",
-    "asr.data.noise.NoiseMixer": "asr.datasets.augment.NoiseMixer",
-    "asr.lm.rnn.lit_rnn_lm.LitRnnLm": "asr.lm.rnn.training.LitRNNLM",
-    "asr.lm.rnn.lit_text_data.TextDataModule": "asr.lm.rnn.datamodule.TextDataModule",
 }
 
 
@@ -231,8 +217,30 @@ class _LastCheckpoint(pl.Callback):  # type: ignore[misc]
             keeps._save_last_checkpoint(trainer, candidates)
 
 
-# Without abbreviations: a misspelled option must not start a training.
-_PARSER = {"exit_on_error": False, "allow_abbrev": False}
+class _Parser(LightningArgumentParser):  # type: ignore[misc]
+    """Takes old keys of recipes, and no abbreviations: a misspelled option must not start a training.
+
+    jsonargparse makes a parser of this kind for each class that a recipe names.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{**kwargs, "allow_abbrev": False})
+        self._negative_number_matcher = NEGATIVE_NUMBER
+        self._old_keys: OldKeys | None = None
+
+    def add_class_arguments(self, theclass: type, *args: Any, **kwargs: Any) -> Any:
+        added = super().add_class_arguments(theclass, *args, **kwargs)
+        if not args:  # otherwise the class is a group of the recipe, such as the trainer
+            self._old_keys = OldKeys(theclass, {name.partition(".")[0] for name in added})
+        return added
+
+    def parse_object(self, obj: Any, *args: Any, **kwargs: Any) -> Any:
+        return super().parse_object(self._old_keys.in_groups(obj) if self._old_keys else obj, *args, **kwargs)
+
+    def parse_args(self, args: Sequence[str] | None = None, *more: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        if args is not None and self._old_keys:
+            args = [self._old_keys.option_in_group(option) for option in args]
+        return super().parse_args(args, *more, **kwargs)
 
 
 class _CLI(LightningCLI):  # type: ignore[misc]
@@ -250,7 +258,7 @@ class _CLI(LightningCLI):  # type: ignore[misc]
             subclass_mode_model=True,
             subclass_mode_data=True,
             save_config_kwargs={"overwrite": True},
-            parser_kwargs={"prog": "asr", **_PARSER, self._name: _PARSER},
+            parser_kwargs={"prog": "asr", "exit_on_error": False, self._name: {"exit_on_error": False}},
             args=list(arguments),
             trainer_defaults={"callbacks": [_LastCheckpoint(), _Termination()]},
         )
@@ -259,10 +267,16 @@ class _CLI(LightningCLI):  # type: ignore[misc]
         """The arguments of the trainer's method that the command line does not offer."""
         return {self._name: LightningCLI.subcommands()[self._name]}
 
-    def init_parser(self, **kwargs: Any) -> Any:
-        parser = super().init_parser(**kwargs)
-        parser._negative_number_matcher = NEGATIVE_NUMBER
+    def init_parser(self, **kwargs: Any) -> _Parser:
+        """As in Lightning, whose older versions do not let another class of parsers be chosen."""
+        header = f"pytorch_lightning=={pl.__version__}"  # type: ignore[attr-defined]
+        parser = _Parser(**{"dump_header": [header], **kwargs})
+        parser.add_argument("-c", "--config", action=ActionConfigFile, help="a recipe; a later one overrides it")
         return parser
+
+    def parse_arguments(self, parser: Any, args: Any) -> None:
+        with hint_of_old_keys():
+            super().parse_arguments(parser, args)
 
     def _parse_ckpt_path(self) -> None:
         """Leaves the model to the recipe. Lightning 2.6 would take classes and arguments from the checkpoint, and read
@@ -436,31 +450,6 @@ def _check_checkpoint(arguments: Sequence[str]) -> None:
         name, _, attached = option.partition("=")
         if name == "--ckpt_path" and Path(attached or value).is_file():
             read_checkpoint(attached or value)
-
-
-@contextlib.contextmanager
-def old_class_paths() -> Iterator[None]:
-    """Replaces old class paths wherever jsonargparse reads YAML within the block, with one hint for each."""
-    load, hinted = get_loader("yaml"), set[str]()
-
-    def renamed(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: renamed(entry) for key, entry in value.items()}
-        if isinstance(value, list):
-            return [renamed(entry) for entry in value]
-        if not isinstance(value, str) or value not in _OLD_CLASS_PATHS:
-            return value
-        new = _OLD_CLASS_PATHS[value]
-        if value not in hinted:
-            hinted.add(value)
-            hint(f"the class {value} is now {new}")
-        return new
-
-    set_loader("yaml", lambda text: renamed(load(text)), (yaml.YAMLError,))
-    try:
-        yield
-    finally:
-        set_loader("yaml", load, (yaml.YAMLError,))
 
 
 def _explained(error: Exception) -> AsrError | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from asr.audio.fbank import Fbank
-from asr.datasets.augment import SpecAugment
 from asr.distributed import (
     ResumesEpoch,
     batch_rows,
@@ -33,7 +33,7 @@ from asr.graph.context import TIED_STATES, TiedStates
 from asr.models.chain_corpus import FRAME_SECONDS, Alignment, PreparedCorpus
 from asr.models.chain_preparation import load_chain, usable_utterances
 from asr.models.checkpoint import FBANK, require_same_features, trained_network, warn_of_other_features
-from asr.models.chunks import ChunkBatch, ChunkLoader
+from asr.models.chunks import ChunkAugmentation, ChunkBatch, ChunkLoader, ChunkSizes
 from asr.models.distillation import TeacherPosteriors
 from asr.models.lfmmi import LfMmi, NumeratorPiece, numerator_piece
 from asr.models.tdnnf import ChainNetwork
@@ -45,6 +45,21 @@ _TEACHER = "teacher_posteriors"  # in checkpoints: `TeacherPosteriors.key`
 _OUTPUTS = re.compile(r"(branch|auxiliary)\.(out\.)?(weight|bias)")
 
 
+@dataclass(frozen=True)
+class Selection:
+    """Which utterances of a prepared corpus are trained on, and which ones validation uses.
+
+    Attributes:
+        held_out: speakers for validation.
+        train_on_held_out: whether to train on them as well, for a final run after everything has been tuned.
+        min_score: corpus -> lowest alignment score of an utterance to train on.
+    """
+
+    held_out: Sequence[str] = ()
+    train_on_held_out: bool = False
+    min_score: dict[str, float] | None = None
+
+
 class ChainDataModule(ResumesEpoch, pl.LightningDataModule):
     """Batches of pieces of prepared utterances; if several processes train, each takes a share of every batch.
 
@@ -54,15 +69,9 @@ class ChainDataModule(ResumesEpoch, pl.LightningDataModule):
         corpus: a prepared folder.
         alignment: a file in it.
         chain: the folder with tied states and denominator graph, or a bundle whose decoding graph the network will fit.
-        held_out: speakers for validation.
-        train_on_held_out: whether to train on them as well, for a final run after everything has been tuned.
-        min_score: corpus -> lowest alignment score of an utterance to train on.
-        lengths: output frames that a piece may have; shorter utterances are left out.
-        frames_per_batch: output frames, of all processes together. Batches of less than half as many are left out.
-        max_warp: the largest warp of vocal tract length perturbation, below 1.
-        max_smoothing: the largest share that a filter takes of each neighbor, up to 0.5 (`FilterSmoothing`).
-        spec_augment: masks, or None.
-        speaker_share: the share of pieces that are normalized together with other utterances of their speaker.
+        selection: utterances to train on and to validate on.
+        batches: pieces and batches of them.
+        augmentation: of the training pieces.
         seed: of the order.
         fbank: the features that the corpus was prepared with, and that a bundle will have. None is the default.
 
@@ -76,23 +85,13 @@ class ChainDataModule(ResumesEpoch, pl.LightningDataModule):
         corpus: str,
         alignment: str,
         chain: str,
-        held_out: Sequence[str] = (),
-        train_on_held_out: bool = False,
-        min_score: dict[str, float] | None = None,
-        lengths: Sequence[int] = (30, 50, 75, 100, 130),
-        frames_per_batch: int = 2400,
-        max_warp: float = 0.1,
-        max_smoothing: float = 0.0,
-        spec_augment: SpecAugment | None = None,
+        selection: Selection = Selection(),
+        batches: ChunkSizes = ChunkSizes(),
+        augmentation: ChunkAugmentation = ChunkAugmentation(),
         seed: int = 1,
         fbank: Fbank | None = None,
-        speaker_share: float = 0.0,
     ) -> None:
         super().__init__()
-        require_at_least(1, frames_per_batch=frames_per_batch)
-        require_below_one(max_warp=max_warp)
-        require_between(0, 0.5, max_smoothing=max_smoothing)
-        require_between(0, 1, speaker_share=speaker_share)
         self.corpus = PreparedCorpus(corpus)
         if (fbank or Fbank()).arguments != self.corpus.fbank_arguments:
             defaults = Fbank().arguments
@@ -111,16 +110,12 @@ class ChainDataModule(ResumesEpoch, pl.LightningDataModule):
                     "give the alignment and the chain of one run of `asr chain`, or a bundle with the same phones."
                 )
         self.seed = seed
-        self._train, self._valid = usable_utterances(self.corpus, self.alignment, min_score or {}, held_out)
-        if train_on_held_out:
+        self._train, self._valid = usable_utterances(
+            self.corpus, self.alignment, selection.min_score or {}, selection.held_out
+        )
+        if selection.train_on_held_out:
             self._train = sorted(self._train + self._valid)
-        self._lengths, self._frames_per_batch = tuple(lengths), frames_per_batch
-        self._augmentation: dict[str, Any] = {
-            "max_warp": max_warp,
-            "max_smoothing": max_smoothing,
-            "spec_augment": spec_augment,
-            "speaker_share": speaker_share,
-        }
+        self._batches, self._augmentation = batches, augmentation
         self.train_chunks: ChunkLoader | None = None
         self.valid_chunks: ChunkLoader | None = None
         self._num_train_batches = 0
@@ -131,16 +126,12 @@ class ChainDataModule(ResumesEpoch, pl.LightningDataModule):
         Raises:
             AsrError: the training speakers, or those held out, fill no batch.
         """
-        shape: dict[str, Any] = {
-            "left_context": network.left_context,
-            "right_context": network.right_context,
-            "factor": network.subsampling_factor,
-            "lengths": self._lengths,
-            "frames_per_batch": self._frames_per_batch,
-        }
+        context = network.left_context, network.right_context, network.subsampling_factor
         conditions = range(len(self.corpus.conditions))
-        self.train_chunks = ChunkLoader(self.corpus, self._train, conditions, **self._augmentation, **shape)
-        self.valid_chunks = ChunkLoader(self.corpus, self._valid, (0,), **shape)
+        self.train_chunks = ChunkLoader(
+            self.corpus, self._train, conditions, self._batches, *context, self._augmentation
+        )
+        self.valid_chunks = ChunkLoader(self.corpus, self._valid, (0,), self._batches, *context)
         self._num_train_batches = self._num_batches(self.train_chunks, "training")
         if self.valid_chunks.utterances:
             self._num_batches(self.valid_chunks, "held-out")
@@ -150,7 +141,7 @@ class ChainDataModule(ResumesEpoch, pl.LightningDataModule):
         if not num:
             raise AsrError(
                 f"{self.corpus.folder}: {len(chunks.utterances)} {what} utterances fill no batch of "
-                f"{self._frames_per_batch} frames; reduce frames_per_batch, or give shorter lengths."
+                f"{self._batches.frames_per_batch} frames; reduce frames_per_batch, or give shorter lengths."
             )
         return num
 
@@ -203,84 +194,128 @@ class _Epochs(IterableDataset):  # type: ignore[type-arg]
         return self._chunks.epoch(self._seed + epoch, current_share(), start)
 
 
-class LitChainModel(pl.LightningModule):
-    """Trains a network by lattice-free MMI with cross-entropy regularization (Povey et al. 2016, 2018).
+@dataclass(frozen=True)
+class ChainOptimization:
+    """Learning rates, gradients and averaged weights of `LitChainModel`.
 
-    With `smbr_weight`, part of the objective is lattice-free sMBR (Kanda et al. 2018). It is meant for a network that
-    MMI has trained: start from that one with `initial_checkpoint` and a low learning rate.
-
-    Args:
-        network: such as `Tdnnf`, with an auxiliary branch; `num_tokens` must be the number of tied states.
+    Attributes:
         peak_lr: learning rate after the warm-up.
         final_lr: learning rate at the end; the decay in between is exponential.
         warmup_fraction: fraction of all steps in which the learning rate rises.
-        weight_decay: for matrices.
+        total_steps: number of steps of the schedule; None for the number that the trainer will make.
         max_gradient_norm: larger gradients are clipped to this norm.
-        xent_weight: weight of the cross-entropy of the auxiliary branch with the numerator's posteriors.
-        score_l2: weight of the squared scores.
+        average_decay: decay of the moving average of weights, which validation uses.
+
+    Raises:
+        AsrError: a number is outside its range, such as a learning rate that is not above 0.
+    """
+
+    peak_lr: float = 1.5e-3
+    final_lr: float = 1e-4
+    warmup_fraction: float = 0.04
+    total_steps: int | None = None
+    max_gradient_norm: float = 5.0
+    average_decay: float = 0.998
+
+    def __post_init__(self) -> None:
+        # An exponential decay never reaches a learning rate of 0.
+        require_above_zero(peak_lr=self.peak_lr, final_lr=self.final_lr, max_gradient_norm=self.max_gradient_norm)
+        require_between(0, 1, warmup_fraction=self.warmup_fraction)
+        require_below_one(average_decay=self.average_decay)
+        if self.total_steps is not None:
+            require_at_least(1, total_steps=self.total_steps)
+
+
+@dataclass(frozen=True)
+class ChainObjective:
+    """Lattice-free MMI, and lattice-free sMBR (Kanda et al. 2018) as a part of it.
+
+    sMBR is meant for a network that MMI has trained: start from that one with `initial_checkpoint` and a low learning
+    rate.
+
+    Attributes:
         leak: see `LfMmi`.
         tolerance: output frames by which a phone may begin earlier or end later than aligned.
-        dropout: the highest dropout probability; dropout begins after a fifth of the training, is highest in the
-            middle and falls to 0 at the end.
-        average_decay: decay of the moving average of weights, which validation uses.
-        total_steps: number of steps of the schedule; None for the number that the trainer will make.
-        initial_checkpoint: start from the averaged weights of this checkpoint, or from the network of this bundle (the
-            first one of an ensemble). If its states are tied in another way, each output begins as the mean of the
-            outputs that it is made of (`TiedStates.tied_from`).
         smbr_weight: weight of lattice-free sMBR, between 0 and 1; MMI has the rest. The cross-entropy and the squared
             scores keep their weights.
         silence_accuracy: what a correct frame of silence counts in sMBR, between 0 and 1; that of another phone is 1.
+
+    Raises:
+        AsrError: a number is outside its range.
+    """
+
+    leak: float = 0.1
+    tolerance: float = 2.5
+    smbr_weight: float = 0.0
+    silence_accuracy: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_at_least(0, leak=self.leak, tolerance=self.tolerance)
+        require_between(0, 1, smbr_weight=self.smbr_weight, silence_accuracy=self.silence_accuracy)
+
+
+@dataclass(frozen=True)
+class ChainRegularization:
+    """Regularization of `LitChainModel` (Povey et al. 2016, 2018).
+
+    Attributes:
+        weight_decay: for matrices.
+        dropout: the highest dropout probability; dropout begins after a fifth of the training, is highest in the
+            middle and falls to 0 at the end.
+        xent_weight: weight of the cross-entropy of the auxiliary branch with the numerator's posteriors.
+        score_l2: weight of the squared scores.
+
+    Raises:
+        AsrError: a number is outside its range.
+    """
+
+    weight_decay: float = 0.02
+    dropout: float = 0.2
+    xent_weight: float = 0.1
+    score_l2: float = 5e-5
+
+    def __post_init__(self) -> None:
+        require_at_least(0, weight_decay=self.weight_decay, xent_weight=self.xent_weight, score_l2=self.score_l2)
+        require_below_one(dropout=self.dropout)
+
+
+class LitChainModel(pl.LightningModule):
+    """Trains a network by lattice-free MMI with cross-entropy regularization (Povey et al. 2016, 2018).
+
+    Args:
+        network: such as `Tdnnf`, with an auxiliary branch; `num_tokens` must be the number of tied states.
+        optimization: learning rates, gradients and averaged weights.
+        objective: MMI, and sMBR.
+        regularization: weight decay, dropout, and terms beside the objective.
+        initial_checkpoint: start from the averaged weights of this checkpoint, or from the network of this bundle (the
+            first one of an ensemble). If its states are tied in another way, each output begins as the mean of the
+            outputs that it is made of (`TiedStates.tied_from`).
         teacher: a bundle with the data's tied states, from whose acoustic model the network also learns
             (`TeacherPosteriors`); None for no teacher.
         teacher_weight: share of the teacher's posteriors in the numerator, between 0 and 1.
 
     Raises:
-        AsrError: a number is outside its range, such as a learning rate that is not above 0, or the network lacks the
-            auxiliary branch.
+        AsrError: a number is outside its range, or the network lacks the auxiliary branch.
     """
 
     def __init__(
         self,
         network: ChainNetwork,
-        peak_lr: float = 1.5e-3,
-        final_lr: float = 1e-4,
-        warmup_fraction: float = 0.04,
-        weight_decay: float = 0.02,
-        max_gradient_norm: float = 5.0,
-        xent_weight: float = 0.1,
-        score_l2: float = 5e-5,
-        leak: float = 0.1,
-        tolerance: float = 2.5,
-        dropout: float = 0.2,
-        average_decay: float = 0.998,
-        total_steps: int | None = None,
+        optimization: ChainOptimization = ChainOptimization(),
+        objective: ChainObjective = ChainObjective(),
+        regularization: ChainRegularization = ChainRegularization(),
         initial_checkpoint: str | None = None,
-        smbr_weight: float = 0.0,
-        silence_accuracy: float = 1.0,
         teacher: str | None = None,
         teacher_weight: float = 0.5,
     ) -> None:
         super().__init__()
-        # An exponential decay never reaches a learning rate of 0.
-        require_above_zero(peak_lr=peak_lr, final_lr=final_lr, max_gradient_norm=max_gradient_norm)
-        require_between(0, 1, smbr_weight=smbr_weight, silence_accuracy=silence_accuracy, teacher_weight=teacher_weight)
-        require_between(0, 1, warmup_fraction=warmup_fraction)
-        require_below_one(dropout=dropout, average_decay=average_decay)
-        require_at_least(0, weight_decay=weight_decay, xent_weight=xent_weight, score_l2=score_l2)
-        require_at_least(0, leak=leak, tolerance=tolerance)
-        if total_steps is not None:
-            require_at_least(1, total_steps=total_steps)
+        require_between(0, 1, teacher_weight=teacher_weight)
         if network.auxiliary is None:
             raise AsrError("LitChainModel: the network needs has_auxiliary: true.")
         self.network = network
-        self.average = WeightAverage(network, average_decay, averages_statistics=True)
-        self.peak_lr, self.final_lr, self.warmup_fraction = peak_lr, final_lr, warmup_fraction
-        self.weight_decay, self.max_gradient_norm = weight_decay, max_gradient_norm
-        self.xent_weight, self.score_l2, self.leak, self.tolerance = xent_weight, score_l2, leak, tolerance
-        self.dropout = dropout
-        self.total_steps = total_steps
+        self.average = WeightAverage(network, optimization.average_decay, averages_statistics=True)
+        self.optimization, self.objective, self.regularization = optimization, objective, regularization
         self.initial_checkpoint = initial_checkpoint
-        self.smbr_weight, self.silence_accuracy = smbr_weight, silence_accuracy
         self.teacher, self.teacher_weight = teacher, teacher_weight
         self._objective: LfMmi | None = None
         self._teacher: TeacherPosteriors | None = None
@@ -300,8 +335,10 @@ class LitChainModel(pl.LightningModule):
             )
         data.open(self.network)
         column_accuracy = np.ones(data.states.num_columns, dtype=np.float32)
-        column_accuracy[data.states.phone_of_column == 0] = self.silence_accuracy
-        self._objective = LfMmi(data.graph, self.leak, self.smbr_weight, column_accuracy, self.teacher_weight)
+        column_accuracy[data.states.phone_of_column == 0] = self.objective.silence_accuracy
+        self._objective = LfMmi(
+            data.graph, self.objective.leak, self.objective.smbr_weight, column_accuracy, self.teacher_weight
+        )
 
     def on_fit_start(self) -> None:
         """Takes the initial weights, unless a checkpoint has been loaded, and the teacher's posteriors."""
@@ -345,7 +382,8 @@ class LitChainModel(pl.LightningModule):
         num_frames = batch.num_all * batch.num_outputs
         objective, xent, shown = self._sums(score, auxiliary, batch, data.train_chunks, self._teacher)
         self.log_dict(self._named(total(shown) / num_frames), prog_bar=True, on_step=True, on_epoch=False, batch_size=1)
-        loss = objective + self.xent_weight * xent + 0.5 * self.score_l2 * score.square().sum()
+        weights = self.regularization
+        loss = objective + weights.xent_weight * xent + 0.5 * weights.score_l2 * score.square().sum()
         return loss * (current_share().num / num_frames)
 
     def _sums(
@@ -360,7 +398,7 @@ class LitChainModel(pl.LightningModule):
         assert self._objective is not None
         if not batch.chunks:
             return score.sum(), auxiliary.sum(), score.new_zeros(3)
-        pieces = self._data().pieces(batch, chunks, self.tolerance)
+        pieces = self._data().pieces(batch, chunks, self.objective.tolerance)
         taught = None if teacher is None else teacher.of(batch.chunks, batch.num_outputs)
         loss, mmi, accuracy, posterior = self._objective.parts(score, pieces, taught)
         xent = -(posterior * F.log_softmax(auxiliary, dim=2)).sum()
@@ -368,12 +406,12 @@ class LitChainModel(pl.LightningModule):
 
     def _named(self, means: Tensor, prefix: str = "") -> dict[str, Tensor]:
         """What to log of the means per frame of MMI, cross-entropy and accuracy, (3,)."""
-        names = ("mmi", "xent", "accuracy") if self.smbr_weight else ("mmi", "xent")
+        names = ("mmi", "xent", "accuracy") if self.objective.smbr_weight else ("mmi", "xent")
         return {prefix + name: mean for name, mean in zip(names, means.float(), strict=False)}
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Clips gradients; a step whose gradient is not finite is skipped."""
-        self.log("gradient_norm", clip_gradients(self.network, self.max_gradient_norm))
+        self.log("gradient_norm", clip_gradients(self.network, self.optimization.max_gradient_norm))
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Also applies the semi-orthogonal constraint, every fourth step, and updates the moving average.
@@ -409,15 +447,15 @@ class LitChainModel(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """AdamW with a short warm-up and an exponential decay."""
-        optimizer = adamw(self.network, self.peak_lr, self.weight_decay)
-        num_steps = self._num_steps()
-        warmup = max(1, round(self.warmup_fraction * num_steps))
+        optimization, num_steps = self.optimization, self._num_steps()
+        optimizer = adamw(self.network, optimization.peak_lr, self.regularization.weight_decay)
+        warmup = max(1, round(optimization.warmup_fraction * num_steps))
 
         def factor(step: int) -> float:
             if step < warmup:
                 return (step + 1) / (warmup + 1)
             progress = min(1.0, (step - warmup) / max(1, num_steps - warmup))
-            return float((self.final_lr / self.peak_lr) ** progress)
+            return float((optimization.final_lr / optimization.peak_lr) ** progress)
 
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
@@ -473,12 +511,12 @@ class LitChainModel(pl.LightningModule):
         return data
 
     def _num_steps(self) -> int:
-        if self.total_steps is not None:
-            return self.total_steps
+        if self.optimization.total_steps is not None:
+            return self.optimization.total_steps
         return planned_steps(self.trainer, self._data().num_train_batches())
 
     def _dropout_now(self) -> float:
         done = self.global_step / max(1, self._num_steps())
         if done < 0.2:
             return 0.0
-        return self.dropout * ((done - 0.2) / 0.3 if done < 0.5 else max(0.0, (1.0 - done) / 0.5))
+        return self.regularization.dropout * ((done - 0.2) / 0.3 if done < 0.5 else max(0.0, (1.0 - done) / 0.5))

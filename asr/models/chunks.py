@@ -6,6 +6,7 @@ Shapes: N pieces of a batch, T frames of features with their context, F features
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch import Tensor
 from asr.audio.fbank import Fbank
 from asr.datasets.augment import SpecAugment, VocalTractPerturbation
 from asr.distributed import WHOLE, Share, batch_rows, draw_from, draw_rows
-from asr.errors import AsrError
+from asr.errors import AsrError, require_at_least, require_below_one, require_between
 from asr.models.chain_corpus import FRAME_SECONDS, PreparedCorpus
 from asr.models.interface import STD_FLOOR, SpeakerStatistics, UtteranceCmvn
 from asr.models.tdnnf import smoothed
@@ -53,6 +54,60 @@ class ChunkBatch(NamedTuple):
     number: tuple[int, int] = (0, 0)
 
 
+@dataclass(frozen=True)
+class ChunkSizes:
+    """Lengths of pieces, and the size of a batch.
+
+    Attributes:
+        lengths: output frames that a piece may have; shorter utterances are left out.
+        frames_per_batch: approximate number of output frames of a batch, of all processes together. Batches of less
+            than half as many are left out.
+
+    Raises:
+        AsrError: there is no length, or a number is below 1.
+    """
+
+    lengths: Sequence[int] = (30, 50, 75, 100, 130)
+    frames_per_batch: int = 2400
+
+    def __post_init__(self) -> None:
+        require_at_least(1, frames_per_batch=self.frames_per_batch)
+        if min(self.lengths, default=0) < 1:
+            raise AsrError(
+                f"lengths: {list(self.lengths)}: give the output frames of a piece, such as [30, 50, 75, 100, 130]."
+            )
+
+
+@dataclass(frozen=True)
+class ChunkAugmentation:
+    """What is drawn for every piece in training.
+
+    Attributes:
+        max_warp: the largest warp of vocal tract length perturbation, below 1; 0 for none.
+        max_smoothing: the largest share that a filter takes of each neighbor, up to 0.5 (`FilterSmoothing`); 0 for
+            none.
+        spec_augment: masks of bands of frames and features, or None.
+        speaker_share: the share of pieces whose utterance is normalized together with others of its speaker, which are
+            drawn for every piece (`SpeakerStatistics`).
+
+    Raises:
+        AsrError: a number is outside its range.
+    """
+
+    max_warp: float = 0.1
+    max_smoothing: float = 0.0
+    spec_augment: SpecAugment | None = None
+    speaker_share: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_below_one(max_warp=self.max_warp)
+        require_between(0, 0.5, max_smoothing=self.max_smoothing)
+        require_between(0, 1, speaker_share=self.speaker_share)
+
+
+NO_AUGMENTATION = ChunkAugmentation(max_warp=0.0)
+
+
 class ChunkLoader:
     """Cuts utterances into other pieces in each epoch, and loads batches of them.
 
@@ -60,19 +115,11 @@ class ChunkLoader:
         corpus: prepared features.
         utterances: the utterances to use.
         conditions: indices into `corpus.conditions`; one is drawn for every utterance and epoch, by their weights.
-        lengths: output frames that a piece may have; shorter utterances are left out.
-        frames_per_batch: approximate number of output frames of a batch.
+        sizes: of pieces and batches.
         left_context: feature frames before a piece.
         right_context: feature frames after it.
         factor: feature frames per output frame.
-        max_warp: the largest warp of vocal tract length perturbation; 0 for none.
-        max_smoothing: the largest share that a filter takes of each neighbor, drawn for every piece; 0 for none.
-        spec_augment: masks of bands of frames and features, or None.
-        speaker_share: the share of pieces whose utterance is normalized together with others of its speaker, which are
-            drawn for every piece (`SpeakerStatistics`).
-
-    Raises:
-        AsrError: there is no length, or one below 1.
+        augmentation: of the pieces.
     """
 
     def __init__(
@@ -80,32 +127,23 @@ class ChunkLoader:
         corpus: PreparedCorpus,
         utterances: Sequence[int],
         conditions: Sequence[int] = (0,),
-        lengths: Sequence[int] = (30, 50, 75, 100, 130),
-        frames_per_batch: int = 3200,
+        sizes: ChunkSizes = ChunkSizes(),
         left_context: int = 0,
         right_context: int = 0,
         factor: int = 3,
-        max_warp: float = 0.0,
-        max_smoothing: float = 0.0,
-        spec_augment: SpecAugment | None = None,
-        speaker_share: float = 0.0,
+        augmentation: ChunkAugmentation = NO_AUGMENTATION,
     ) -> None:
-        if min(lengths, default=0) < 1:
-            raise AsrError(
-                f"lengths: {list(lengths)}: give the output frames of a piece, such as [30, 50, 75, 100, 130]."
-            )
         self.corpus = corpus
         self.utterances = list(utterances)
         self.conditions = tuple(conditions)
-        self.lengths = tuple(sorted(lengths))
-        self.frames_per_batch = frames_per_batch
+        self.lengths = tuple(sorted(sizes.lengths))
+        self.frames_per_batch = sizes.frames_per_batch
         self.left_context = left_context
         self.right_context = right_context
         self.factor = factor
-        self.spec_augment = spec_augment
+        self.augmentation = augmentation
+        max_warp = augmentation.max_warp
         self._warp = VocalTractPerturbation(max_warp, Fbank(**corpus.fbank_arguments)) if max_warp else None
-        self._max_smoothing = max_smoothing
-        self._speaker_share = speaker_share
         self._of_speaker: dict[str, list[int]] = {}
         for utterance in self.utterances:
             self._of_speaker.setdefault(corpus.utterances[utterance].speaker, []).append(utterance)
@@ -170,11 +208,11 @@ class ChunkLoader:
                 # The warp is linear in the features; as a matrix it takes a tenth of the time.
                 one = torch.eye(self.corpus.num_features)
                 batch = batch @ self._warp(one.expand(len(chunks), -1, -1))
-            if self._max_smoothing:
+            if self.augmentation.max_smoothing:
                 drawn = draw_rows(lambda num: torch.rand(num, 1, 1), len(chunks))
-                batch = smoothed(batch, self._max_smoothing * drawn)
-            if self.spec_augment is not None:
-                batch = self.spec_augment(batch, torch.full((len(chunks),), num_frames))
+                batch = smoothed(batch, self.augmentation.max_smoothing * drawn)
+            if self.augmentation.spec_augment is not None:
+                batch = self.augmentation.spec_augment(batch, torch.full((len(chunks),), num_frames))
         batch = batch * torch.from_numpy(inside)[:, :, None]
         return ChunkBatch(batch, chunks, length, rows, num_all)
 
@@ -193,11 +231,12 @@ class ChunkLoader:
 
     def _drawn_speakers(self, rows: Sequence[int], num_all: int) -> list[list[float]]:
         """For each row of a batch, the random numbers that choose other utterances of its speaker."""
-        if not self._speaker_share:
+        speaker_share = self.augmentation.speaker_share
+        if not speaker_share:
             return [[]] * len(rows)
         numbers = torch.rand(num_all, 1 + _MOST_OTHERS).tolist()
         # What is left of the first number, once it has decided, is their number.
-        shares = [numbers[row][0] / self._speaker_share for row in rows]
+        shares = [numbers[row][0] / speaker_share for row in rows]
         return [
             numbers[row][1 : 2 + int(_MOST_OTHERS * share)] if share < 1.0 else []
             for row, share in zip(rows, shares, strict=True)

@@ -28,7 +28,7 @@ from asr.kernels.jit import jit
 from asr.kernels.precision import rounded_products
 from asr.models.alignment import align_ctc
 from asr.models.chain_corpus import FRAME_SECONDS, SILENCE, Alignment, PreparedCorpus, Progress
-from asr.models.chunks import Chunk, ChunkLoader
+from asr.models.chunks import Chunk, ChunkLoader, ChunkSizes
 from asr.models.tdnnf import Tdnnf
 from asr.serialization import checksum_of_tensors
 from asr.text.lexicon import Lexicon
@@ -336,7 +336,8 @@ def train_phone_classifier(
         corpus.num_features, len(alignment.phones), dim=256, bottleneck_dim=64, num_layers=5, prefinal_dim=128,
         small_dim=128,
     )  # fmt: skip
-    loader = ChunkLoader(corpus, utterances, left_context=network.left_context, right_context=network.right_context)
+    context = network.left_context, network.right_context
+    loader = ChunkLoader(corpus, utterances, (0,), ChunkSizes(frames_per_batch=3200), *context)
     num_batches = len(loader.plan(0))
     if not num_batches:
         raise AsrError(

@@ -126,15 +126,23 @@ def _acoustic(folder: Path, kind: str) -> tuple[Any, Any]:
         )  # fmt: skip
         network = Conformer(20, 4, 16, 2, 2, 32, 3, 8, 0.1, 0.5, (1,))
         return LitAcousticModel(network, TorchCtc(), peak_lr=1e-2, flat_start_steps=2, average_decay=0.5), data
-    from asr.models.chain_training import ChainDataModule, LitChainModel
+    from asr.models.chain_training import (
+        ChainDataModule,
+        ChainOptimization,
+        ChainRegularization,
+        LitChainModel,
+        Selection,
+    )
+    from asr.models.chunks import ChunkAugmentation, ChunkSizes
     from asr.models.tdnnf import Tdnnf
 
     chain = ChainDataModule(
-        str(folder / "prepared"), "alignment.npz", str(folder / "states"), ["toy-speaker2"], lengths=(20, 40),
-        frames_per_batch=120, spec_augment=SpecAugment(), fbank=Fbank(num_mel_bins=20),
+        str(folder / "prepared"), "alignment.npz", str(folder / "states"), Selection(["toy-speaker2"]),
+        ChunkSizes((20, 40), 120), ChunkAugmentation(spec_augment=SpecAugment()), fbank=Fbank(num_mel_bins=20),
     )  # fmt: skip
     tdnnf = Tdnnf(20, chain.states.num_columns, 16, 4, 2, 8, 8, has_auxiliary=True)
-    return LitChainModel(tdnnf, peak_lr=5e-3, average_decay=0.5, dropout=0.3), chain
+    optimization = ChainOptimization(peak_lr=5e-3, average_decay=0.5)
+    return LitChainModel(tdnnf, optimization, regularization=ChainRegularization(dropout=0.3)), chain
 
 
 def _language(folder: Path, kind: str) -> tuple[Any, Any]:

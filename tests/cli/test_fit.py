@@ -283,7 +283,7 @@ def test_a_recipe_with_old_class_paths_still_makes_its_classes(tmp_path, capsys)
     """The recipe for AN4 as it was before the packages were reorganized."""
     from pytorch_lightning.cli import LightningCLI
 
-    from asr.cli.train import old_class_paths
+    from asr.cli.old_recipes import old_class_paths
     from asr.models.conformer import Conformer
     from asr.models.losses import TorchCtc
 
@@ -307,9 +307,9 @@ def test_a_recipe_with_old_class_paths_still_makes_its_classes(tmp_path, capsys)
 
 
 def test_every_old_class_path_names_a_class():
-    from asr.cli.train import _OLD_CLASS_PATHS
+    from asr.cli.old_recipes import OLD_CLASS_PATHS
 
-    for path in _OLD_CLASS_PATHS.values():
+    for path in OLD_CLASS_PATHS.values():
         module, name = path.rsplit(".", 1)
         assert isinstance(getattr(importlib.import_module(module), name), type)
 

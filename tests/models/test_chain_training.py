@@ -35,7 +35,7 @@ from asr.models.chain_preparation import (
     prepare_chain,
     usable_utterances,
 )
-from asr.models.chunks import Chunk
+from asr.models.chunks import Chunk, ChunkAugmentation, ChunkSizes
 from asr.models.distillation import TeacherPosteriors
 from asr.models.lfmmi import LfMmi
 from asr.models.phone_alignment import refine_alignment
@@ -86,9 +86,16 @@ def fit(
     network: Any = None,
     trainer_options: dict[str, Any] | None = None,
     resume: Path | None = None,
+    total_steps: int | None = None,
     **options: Any,
 ) -> Any:
-    from asr.models.chain_training import ChainDataModule, LitChainModel
+    from asr.models.chain_training import (
+        ChainDataModule,
+        ChainOptimization,
+        ChainRegularization,
+        LitChainModel,
+        Selection,
+    )
     from asr.models.tdnnf import Tdnnf
 
     torch.manual_seed(0)
@@ -98,13 +105,13 @@ def fit(
         str(folder / "prepared"),
         "alignment.npz",
         str(chain or folder / "states"),
-        held_out=["toy-speaker2"],
-        lengths=(20, 40),
-        frames_per_batch=80,
+        Selection(["toy-speaker2"]),
+        ChunkSizes((20, 40), frames_per_batch=80),
         fbank=Fbank(num_mel_bins=20),
     )
+    optimization = ChainOptimization(peak_lr=5e-3, final_lr=5e-3, total_steps=total_steps, average_decay=0.5)
     model = LitChainModel(
-        network, peak_lr=5e-3, final_lr=5e-3, average_decay=0.5, dropout=0.0, initial_checkpoint=initial_checkpoint,
+        network, optimization, regularization=ChainRegularization(dropout=0.0), initial_checkpoint=initial_checkpoint,
         **options,
     )  # fmt: skip
     trainer = pl.Trainer(
@@ -178,7 +185,9 @@ def test_a_training_uses_the_tied_states_and_the_denominator_of_a_bundle(
 def test_smbr_raises_the_expected_accuracy_of_speakers_set_aside(
     folder: Path, states: TiedStates, tmp_path: Path, silence_accuracy: float
 ) -> None:
-    options = {"smbr_weight": 0.9, "silence_accuracy": silence_accuracy}
+    from asr.models.chain_training import ChainObjective
+
+    options = {"objective": ChainObjective(smbr_weight=0.9, silence_accuracy=silence_accuracy)}
     fit(folder, states, 2).save_checkpoint(tmp_path / "first.ckpt")  # type: ignore[attr-defined]
     early = fit(folder, states, 1, str(tmp_path / "first.ckpt"), **options).callback_metrics  # type: ignore[attr-defined]
     later = fit(folder, states, 15, str(tmp_path / "first.ckpt"), **options).callback_metrics  # type: ignore[attr-defined]
@@ -189,8 +198,10 @@ def test_smbr_raises_the_expected_accuracy_of_speakers_set_aside(
 
 @pytest.mark.slow
 def test_mmi_alone_logs_no_accuracy_and_trains_as_before(folder: Path, states: TiedStates) -> None:
+    from asr.models.chain_training import ChainObjective
+
     plain = fit(folder, states, 1)
-    ignored = fit(folder, states, 1, smbr_weight=0.0, silence_accuracy=0.5)
+    ignored = fit(folder, states, 1, objective=ChainObjective(smbr_weight=0.0, silence_accuracy=0.5))
     assert "val_mmi" in plain.callback_metrics and "val_accuracy" not in plain.callback_metrics  # type: ignore[attr-defined]
     for name, value in plain.lightning_module.state_dict().items():  # type: ignore[attr-defined]
         assert torch.equal(ignored.lightning_module.state_dict()[name], value), name  # type: ignore[attr-defined]
@@ -358,53 +369,46 @@ def test_a_network_learns_from_its_teacher_what_the_transcripts_do_not_say(own: 
     assert float((posterior(plain.average.network) - taught).abs().mean()) == distance[0.0]
 
 
-@pytest.mark.parametrize("option", ["smbr_weight", "silence_accuracy", "teacher_weight"])
-def test_weights_of_objectives_must_be_shares(option: str) -> None:
-    from asr.models.chain_training import LitChainModel
-    from asr.models.tdnnf import Tdnnf
-
-    network = Tdnnf(**NETWORK, num_tokens=9, has_auxiliary=True)  # type: ignore[arg-type]
-    with pytest.raises(AsrError, match=rf"{option} is 1\.5; give a number between 0 and 1\."):
-        LitChainModel(network, **{option: 1.5})  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
-    ("option", "value"),
+    ("group", "option", "value"),
     [
-        ("warmup_fraction", 1.5), ("weight_decay", -0.1), ("max_gradient_norm", 0.0),
-        ("max_gradient_norm", float("nan")), ("xent_weight", -0.1), ("score_l2", -1e-5), ("leak", -0.1),
-        ("tolerance", -1.0), ("dropout", 1.0), ("dropout", -0.1), ("average_decay", 1.0), ("total_steps", 0),
+        ("Optimization", "warmup_fraction", 1.5), ("Optimization", "max_gradient_norm", 0.0),
+        ("Optimization", "max_gradient_norm", float("nan")), ("Optimization", "average_decay", 1.0),
+        ("Optimization", "total_steps", 0), ("Regularization", "weight_decay", -0.1),
+        ("Regularization", "xent_weight", -0.1), ("Regularization", "score_l2", -1e-5),
+        ("Regularization", "dropout", 1.0), ("Regularization", "dropout", -0.1), ("Objective", "leak", -0.1),
+        ("Objective", "tolerance", -1.0), ("Objective", "smbr_weight", 1.5), ("Objective", "silence_accuracy", 1.5),
+        # An exponential decay to 0 would be 0 right after the warm-up.
+        ("Optimization", "peak_lr", 0.0), ("Optimization", "final_lr", 0.0),
     ],
 )  # fmt: skip
-def test_numbers_that_would_train_wrongly_are_refused(option: str, value: float) -> None:
+def test_numbers_that_would_train_wrongly_are_refused(group: str, option: str, value: float) -> None:
+    from asr.models import chain_training
+
+    with pytest.raises(AsrError, match=rf"^{option} is {value}; give "):
+        getattr(chain_training, f"Chain{group}")(**{option: value})
+
+
+def test_the_teachers_weight_must_be_a_share() -> None:
     from asr.models.chain_training import LitChainModel
     from asr.models.tdnnf import Tdnnf
 
     network = Tdnnf(**NETWORK, num_tokens=9, has_auxiliary=True)  # type: ignore[arg-type]
-    with pytest.raises(AsrError, match=rf"^{option} is {value}; give "):
-        LitChainModel(network, **{option: value})  # type: ignore[arg-type]
+    with pytest.raises(AsrError, match=r"teacher_weight is 1\.5; give a number between 0 and 1\."):
+        LitChainModel(network, teacher_weight=1.5)
 
 
 @pytest.mark.parametrize(
-    ("option", "value"),
-    [("frames_per_batch", 0), ("max_warp", -0.1), ("max_warp", 1.0), ("max_smoothing", 0.6), ("speaker_share", 1.5)],
-)
-def test_data_that_would_train_wrongly_are_refused(option: str, value: float) -> None:
-    from asr.models.chain_training import ChainDataModule
-
+    ("group", "option", "value"),
+    [
+        (ChunkSizes, "frames_per_batch", 0), (ChunkAugmentation, "max_warp", -0.1),
+        (ChunkAugmentation, "max_warp", 1.0), (ChunkAugmentation, "max_smoothing", 0.6),
+        (ChunkAugmentation, "speaker_share", 1.5),
+    ],
+)  # fmt: skip
+def test_data_that_would_train_wrongly_are_refused(group: Any, option: str, value: float) -> None:
     with pytest.raises(AsrError, match=rf"^{option} is {value}; give "):
-        ChainDataModule("none", "none", "none", **{option: value})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("option", ["peak_lr", "final_lr"])
-def test_a_decay_by_a_factor_needs_learning_rates_above_0(option: str) -> None:
-    """With `final_lr: 0`, the rate would be 0 right after the warm-up."""
-    from asr.models.chain_training import LitChainModel
-    from asr.models.tdnnf import Tdnnf
-
-    network = Tdnnf(**NETWORK, num_tokens=9, has_auxiliary=True)  # type: ignore[arg-type]
-    with pytest.raises(AsrError, match=rf"{option} is 0\.0; give a number above 0"):
-        LitChainModel(network, **{option: 0.0})  # type: ignore[arg-type]
+        group(**{option: value})
 
 
 @pytest.mark.slow
@@ -787,12 +791,12 @@ def test_a_schedule_needs_an_end(folder: Path, states: TiedStates) -> None:
 def test_data_too_small_for_a_batch_are_refused(
     folder: Path, states: TiedStates, held_out: list[str], frames: int, sentence: str
 ) -> None:
-    from asr.models.chain_training import ChainDataModule
+    from asr.models.chain_training import ChainDataModule, Selection
     from asr.models.tdnnf import Tdnnf
 
     data = ChainDataModule(
-        str(folder / "prepared"), "alignment.npz", str(folder / "states"), held_out, lengths=(70,),
-        frames_per_batch=frames, fbank=Fbank(num_mel_bins=20),
+        str(folder / "prepared"), "alignment.npz", str(folder / "states"), Selection(held_out),
+        ChunkSizes((70,), frames), fbank=Fbank(num_mel_bins=20),
     )  # fmt: skip
     with pytest.raises(AsrError, match=sentence):
         data.open(Tdnnf(**NETWORK, num_tokens=states.num_columns))  # type: ignore[arg-type]

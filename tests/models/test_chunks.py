@@ -8,7 +8,6 @@ import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +21,7 @@ from asr.distributed import WHOLE, Share
 from asr.errors import AsrError
 from asr.models.chain_corpus import Alignment, PreparedCorpus, Progress, write_corpus
 from asr.models.chain_preparation import require_names
-from asr.models.chunks import Chunk, ChunkLoader
+from asr.models.chunks import NO_AUGMENTATION, Chunk, ChunkAugmentation, ChunkLoader, ChunkSizes
 from asr.models.interface import SpeakerStatistics, UtteranceCmvn
 from asr.models.tdnnf import smoothed
 from asr.serialization import write_whole_text
@@ -198,7 +197,7 @@ def test_one_process_at_a_time_writes_features(five: list[tuple[str, Utterance]]
 
 
 def test_pieces_lie_inside_and_are_the_same_for_the_same_seed(corpus: PreparedCorpus) -> None:
-    loader = ChunkLoader(corpus, range(3), (0, 1), lengths=(20, 40, 60), frames_per_batch=60)
+    loader = ChunkLoader(corpus, range(3), (0, 1), sizes=ChunkSizes((20, 40, 60), 60))
     for seed in range(20):
         assert loader.plan(seed) == loader.plan(seed)
         seen = set()
@@ -209,7 +208,7 @@ def test_pieces_lie_inside_and_are_the_same_for_the_same_seed(corpus: PreparedCo
                 seen.add(utterance)
         assert 2 not in seen  # too short for the shortest piece
     # It has 16 output frames, as many as the piece.
-    assert ChunkLoader(corpus, [2], lengths=(16, 40), frames_per_batch=16).plan(0) == [(16, [Chunk(2, 0, 0)])]
+    assert ChunkLoader(corpus, [2], sizes=ChunkSizes((16, 40), 16)).plan(0) == [(16, [Chunk(2, 0, 0)])]
 
 
 @pytest.mark.parametrize(
@@ -225,7 +224,7 @@ def test_batches_are_full_and_only_small_rests_are_left_out(
     corpus: PreparedCorpus, num_utterances: int, size: int, sizes: list[int]
 ) -> None:
     # Three pieces cover the 500 frames of the utterance.
-    loader = ChunkLoader(corpus, [1] * num_utterances, lengths=(20, 60), frames_per_batch=60 * size)
+    loader = ChunkLoader(corpus, [1] * num_utterances, sizes=ChunkSizes((20, 60), 60 * size))
     for seed in range(5):
         plan = loader.plan(seed)
         assert {length for length, _ in plan} == {60}
@@ -235,22 +234,22 @@ def test_batches_are_full_and_only_small_rests_are_left_out(
 @pytest.mark.parametrize("lengths", [(45, 60), (60, 45), (1, 166), (160, 166)])
 def test_any_lengths_in_any_order_cover_utterances(corpus: PreparedCorpus, lengths: tuple[int, ...]) -> None:
     """The second utterance has 166 output frames; three pieces of 60 are too long for it, and so are two of 160."""
-    loader = ChunkLoader(corpus, range(3), lengths=lengths, frames_per_batch=60)
+    loader = ChunkLoader(corpus, range(3), sizes=ChunkSizes(lengths, 60))
     for length, chunks in loader.plan(3):
         for utterance, condition, first in chunks:
             assert length in lengths
             assert 0 <= first <= corpus.utterances[utterance].num_frames[condition] // 3 - length
-    assert loader.plan(3) == ChunkLoader(corpus, range(3), lengths=sorted(lengths), frames_per_batch=60).plan(3)
+    assert loader.plan(3) == ChunkLoader(corpus, range(3), sizes=ChunkSizes(sorted(lengths), 60)).plan(3)
 
 
 @pytest.mark.parametrize("lengths", [(), (0, 20), (-5,)])
-def test_a_piece_has_frames(corpus: PreparedCorpus, lengths: tuple[int, ...]) -> None:
+def test_a_piece_has_frames(lengths: tuple[int, ...]) -> None:
     with pytest.raises(AsrError, match=r"lengths: .*: give the output frames of a piece"):
-        ChunkLoader(corpus, range(3), lengths=lengths)
+        ChunkSizes(lengths)
 
 
 def test_a_piece_is_the_normalised_utterance_with_zeros_around(corpus: PreparedCorpus) -> None:
-    loader = ChunkLoader(corpus, range(3), lengths=(20, 60), left_context=7, right_context=8)
+    loader = ChunkLoader(corpus, range(3), sizes=ChunkSizes((20, 60)), left_context=7, right_context=8)
     batch = loader.load(60, [Chunk(0, 0, 0), Chunk(0, 0, 6)])
     assert batch.features.shape == (2, 7 + 180 + 8, 20)
     raw = torch.from_numpy(corpus.features(0, 0).astype(np.float32))
@@ -263,8 +262,8 @@ def test_a_piece_is_the_normalised_utterance_with_zeros_around(corpus: PreparedC
 
 def test_each_piece_is_smoothed_by_a_share_of_its_own(corpus: PreparedCorpus) -> None:
     chunks = [Chunk(1, 0, 0), Chunk(1, 0, 20), Chunk(1, 0, 40)]
-    plain = ChunkLoader(corpus, [1], lengths=(30,)).load(30, chunks).features
-    loader = ChunkLoader(corpus, [1], lengths=(30,), max_smoothing=0.4)
+    plain = ChunkLoader(corpus, [1], sizes=ChunkSizes((30,))).load(30, chunks).features
+    loader = ChunkLoader(corpus, [1], sizes=ChunkSizes((30,)), augmentation=ChunkAugmentation(0.0, max_smoothing=0.4))
 
     def load(share: Share = WHOLE) -> torch.Tensor:
         torch.manual_seed(0)
@@ -281,13 +280,16 @@ def test_each_piece_is_smoothed_by_a_share_of_its_own(corpus: PreparedCorpus) ->
     assert torch.equal(load(Share(1, 2)), mixed[1::2])
 
 
-@pytest.mark.parametrize("change", [{"max_warp": 0.1}, {"spec_augment": SpecAugment(max_frequency_mask_bins=5)}])
+@pytest.mark.parametrize(
+    "change", [ChunkAugmentation(0.1), ChunkAugmentation(0.0, spec_augment=SpecAugment(max_frequency_mask_bins=5))]
+)
 def test_an_epoch_that_was_stopped_goes_on_with_the_same_batches(
-    corpus: PreparedCorpus, change: dict[str, Any]
+    corpus: PreparedCorpus, change: ChunkAugmentation
 ) -> None:
     """Warps and masks are random, but those of each batch follow from the seed and its number."""
     plain, changed = (
-        ChunkLoader(corpus, [1] * 8, lengths=(20, 60), frames_per_batch=240, **arguments) for arguments in ({}, change)
+        ChunkLoader(corpus, [1] * 8, sizes=ChunkSizes((20, 60), 240), augmentation=augmentation)
+        for augmentation in (NO_AUGMENTATION, change)
     )
     whole = list(changed.epoch(3))
     assert [batch.number for batch in whole] == [(3, number) for number in range(6)]
@@ -322,7 +324,9 @@ def test_pieces_are_normalized_with_other_utterances_of_their_speaker(corpus: Pr
 
     def drawn(share: float, processes: Share = WHOLE) -> list[str]:
         torch.manual_seed(2)
-        loader = ChunkLoader(corpus, [0, 1, 2], lengths=(20,), speaker_share=share)
+        loader = ChunkLoader(
+            corpus, [0, 1, 2], sizes=ChunkSizes((20,)), augmentation=ChunkAugmentation(0.0, speaker_share=share)
+        )
         pieces = loader.load(20, chunks, processes).features
         return [
             name
@@ -337,7 +341,11 @@ def test_pieces_are_normalized_with_other_utterances_of_their_speaker(corpus: Pr
     assert 120 < drawn(0.5).count("alone") < 200
     assert drawn(0.5, Share(1, 2)) == drawn(0.5)[1::2]
     # Others' voices are left out, and so are utterances that are not in training.
-    bobs = ChunkLoader(corpus, [2, 3], lengths=(10,), speaker_share=1.0).load(10, [Chunk(2, 0, 0)]).features
+    bobs = (
+        ChunkLoader(corpus, [2, 3], sizes=ChunkSizes((10,)), augmentation=ChunkAugmentation(0.0, speaker_share=1.0))
+        .load(10, [Chunk(2, 0, 0)])
+        .features
+    )
     assert torch.allclose(bobs[0], norm(features[2][None], torch.tensor([len(features[2])]))[0, :30], atol=1e-3)
 
 
@@ -355,7 +363,7 @@ def test_alignments_survive_the_disk(tmp_path: Path) -> None:
 
 
 def test_conditions_are_drawn_by_their_weights(corpus: PreparedCorpus) -> None:
-    loader = ChunkLoader(corpus, [0], (0, 1), lengths=(20, 40), frames_per_batch=20)
+    loader = ChunkLoader(corpus, [0], (0, 1), sizes=ChunkSizes((20, 40), 20))
     light = corpus.conditions[1]._replace(weight=corpus.conditions[0].weight / 4)
     loader.corpus.conditions = (corpus.conditions[0], light)
     drawn = [chunks[0].condition for seed in range(400) for _, chunks in loader.plan(seed)[:1]]

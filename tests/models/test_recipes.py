@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,15 @@ def load_class(path: str) -> type[Any]:
 
 def build(section: dict[str, Any]) -> Any:
     return load_class(section["class_path"])(**section.get("init_args", {}))
+
+
+def with_groups(owner: type[Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments with instances for groups of keys."""
+    defaults = {name: one.default for name, one in inspect.signature(owner).parameters.items()}
+    return {
+        name: type(defaults[name])(**value) if is_dataclass(defaults[name]) else value
+        for name, value in arguments.items()
+    }
 
 
 def test_there_are_recipes() -> None:
@@ -81,10 +91,12 @@ def test_a_recipe_of_lattice_free_mmi_is_complete(recipe: Path) -> None:
     model, data = config["model"], config["data"]
     assert model["class_path"] == "asr.models.chain_training.LitChainModel"
     assert data["class_path"] == "asr.models.chain_training.ChainDataModule"
-    network = build(model["init_args"]["network"]).eval()
-    load_class(model["class_path"])(**{**model["init_args"], "network": network})
-    inspect.signature(load_class(data["class_path"])).bind(**data["init_args"])
-    build(data["init_args"]["spec_augment"])
+    network, owner = build(model["init_args"]["network"]).eval(), load_class(model["class_path"])
+    owner(**{**with_groups(owner, model["init_args"]), "network": network})
+    owner = load_class(data["class_path"])
+    arguments = with_groups(owner, data["init_args"])
+    inspect.signature(owner).bind(**arguments)
+    build(arguments["augmentation"].spec_augment)
     assert network.num_features == build(data["init_args"]["fbank"]).feature_dim
     with torch.inference_mode():
         log_prob, num_frames = network(torch.randn(1, 30, network.num_features), torch.tensor([30]))
