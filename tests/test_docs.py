@@ -274,7 +274,9 @@ TRAINING_PAGES = [page for page in COMMAND_PAGES if training_commands(page)]
 @pytest.mark.one_stack
 @pytest.mark.slow
 @pytest.mark.parametrize("page", TRAINING_PAGES, ids=names(TRAINING_PAGES))
-def test_options_of_training_on_a_page_exist(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_of_training_on_a_page_exist(
+    page: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("pytorch_lightning")
     train = importlib.import_module("asr.cli.train")
     monkeypatch.chdir(ROOT)
@@ -282,12 +284,13 @@ def test_options_of_training_on_a_page_exist(page: Path, monkeypatch: pytest.Mon
         with pytest.raises(SystemExit) as ended:
             train.run([*arguments, "--print_config"])
         assert ended.value.code == 0, " ".join(arguments)
+        assert "hint" not in capsys.readouterr().err, " ".join(arguments)
 
 
 _OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 # Of LightningCLI, which takes the fields of classes, and of other programs.
 _OTHER_OPTIONS = {"--model", "--data", "--trainer", "--ckpt_path", "--logdir", "--nodes", "--ntasks-per-node"}
-_OTHER_OPTIONS |= {"--acoustic-scale", "--strict"}
+_OTHER_OPTIONS |= {"--acoustic-scale", "--strict", "--print_config"}
 
 
 def _options_of(parser: argparse.ArgumentParser) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from typing import Any, ClassVar
 
 import yaml
@@ -30,23 +30,30 @@ OLD_CLASS_PATHS = {
 """Class paths before the packages were reorganized -> those of now."""
 
 
-def _in(group: str, names: str) -> dict[str, str]:
-    return {name: f"{group}.{name}" for name in names.split()}
-
-
-OLD_KEYS: dict[str, dict[str, str]] = {
+GROUPS = {
     "asr.models.chain_training.LitChainModel": {
-        **_in("optimization", "peak_lr final_lr warmup_fraction max_gradient_norm average_decay total_steps"),
-        **_in("regularization", "weight_decay dropout xent_weight score_l2"),
-        **_in("objective", "leak tolerance smbr_weight silence_accuracy"),
+        "optimization": "peak_lr final_lr warmup_fraction total_steps max_gradient_norm average_decay",
+        "objective": "leak tolerance smbr_weight silence_accuracy",
+        "regularization": "weight_decay dropout xent_weight score_l2",
     },
     "asr.models.chain_training.ChainDataModule": {
-        **_in("selection", "held_out train_on_held_out min_score"),
-        **_in("batches", "lengths frames_per_batch"),
-        **_in("augmentation", "max_warp max_smoothing spec_augment speaker_share"),
+        "selection": "held_out train_on_held_out min_score",
+        "batches": "lengths frames_per_batch",
+        "augmentation": "max_warp max_smoothing spec_augment speaker_share",
+    },
+    "asr.models.training.LitAcousticModel": {
+        "optimization": "peak_lr warmup_fraction final_lr_fraction max_gradient_norm average_decay",
+        "regularization": "weight_decay intermediate_weight seed",
+    },
+    "asr.datasets.datamodule.AcousticDataModule": {
+        "selection": "train_cuts valid_cuts test_cuts valid_fraction min_duration max_duration",
+        "tokenizer": "lexicon tokens keep_stress",
+        "batches": "max_batch_duration max_batch_cuts num_buckets",
+        "augmentation": "speed_factors noise max_vocal_tract_warp spec_augment random_pronunciation",
+        "loading": "memory_gb feature_dir num_workers",
     },
 }
-"""Class -> its keys before they were put in groups -> those of now."""
+"""Class -> its groups of keys -> the keys of each, which were keys of the class before."""
 
 
 @contextlib.contextmanager
@@ -75,67 +82,62 @@ def old_class_paths() -> Iterator[None]:
 
 
 class OldKeys:
-    """The old keys of a class.
+    """Keys of a class that are in groups now.
 
     Args:
-        owner: the class; the keys of its base classes count, too.
+        owner: the class; those of its base classes count, too.
         own: its keys of now, which are left alone.
     """
 
-    replaced: ClassVar[dict[str, dict[str, str]]] = {}
-    """Of all classes since the last hint: the name of a class -> old keys that were given -> new keys."""
+    used: ClassVar[dict[str, dict[str, None]]] = {}
+    """The name of a class -> the new spellings of the old keys that were given, since the last hint."""
 
     def __init__(self, owner: type, own: Collection[str]) -> None:
         self._owner = owner.__name__
         paths = [f"{base.__module__}.{base.__qualname__}" for base in reversed(owner.__mro__)]
-        known = {old: new for path in paths for old, new in OLD_KEYS.get(path, {}).items()}
-        self._new = {old: new for old, new in known.items() if old not in own}
+        groups = (item for path in paths for item in GROUPS.get(path, {}).items())
+        self._group = {key: group for group, keys in groups for key in keys.split() if key not in own}
 
     def in_groups(self, arguments: Any) -> Any:
-        """The arguments of the class, a mapping, with new keys for old ones.
+        """The arguments of the class, a mapping, with those that have an old key in their groups.
 
         Raises:
             AsrError: an option has both keys.
         """
         given = vars(arguments) if isinstance(arguments, Namespace) else arguments
-        # A list may be appended to, by a key with a plus sign.
-        used = {old + end: new + end for old, new in self._new.items() for end in ("", "+") if old + end in given}
-        if not used:
+        if not isinstance(given, dict):
             return arguments
-        result = {key: value for key, value in given.items() if key not in used}
-        for old, new in used.items():
-            group, _, name = new.partition(".")
+        old = [name for name in given if name.removesuffix("+") in self._group]  # a plus sign appends to a list
+        result = {name: value for name, value in given.items() if name not in old}
+        for name in old:
+            group = self._group[name.removesuffix("+")]
             others = result.get(group) or {}
             result[group] = dict(vars(others) if isinstance(others, Namespace) else others)
             if name in result[group]:
-                raise AsrError(f"{self._owner}: {old} and {new} are the same option; leave out {old}.")
-            result[group][name] = given[old]
-        self._note(used)
-        return result
+                raise AsrError(f"{self._owner}: {name} and {group}.{name} are the same option; leave out {name}.")
+            result[group][name] = given[name]
+            self._note(name.removesuffix("+"))
+        return result if old else arguments
 
     def option_in_group(self, option: str) -> str:
-        """An option of a command line, such as `--peak_lr=0.001`, with the new key for an old one."""
-        name = option.removeprefix("--")
-        old = re.split(r"\W", name, maxsplit=1)[0]
-        if old not in self._new:
+        """An option of a command line, such as `--peak_lr=0.001`, as `--optimization.peak_lr=0.001`."""
+        key = re.split(r"\W", option.removeprefix("--"), maxsplit=1)[0]
+        if key not in self._group:
             return option
-        self._note({old: self._new[old]})
-        return f"--{self._new[old]}{name.removeprefix(old)}"
+        self._note(key)
+        return f"--{self._group[key]}.{option.removeprefix('--')}"
 
-    def _note(self, used: Mapping[str, str]) -> None:
-        self.replaced.setdefault(self._owner, {}).update(used)
+    def _note(self, key: str) -> None:
+        self.used.setdefault(self._owner, {})[f"{self._group[key]}.{key}"] = None
 
 
 @contextlib.contextmanager
-def hint_of_old_keys() -> Iterator[None]:
-    """At the end of the block, tells in one hint which old keys were replaced in it."""
-    OldKeys.replaced.clear()
+def hint_of_groups() -> Iterator[None]:
+    """At the end of the block, tells in one hint how to write the old keys that were used in it."""
+    OldKeys.used.clear()
     try:
         yield
     finally:
-        changes = [
-            f"of {owner}, {', '.join(f'{old} is now {new}' for old, new in keys.items())}"
-            for owner, keys in OldKeys.replaced.items()
-        ]
-        if changes:
-            hint(f"keys of recipes are in groups, as --print_config shows: {'; '.join(changes)}")
+        spellings = "; ".join(f"{', '.join(keys)} ({owner})" for owner, keys in OldKeys.used.items())
+        if spellings:
+            hint(f"keys of recipes are in groups now, as --print_config shows: write {spellings}")

@@ -26,7 +26,7 @@ from pytorch_lightning.plugins.io import TorchCheckpointIO
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from asr.cli.main import NEGATIVE_NUMBER
-from asr.cli.old_recipes import OldKeys, hint_of_old_keys, old_class_paths
+from asr.cli.old_recipes import OldKeys, hint_of_groups, old_class_paths
 from asr.distributed import largest
 from asr.errors import AsrError
 from asr.kernels.precision import cpu_multiplies_bfloat16
@@ -46,7 +46,7 @@ _GO_ON = (
 
 _WORKER_ENDED = (
     "a process that prepares batches was killed or failed, perhaps for lack of memory "
-    f"(reduce their number with --data.init_args.num_workers), {_GO_ON}"
+    f"(reduce their number with --data.init_args.loading.num_workers), {_GO_ON}"
 )
 
 # Messages of torch and Lightning, and what they mean; a group is the part that is shown.
@@ -85,11 +85,12 @@ class _CheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
 HELP = """\
 Trains a network according to a YAML file, the recipe: model, data and trainer. Options override the recipe.
 
-  asr fit --config recipes/an4/am.yaml                     a recipe
-  asr fit --config recipes/an4/am.yaml --data.init_args.max_batch_duration 50 --trainer.devices 2 --trainer.strategy ddp
-  asr fit --config recipes/an4/am.yaml --ckpt_path FILE    continue where a run stopped
-  asr fit --model.help asr.lm.rnn.training.LitRNNLM        the options of a class
-  asr validate --config recipes/an4/am.yaml --ckpt_path FILE   figures of a checkpoint on the validation data
+  asr fit --config recipes/an4/am.yaml                       a recipe
+  asr fit --config recipes/an4/am.yaml --model.init_args.optimization.peak_lr 5e-4      with another learning rate
+  asr fit --config recipes/an4/am.yaml --trainer.devices 2 --trainer.strategy ddp        in two processes
+  asr fit --config recipes/an4/am.yaml --ckpt_path FILE      continue where a run stopped
+  asr fit --model.help asr.lm.rnn.training.LitRNNLM          the options of a class
+  asr validate --config recipes/an4/am.yaml --ckpt_path FILE  figures of a checkpoint on the validation data
 
 recipes (in the repository):
   recipes/an4/am.yaml                      Conformer, CTC, 948 utterances
@@ -275,7 +276,7 @@ class _CLI(LightningCLI):  # type: ignore[misc]
         return parser
 
     def parse_arguments(self, parser: Any, args: Any) -> None:
-        with hint_of_old_keys():
+        with hint_of_groups():
             super().parse_arguments(parser, args)
 
     def _parse_ckpt_path(self) -> None:

@@ -7,6 +7,7 @@ import logging
 import multiprocessing
 import signal
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import pytorch_lightning as pl
@@ -17,7 +18,6 @@ from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 from asr.audio.fbank import Fbank
-from asr.datasets.augment import NoiseMixer, SpecAugment, VocalTractPerturbation
 from asr.datasets.cuts import FilterReport, bucket_sampler, hold_out_speakers, read_cuts, select_usable
 from asr.datasets.dataset import (
     AcousticBatch,
@@ -38,113 +38,150 @@ Split = Literal["train", "valid", "test"]
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class CutSelection:
+    """Manifests of lhotse cuts, as `asr prepare` writes them, and which of their utterances are used.
+
+    Attributes:
+        train_cuts: manifests to train on; all of them are used together.
+        valid_cuts: manifests to validate on.
+        test_cuts: manifests for `test`.
+        valid_fraction: fraction of `train_cuts` that is held out for validation, in whole speakers, if `valid_cuts` is
+            empty.
+        min_duration: shorter utterances are left out of training, in seconds.
+        max_duration: longer utterances are left out of training, in seconds.
+
+    Raises:
+        AsrError: the fraction is outside its range.
+    """
+
+    train_cuts: Sequence[str] = ()
+    valid_cuts: Sequence[str] = ()
+    test_cuts: Sequence[str] = ()
+    valid_fraction: float = 0.0
+    min_duration: float = 0.1
+    max_duration: float = 40.0
+
+    def __post_init__(self) -> None:
+        require_below_one(valid_fraction=self.valid_fraction)
+
+
+@dataclass(frozen=True)
+class TokenizerFiles:
+    """What `Tokenizer.from_files` reads.
+
+    Attributes:
+        lexicon: files in the format of CMUdict or Kaldi; the first one that has a word is used. The case of words does
+            not matter. Without a lexicon, tokens are characters.
+        tokens: the token table; by default the phones of the lexicon, sorted. Characters need one.
+        keep_stress: whether to keep the stress marks of vowels.
+    """
+
+    lexicon: Sequence[str] = ()
+    tokens: str | None = None
+    keep_stress: bool = False
+
+
+@dataclass(frozen=True)
+class BatchSize:
+    """The size of batches.
+
+    Attributes:
+        max_batch_duration: maximum seconds of audio in a batch, of all processes together, before the speed is changed.
+        max_batch_cuts: maximum number of utterances in a batch; None for no limit.
+        num_buckets: number of groups of similar duration that batches are drawn from.
+
+    Raises:
+        AsrError: a number is outside its range.
+    """
+
+    max_batch_duration: float = 200.0
+    max_batch_cuts: int | None = None
+    num_buckets: int = 10
+
+    def __post_init__(self) -> None:
+        require_above_zero(max_batch_duration=self.max_batch_duration)
+        require_at_least(1, num_buckets=self.num_buckets)
+        if self.max_batch_cuts is not None:
+            require_at_least(1, max_batch_cuts=self.max_batch_cuts)
+
+
+@dataclass(frozen=True)
+class Loading:
+    """Where data are kept, and who prepares them; the results do not depend on it.
+
+    Attributes:
+        memory_gb: maximum memory for decoded audio and, as far as it suffices, features; 0 to keep none.
+        feature_dir: folder where features are stored when first computed, for later epochs and runs. Those of an audio
+            file that has changed since are computed again.
+        num_workers: number of processes that prepare batches; 0 prepares them in the trainer's process.
+
+    Raises:
+        AsrError: a number is outside its range.
+    """
+
+    memory_gb: float = 4.0
+    feature_dir: str | None = None
+    num_workers: int = 0
+
+    def __post_init__(self) -> None:
+        require_at_least(0, num_workers=self.num_workers)
+
+
 class AcousticDataModule(ResumesEpoch, pl.LightningDataModule):
     """Batches of features and tokens from the cuts of any prepared corpora, bucketed by duration.
 
     Batches are those of all processes: if several train, each takes its share of every batch, and the result is that of
     one process. A run that was stopped within an epoch continues with the batch it had reached.
 
-    The many flat arguments are the keys of a recipe's YAML.
-
     Args:
-        train_cuts: manifests of lhotse cuts, as `asr prepare` writes them; all of them are used together.
-        valid_cuts: manifests to validate on.
-        test_cuts: manifests for `test`.
-        valid_fraction: fraction of `train_cuts` that is held out for validation, in whole speakers, if `valid_cuts` is
-            empty.
-        lexicon: files in the format of CMUdict or Kaldi; the first one that has a word is used. The case of words does
-            not matter. Without a lexicon, tokens are characters.
-        tokens: the token table; by default the phones of the lexicon, sorted. Characters need one.
-        keep_stress: whether to keep the stress marks of vowels.
-        random_pronunciation: whether training draws one of a word's pronunciations instead of taking the first.
+        selection: manifests, and which of their utterances are used.
+        tokenizer: lexicon and tokens.
         fbank: computes the features; by default Kaldi's with 80 filters.
-        max_batch_duration: maximum seconds of audio in a batch, of all processes together, before the speed is changed.
-        max_batch_cuts: maximum number of utterances in a batch; None for no limit.
-        num_buckets: number of groups of similar duration that batches are drawn from.
-        min_duration: shorter utterances are left out of training, in seconds.
-        max_duration: longer utterances are left out of training, in seconds.
-        speed_factors: one of them is drawn for each training utterance in each epoch, such as [0.9, 1.0, 1.1].
-        max_vocal_tract_warp: maximum change of the frequency scale in training, such as 0.1; 0 for none.
-        spec_augment: masks time and frequency in training; None for no masks.
-        noise: adds noise in training; None for no noise.
-        memory_gb: maximum memory for decoded audio and, as far as it suffices, features; 0 to keep none.
-        feature_dir: folder where features are stored when first computed, for later epochs and runs. Those of an audio
-            file that has changed since are computed again.
-        num_workers: number of processes that prepare batches; 0 prepares them in the trainer's process.
+        batches: their size.
+        augmentation: of the training utterances.
+        loading: where data are kept, and who prepares them.
         seed: of the batches' order and of augmentation.
 
     Raises:
-        AsrError: a number is outside its range, or the noise has another sampling rate than the features; also as
-            `Augmentation` and `Tokenizer.from_files`.
+        AsrError: the noise has another sampling rate than the features; also as `Tokenizer.from_files`.
     """
 
     def __init__(
         self,
-        train_cuts: Sequence[str] = (),
-        valid_cuts: Sequence[str] = (),
-        test_cuts: Sequence[str] = (),
-        valid_fraction: float = 0.0,
-        lexicon: Sequence[str] = (),
-        tokens: str | None = None,
-        keep_stress: bool = False,
-        random_pronunciation: bool = False,
+        selection: CutSelection = CutSelection(),
+        tokenizer: TokenizerFiles = TokenizerFiles(),
         fbank: Fbank | None = None,
-        max_batch_duration: float = 200.0,
-        max_batch_cuts: int | None = None,
-        num_buckets: int = 10,
-        min_duration: float = 0.1,
-        max_duration: float = 40.0,
-        speed_factors: Sequence[float] = (1.0,),
-        max_vocal_tract_warp: float = 0.0,
-        spec_augment: SpecAugment | None = None,
-        noise: NoiseMixer | None = None,
-        memory_gb: float = 4.0,
-        feature_dir: str | None = None,
-        num_workers: int = 0,
+        batches: BatchSize = BatchSize(),
+        augmentation: Augmentation = Augmentation(),
+        loading: Loading = Loading(),
         seed: int = 0,
     ) -> None:
         super().__init__()
-        require_below_one(valid_fraction=valid_fraction, max_vocal_tract_warp=max_vocal_tract_warp)
-        require_above_zero(max_batch_duration=max_batch_duration)
-        require_at_least(1, num_buckets=num_buckets)
-        if max_batch_cuts is not None:
-            require_at_least(1, max_batch_cuts=max_batch_cuts)
-        require_at_least(0, num_workers=num_workers)
         self.cut_paths: dict[Split, list[str]] = {
-            "train": list(train_cuts),
-            "valid": list(valid_cuts),
-            "test": list(test_cuts),
+            "train": list(selection.train_cuts),
+            "valid": list(selection.valid_cuts),
+            "test": list(selection.test_cuts),
         }
-        self.valid_fraction = valid_fraction
-        self.max_batch_duration = max_batch_duration
-        self.max_batch_cuts = max_batch_cuts
-        self.num_buckets = num_buckets
-        self.min_duration = min_duration
-        self.max_duration = max_duration
-        self.memory_gb = memory_gb
-        self.num_workers = num_workers
+        self.selection = selection
+        self.batches = batches
+        self.loading = loading
         self.seed = seed
-        self.tokenizer = Tokenizer.from_files(lexicon, tokens, keep_stress)
+        self.tokenizer = Tokenizer.from_files(tokenizer.lexicon, tokenizer.tokens, tokenizer.keep_stress)
         self.fbank = Fbank() if fbank is None else fbank
+        noise = augmentation.noise
         if noise is not None and noise.sampling_rate != self.fbank.sampling_rate:
             raise AsrError(
                 f"noise: sampling_rate is {noise.sampling_rate}, but {self.fbank.sampling_rate} in fbank; give both "
                 "the same."
             )
         self.waveforms = WaveformCache(self.fbank.sampling_rate)
-        warp = VocalTractPerturbation(max_vocal_tract_warp, self.fbank) if max_vocal_tract_warp > 0.0 else None
         self.features: FeatureFolder | FeatureMemory | None = None
-        if feature_dir is not None:
-            self.features = FeatureFolder(feature_dir, self.fbank.arguments)
-        elif num_workers == 0:  # each worker process would fill memory of its own
-            self.features = FeatureMemory(memory_gb)
-        self.train_dataset = AcousticDataset(
-            self.fbank,
-            self.tokenizer,
-            self.waveforms,
-            self.features,
-            Augmentation(speed_factors, noise, warp, spec_augment, random_pronunciation),
-        )
+        if loading.feature_dir is not None:
+            self.features = FeatureFolder(loading.feature_dir, self.fbank.arguments)
+        elif loading.num_workers == 0:  # each worker process would fill memory of its own
+            self.features = FeatureMemory(loading.memory_gb)
+        self.train_dataset = AcousticDataset(self.fbank, self.tokenizer, self.waveforms, self.features, augmentation)
         self.plain_dataset = AcousticDataset(self.fbank, self.tokenizer, self.waveforms, self.features)
         self.cuts: dict[Split, CutSet] = {}
         self.left_out: dict[Split, FilterReport] = {}
@@ -199,7 +236,7 @@ class AcousticDataModule(ResumesEpoch, pl.LightningDataModule):
         return self.cuts[split]
 
     def _read_split(self, split: Split) -> None:
-        holds_out = not self.cut_paths["valid"] and self.valid_fraction > 0.0
+        holds_out = not self.cut_paths["valid"] and self.selection.valid_fraction > 0.0
         source: Split = "train" if split == "valid" and holds_out else split
         if split != "valid" and not self.cut_paths[split]:
             raise AsrError(f"{split}_cuts: there is no manifest; give at least one that `asr prepare` wrote.")
@@ -209,17 +246,17 @@ class AcousticDataModule(ResumesEpoch, pl.LightningDataModule):
                 f"{', '.join(self.cut_paths[source])}: {source}_cuts has no utterances; give a manifest that has some."
             )
         if source == "train" and holds_out:
-            rest, held_out = hold_out_speakers(cuts, self.valid_fraction, self.seed)
+            rest, held_out = hold_out_speakers(cuts, self.selection.valid_fraction, self.seed)
             cuts = held_out if split == "valid" else rest
             share = sum(cut.duration for cut in held_out) / sum(cut.duration for cut in (*rest, *held_out))
-            if split == "valid" and share > self.valid_fraction + 0.1:
+            if split == "valid" and share > self.selection.valid_fraction + 0.1:
                 _log.warning(
                     "valid_fraction: %.0f %% of the speech is held out, because speakers are held out as a whole; give "
                     "valid_cuts if that is too much.",
                     100 * share,
                 )
         # Test utterances with unknown words are kept, since they count in the word error rate.
-        usable, left_out = select_usable(cuts, self.tokenizer, self.min_duration, self.max_duration)
+        usable, left_out = select_usable(cuts, self.tokenizer, self.selection.min_duration, self.selection.max_duration)
         left_out.log(split, len(cuts), are_kept=split == "test")
         if split == "test":
             usable = cuts
@@ -230,14 +267,15 @@ class AcousticDataModule(ResumesEpoch, pl.LightningDataModule):
         self.left_out[split] = left_out
         self.cuts[split] = CutSet.from_cuts(usable)
         gigabytes = sum(cut.duration for cut in usable) * self.fbank.sampling_rate * 2 / 2**30
-        if self.waveforms.gigabytes + gigabytes <= self.memory_gb:
+        if self.waveforms.gigabytes + gigabytes <= self.loading.memory_gb:
             self.waveforms.fill(self.cuts[split])
         if isinstance(self.features, FeatureMemory):
-            self.features.limit_gigabytes(self.memory_gb - self.waveforms.gigabytes)
+            self.features.limit_gigabytes(self.loading.memory_gb - self.waveforms.gigabytes)
 
     def _sampler(self, split: Split, shuffle: bool) -> CutSampler:
+        size = self.batches
         return bucket_sampler(
-            self._split(split), self.max_batch_duration, self.max_batch_cuts, self.num_buckets, shuffle, self.seed
+            self._split(split), size.max_batch_duration, size.max_batch_cuts, size.num_buckets, shuffle, self.seed
         )
 
     def _loader(self, split: Split, dataset: AcousticDataset, shuffle: bool) -> DataLoader[AcousticBatch]:
@@ -246,8 +284,8 @@ class AcousticDataModule(ResumesEpoch, pl.LightningDataModule):
             dataset,
             sampler=_BatchSampler(self._sampler(split, shuffle), self.seed),
             batch_size=None,
-            num_workers=self.num_workers,
-            persistent_workers=self.num_workers > 0,
+            num_workers=self.loading.num_workers,
+            persistent_workers=self.loading.num_workers > 0,
             worker_init_fn=_ignore_termination,
             # A generator of its own, so that a loader draws nothing from that of the network.
             generator=torch.Generator(),

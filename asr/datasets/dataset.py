@@ -28,7 +28,7 @@ from asr.audio.resample import change_speed
 from asr.datasets.augment import NoiseMixer, SpecAugment, VocalTractPerturbation
 from asr.datasets.cuts import cut_source, cut_text, cut_waveform
 from asr.distributed import Share, batch_rows, draw_from
-from asr.errors import AsrError, in_one_line
+from asr.errors import AsrError, in_one_line, require_below_one
 from asr.serialization import atomic_path, write_whole_text
 from asr.text.lexicon import Tokenizer
 
@@ -207,26 +207,27 @@ class WaveformCache:
 class Augmentation:
     """Changes of the utterances that differ between epochs; by default there are none.
 
-    Args:
-        speed_factors: one of them is drawn for each utterance.
+    Attributes:
+        speed_factors: one of them is drawn for each utterance in each epoch, such as [0.9, 1.0, 1.1].
         noise: adds noise, or None.
-        vocal_tract: warps frequencies, or None.
+        max_vocal_tract_warp: maximum change of the frequency scale, such as 0.1; 0 for none.
         spec_augment: masks features, or None.
         random_pronunciation: whether to draw one of a word's pronunciations instead of taking the first.
 
     Raises:
-        AsrError: there is no speed factor, or one is not a positive number.
+        AsrError: there is no speed factor, one is not a positive number, or the warp is not below 1.
     """
 
     speed_factors: Sequence[float] = (1.0,)
     noise: NoiseMixer | None = None
-    vocal_tract: VocalTractPerturbation | None = None
+    max_vocal_tract_warp: float = 0.0
     spec_augment: SpecAugment | None = None
     random_pronunciation: bool = False
 
     def __post_init__(self) -> None:
         if not self.speed_factors or not all(0.0 < factor < math.inf for factor in self.speed_factors):
             raise AsrError(f"speed_factors is {[*self.speed_factors]}; give positive numbers, or [1.0] for one speed.")
+        require_below_one(max_vocal_tract_warp=self.max_vocal_tract_warp)
 
 
 class AcousticDataset(Dataset[AcousticBatch]):
@@ -256,6 +257,8 @@ class AcousticDataset(Dataset[AcousticBatch]):
         self.tokenizer = tokenizer
         self.waveforms = waveforms or WaveformCache(fbank.sampling_rate)
         self.augmentation = augmentation if augmentation is not None else Augmentation()
+        warp = self.augmentation.max_vocal_tract_warp
+        self.vocal_tract = VocalTractPerturbation(warp, fbank) if warp > 0.0 else None
         self.features = features if self.augmentation.noise is None and fbank.dither == 0.0 else None
         self.share = Share()
 
@@ -286,8 +289,8 @@ class AcousticDataset(Dataset[AcousticBatch]):
         padded = pad_sequence(features, batch_first=True) if features else torch.zeros(0, 1, self.fbank.feature_dim)
         num_frames = torch.tensor([len(frames) for frames in features], dtype=torch.int64)
         with batch_rows(rows, len(cuts)):
-            if self.augmentation.vocal_tract is not None:
-                padded = self.augmentation.vocal_tract(padded)
+            if self.vocal_tract is not None:
+                padded = self.vocal_tract(padded)
             if self.augmentation.spec_augment is not None:
                 padded = self.augmentation.spec_augment(padded, num_frames)
         return {

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import pytorch_lightning as pl
@@ -206,6 +206,55 @@ def transfer_weights(
         target.copy_(source)
 
 
+@dataclass(frozen=True)
+class Optimization:
+    """Learning rates, gradients and averaged weights of `LitAcousticModel`.
+
+    Attributes:
+        peak_lr: learning rate at the end of the warm-up.
+        warmup_fraction: fraction of all steps in which the learning rate rises; half a cosine follows.
+        final_lr_fraction: the last learning rate as a fraction of the peak.
+        max_gradient_norm: larger gradients are clipped to this norm.
+        average_decay: decay of the moving average of weights.
+
+    Raises:
+        AsrError: a number is outside its range.
+    """
+
+    peak_lr: float = 1e-3
+    warmup_fraction: float = 0.05
+    final_lr_fraction: float = 0.02
+    max_gradient_norm: float = 1.0
+    average_decay: float = 0.999
+
+    def __post_init__(self) -> None:
+        require_above_zero(peak_lr=self.peak_lr, max_gradient_norm=self.max_gradient_norm)
+        require_between(0, 1, warmup_fraction=self.warmup_fraction, final_lr_fraction=self.final_lr_fraction)
+        require_below_one(average_decay=self.average_decay)
+
+
+@dataclass(frozen=True)
+class Regularization:
+    """Regularization of `LitAcousticModel`; networks have dropout and skipped layers of their own.
+
+    Attributes:
+        weight_decay: for weight matrices; biases and norms have none.
+        intermediate_weight: weight of the loss of intermediate outputs, if the network has them.
+        seed: of dropout and of skipped layers.
+
+    Raises:
+        AsrError: a number is outside its range.
+    """
+
+    weight_decay: float = 0.02
+    intermediate_weight: float = 0.3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require_at_least(0, weight_decay=self.weight_decay)
+        require_between(0, 1, intermediate_weight=self.intermediate_weight)
+
+
 class LitAcousticModel(pl.LightningModule):
     """Trains an acoustic model on tokens, by CTC or a related objective.
 
@@ -213,18 +262,11 @@ class LitAcousticModel(pl.LightningModule):
     processes train, each has a share of every batch. The random numbers of a step depend only on seed, epoch and batch,
     so they are the same in all processes, and in a resumed run.
 
-    The many flat arguments are the keys of a recipe's YAML.
-
     Args:
         network: the acoustic model; its `num_features` and `num_tokens` must be those of the data.
         objective: the training loss, such as `asr.models.losses.TorchCtc`.
-        peak_lr: learning rate at the end of the warm-up.
-        warmup_fraction: fraction of all steps in which the learning rate rises; half a cosine follows.
-        final_lr_fraction: the last learning rate as a fraction of the peak.
-        weight_decay: for weight matrices; biases and norms have none.
-        max_gradient_norm: larger gradients are clipped to this norm.
-        intermediate_weight: weight of the loss of intermediate outputs, if the network has them.
-        average_decay: decay of the moving average of weights.
+        optimization: learning rates, gradients and averaged weights.
+        regularization: weight decay, and the loss of intermediate outputs.
         flat_start_steps: number of first steps on frame cross-entropy with uniformly spread tokens; see
             `asr.models.alignment`.
         length_multiple: training batches are padded to a multiple of this number of frames.
@@ -232,7 +274,6 @@ class LitAcousticModel(pl.LightningModule):
             the bundle in this folder; its tokens may differ.
         teacher: folder of a bundle. Training then uses frame cross-entropy with the alignments of its network;
             validation still shows the objective.
-        seed: of dropout and of skipped layers.
 
     Raises:
         AsrError: a number is outside its range.
@@ -244,40 +285,25 @@ class LitAcousticModel(pl.LightningModule):
         self,
         network: nn.Module,
         objective: nn.Module,
-        peak_lr: float = 1e-3,
-        warmup_fraction: float = 0.05,
-        final_lr_fraction: float = 0.02,
-        weight_decay: float = 0.02,
-        max_gradient_norm: float = 1.0,
-        intermediate_weight: float = 0.3,
-        average_decay: float = 0.999,
+        optimization: Optimization = Optimization(),
+        regularization: Regularization = Regularization(),
         flat_start_steps: int = 0,
         length_multiple: int = 64,
         initial_checkpoint: str | None = None,
         teacher: str | None = None,
-        seed: int = 0,
     ) -> None:
         super().__init__()
-        require_above_zero(peak_lr=peak_lr, max_gradient_norm=max_gradient_norm)
-        require_between(0, 1, warmup_fraction=warmup_fraction, final_lr_fraction=final_lr_fraction)
-        require_between(0, 1, intermediate_weight=intermediate_weight)
-        require_below_one(average_decay=average_decay)
-        require_at_least(0, weight_decay=weight_decay, flat_start_steps=flat_start_steps)
+        require_at_least(0, flat_start_steps=flat_start_steps)
         require_at_least(1, length_multiple=length_multiple)
         self.network: AcousticNetwork = network  # type: ignore[assignment]
         self.objective: Objective = objective  # type: ignore[assignment]
-        self.average = WeightAverage(network, average_decay)
-        self.peak_lr = peak_lr
-        self.warmup_fraction = warmup_fraction
-        self.final_lr_fraction = final_lr_fraction
-        self.weight_decay = weight_decay
-        self.max_gradient_norm = max_gradient_norm
-        self.intermediate_weight = intermediate_weight
+        self.average = WeightAverage(network, optimization.average_decay)
+        self.optimization = optimization
+        self.regularization = regularization
         self.initial_checkpoint = initial_checkpoint
         self.flat_start_steps = flat_start_steps
         self.length_multiple = length_multiple
         self.teacher = teacher
-        self.seed = seed
         self._teacher_alignment: TeacherAlignment | None = None
         if teacher is not None:
             # Frames of each token so far; one each at first, so that no prior is 0.
@@ -331,7 +357,7 @@ class LitAcousticModel(pl.LightningModule):
         max_frames = largest(batch["features"].shape[1])
         max_frames += -max_frames % self.length_multiple
         features = F.pad(batch["features"], (0, 0, 0, max_frames - batch["features"].shape[1]))
-        draw_from(self.seed, *batch["number"])
+        draw_from(self.regularization.seed, *batch["number"])
         with batch_rows(batch["rows"], batch["num_all"]):
             outputs, num_frames = self.network.forward_all_layers(features, batch["num_frames"])
         name = "flat_start_loss" if self.global_step < self.flat_start_steps else "train_loss"
@@ -341,8 +367,8 @@ class LitAcousticModel(pl.LightningModule):
         count = sums[1].clamp(min=1)
         self.log(name, sums[0] / count, prog_bar=True, on_step=True, on_epoch=False, batch_size=1)
         if len(losses) > 1:
-            intermediate = torch.stack(losses[:-1]).mean()
-            loss = (1.0 - self.intermediate_weight) * loss + self.intermediate_weight * intermediate
+            intermediate, weight = torch.stack(losses[:-1]).mean(), self.regularization.intermediate_weight
+            loss = (1.0 - weight) * loss + weight * intermediate
         return loss * (current_share().num / count)
 
     def _losses(
@@ -382,7 +408,7 @@ class LitAcousticModel(pl.LightningModule):
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Clips gradients; a step with gradients that are not finite is skipped."""
-        self.log("gradient_norm", clip_gradients(self, self.max_gradient_norm))
+        self.log("gradient_norm", clip_gradients(self, self.optimization.max_gradient_norm))
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Also updates the averaged weights. A hook after the step would be too late: checkpoints come before it."""
@@ -417,14 +443,15 @@ class LitAcousticModel(pl.LightningModule):
         self._log_figures("test")
 
     def configure_optimizers(self) -> Any:
-        optimizer = adamw(self.network, self.peak_lr, self.weight_decay)  # type: ignore[arg-type]
+        optimization = self.optimization
+        optimizer = adamw(self.network, optimization.peak_lr, self.regularization.weight_decay)  # type: ignore[arg-type]
         data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
         # The number of bucketed batches is not known beforehand, so the data module counts them.
         total_steps = planned_steps(self.trainer, data.num_train_batches())
-        warmup_steps = round(self.warmup_fraction * total_steps)
+        warmup_steps = round(optimization.warmup_fraction * total_steps)
 
         def factor(step: int) -> float:
-            return warmup_cosine(step, warmup_steps, total_steps, self.final_lr_fraction)
+            return warmup_cosine(step, warmup_steps, total_steps, optimization.final_lr_fraction)
 
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

@@ -113,19 +113,21 @@ def _acoustic(folder: Path, kind: str) -> tuple[Any, Any]:
     from asr.datasets.augment import SpecAugment
 
     if kind == "ctc":
-        from asr.datasets.datamodule import AcousticDataModule
+        from asr.datasets.datamodule import AcousticDataModule, BatchSize, CutSelection, TokenizerFiles
+        from asr.datasets.dataset import Augmentation
         from asr.models.conformer import Conformer
         from asr.models.losses import TorchCtc
-        from asr.models.training import LitAcousticModel
+        from asr.models.training import LitAcousticModel, Optimization
 
+        cuts = [str(folder / "cuts.jsonl.gz")]
         # The last batches of the groups of like length have one utterance: nothing is left for the second process.
         data = AcousticDataModule(
-            [str(folder / "cuts.jsonl.gz")], [str(folder / "cuts.jsonl.gz")], lexicon=[str(folder / "lexicon.txt")],
-            fbank=Fbank(num_mel_bins=20), max_batch_cuts=4, num_buckets=2, max_batch_duration=12.0,
-            speed_factors=(0.9, 1.0), max_vocal_tract_warp=0.1, spec_augment=SpecAugment(),
+            CutSelection(cuts, cuts), TokenizerFiles([str(folder / "lexicon.txt")]), Fbank(num_mel_bins=20),
+            BatchSize(12.0, 4, 2), Augmentation((0.9, 1.0), max_vocal_tract_warp=0.1, spec_augment=SpecAugment()),
         )  # fmt: skip
         network = Conformer(20, 4, 16, 2, 2, 32, 3, 8, 0.1, 0.5, (1,))
-        return LitAcousticModel(network, TorchCtc(), peak_lr=1e-2, flat_start_steps=2, average_decay=0.5), data
+        optimization = Optimization(peak_lr=1e-2, average_decay=0.5)
+        return LitAcousticModel(network, TorchCtc(), optimization, flat_start_steps=2), data
     from asr.models.chain_training import (
         ChainDataModule,
         ChainOptimization,
@@ -141,8 +143,8 @@ def _acoustic(folder: Path, kind: str) -> tuple[Any, Any]:
         ChunkSizes((20, 40), 120), ChunkAugmentation(spec_augment=SpecAugment()), fbank=Fbank(num_mel_bins=20),
     )  # fmt: skip
     tdnnf = Tdnnf(20, chain.states.num_columns, 16, 4, 2, 8, 8, has_auxiliary=True)
-    optimization = ChainOptimization(peak_lr=5e-3, average_decay=0.5)
-    return LitChainModel(tdnnf, optimization, regularization=ChainRegularization(dropout=0.3)), chain
+    schedule = ChainOptimization(peak_lr=5e-3, average_decay=0.5)
+    return LitChainModel(tdnnf, schedule, regularization=ChainRegularization(dropout=0.3)), chain
 
 
 def _language(folder: Path, kind: str) -> tuple[Any, Any]:

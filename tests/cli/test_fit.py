@@ -168,7 +168,7 @@ def test_a_checkpoint_of_another_network_and_a_missing_metric_are_one_sentence(t
     write_inputs(tmp_path / "inputs")
     acoustic = recipe(tmp_path / "inputs", "acoustic", tmp_path / "acoustic", [])
     language = recipe(tmp_path / "inputs", "language", tmp_path / "language", [])
-    no_validation = ["--data.init_args.valid_cuts", "[]", "--trainer.max_epochs", "1"]
+    no_validation = ["--data.init_args.selection.valid_cuts", "[]", "--trainer.max_epochs", "1"]
     assert main([*acoustic, *no_validation]) == 0
     checkpoint = str(tmp_path / "acoustic" / "last.ckpt")
     stops = {"class_path": "pytorch_lightning.callbacks.EarlyStopping", "init_args": {"monitor": "val_loss"}}
@@ -194,10 +194,10 @@ def test_a_checkpoint_of_another_network_and_a_missing_metric_are_one_sentence(t
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("model.init_args.max_gradient_norm", "-1", "max_gradient_norm is -1.0; give a number above 0."),
+        ("model.init_args.optimization.max_gradient_norm", "-1", "max_gradient_norm is -1.0; give a number above 0."),
         ("model.init_args.network.init_args.num_heads", "3", "model: num_heads is 3; it must be 1 or more"),
         ("model.init_args.network.init_args.dropout", "1", "model: dropout is 1.0; it must be 0 or more and below 1."),
-        ("data.init_args.num_workers", "-1", "num_workers is -1; give 0 or more."),
+        ("data.init_args.loading.num_workers", "-1", "num_workers is -1; give 0 or more."),
     ],
 )
 def test_a_number_outside_its_range_is_one_sentence(tmp_path, capsys, option, value, message):
@@ -284,26 +284,31 @@ def test_a_recipe_with_old_class_paths_still_makes_its_classes(tmp_path, capsys)
     from pytorch_lightning.cli import LightningCLI
 
     from asr.cli.old_recipes import old_class_paths
+    from asr.cli.train import _CLI
     from asr.models.conformer import Conformer
     from asr.models.losses import TorchCtc
 
     (tmp_path / "lexicon.txt").write_text("A AH0\n")
     options = [f"--data.lexicon=[{tmp_path / 'lexicon.txt'}]", "--trainer.logger=false"]
+
+    class CLI(_CLI):
+        """Makes the classes, but runs no subcommand."""
+
+        def __init__(self, arguments):
+            self._name = "fit"
+            bases = {"model_class": pl.LightningModule, "datamodule_class": pl.LightningDataModule}
+            modes = {"subclass_mode_model": True, "subclass_mode_data": True}
+            LightningCLI.__init__(self, **bases, **modes, run=False, save_config_callback=None, args=arguments)
+
     with old_class_paths():
-        cli = LightningCLI(
-            pl.LightningModule,
-            pl.LightningDataModule,
-            subclass_mode_model=True,
-            subclass_mode_data=True,
-            run=False,
-            save_config_callback=None,
-            args=["--config", str(OLD_RECIPE), *options],
-        )
+        cli = CLI(["--config", str(OLD_RECIPE), *options])
     assert isinstance(cli.model.network, Conformer) and isinstance(cli.model.objective, TorchCtc)
     assert type(cli.datamodule).__name__ == "AcousticDataModule" and len(cli.model.network.blocks) == 8
     hints = [line for line in capsys.readouterr().err.splitlines() if line.startswith("asr: hint: ")]
     assert "asr: hint: the class asr.am.conformer.Conformer is now asr.models.conformer.Conformer; " in "\n".join(hints)
-    assert len(hints) == len(set(hints)) == 5
+    assert len(hints) == len(set(hints)) == 6
+    assert "write optimization.peak_lr, " in hints[-1] and "loading" not in hints[-1]
+    assert cli.model.optimization.peak_lr == 1.5e-3 and cli.datamodule.selection.valid_fraction == 0.04
 
 
 def test_every_old_class_path_names_a_class():

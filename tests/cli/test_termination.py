@@ -28,7 +28,7 @@ from scripts.benchmarks.processes import write_inputs  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
-WORKERS = ["--data.init_args.num_workers", "1"]
+WORKERS = ["--data.init_args.loading.num_workers", "1"]
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -89,8 +89,14 @@ def recipe(folder: Path, kind: str, output: Path, callbacks: list[dict[str, Any]
                 "objective": {"class_path": "asr.models.losses.TorchCtc"},
             },
         }
-        data: dict[str, Any] = {"train_cuts": [f"{folder}/cuts.jsonl.gz"], "lexicon": [f"{folder}/lexicon.txt"]}
-        data |= {"valid_cuts": data["train_cuts"], "fbank": fbank, "max_batch_duration": 4.0, "speed_factors": [0.9, 1]}
+        cuts = [f"{folder}/cuts.jsonl.gz"]
+        data: dict[str, Any] = {
+            "selection": {"train_cuts": cuts, "valid_cuts": cuts},
+            "tokenizer": {"lexicon": [f"{folder}/lexicon.txt"]},
+            "fbank": fbank,
+            "batches": {"max_batch_duration": 4.0},
+            "augmentation": {"speed_factors": [0.9, 1]},
+        }
         data = {"class_path": "asr.datasets.datamodule.AcousticDataModule", "init_args": data}
     else:
         words = str(folder / "words.txt")

@@ -26,8 +26,15 @@ from asr.datasets.prepare import prepare_part
 from asr.distributed import Share
 from asr.errors import AsrError
 from tests.datasets.toy_corpora import write_audio, write_librispeech
+from tests.grouped import grouped
 
 LEXICON = "A AH0\nA EY1\nBAY B EY1\n"
+
+
+def data_module(**options: Any) -> AcousticDataModule:
+    """With options in the groups that have them."""
+    made: AcousticDataModule = grouped(AcousticDataModule, **options)
+    return made
 
 
 @pytest.fixture
@@ -40,7 +47,7 @@ def corpus(tmp_path: Path) -> dict[str, Any]:
 
 
 def test_a_batch_is_what_the_acoustic_models_expect(corpus: dict[str, Any]) -> None:
-    module = AcousticDataModule(**corpus, fbank=Fbank(40, use_energy=True), max_batch_duration=2.0)
+    module = data_module(**corpus, fbank=Fbank(40, use_energy=True), max_batch_duration=2.0)
     module.setup("fit")
     assert (module.num_tokens, module.feature_dim) == (4, 41)
     seen: list[str] = []
@@ -86,7 +93,7 @@ def test_cuts_of_some_channels_and_another_speed_are_what_they_say(tmp_path: Pat
 
 @pytest.mark.slow
 def test_features_are_those_of_each_file_alone(corpus: dict[str, Any]) -> None:
-    module = AcousticDataModule(**corpus)
+    module = data_module(**corpus)
     module.setup("fit")
     for batch in module.train_dataloader():
         for row, cut_id in enumerate(batch["cut_ids"]):
@@ -107,7 +114,7 @@ def test_every_way_to_keep_data_gives_the_same(corpus: dict[str, Any], tmp_path:
     ]
     epochs = []
     for way in ways:
-        module = AcousticDataModule(**corpus, **way, max_batch_duration=2.0)
+        module = data_module(**corpus, **way, max_batch_duration=2.0)
         module.setup("fit")
         loader = module.train_dataloader()
         for _ in range(2):
@@ -122,8 +129,9 @@ def test_every_way_to_keep_data_gives_the_same(corpus: dict[str, Any], tmp_path:
 @pytest.mark.slow
 def test_a_program_ends_although_its_loaders_are_in_use(corpus: dict[str, Any]) -> None:
     program = (
-        "from asr.datasets.datamodule import AcousticDataModule\n"
-        f"module = AcousticDataModule(**{corpus!r}, num_workers=1)\n"
+        "from asr.datasets.datamodule import AcousticDataModule, CutSelection, Loading, TokenizerFiles\n"
+        f"selection, files = CutSelection({corpus['train_cuts']!r}), TokenizerFiles({corpus['lexicon']!r})\n"
+        "module = AcousticDataModule(selection, files, loading=Loading(num_workers=1))\n"
         "module.setup('fit')\n"
         "batches = iter(module.train_dataloader())\n"
         "print(type(next(batches)))\n"
@@ -146,7 +154,7 @@ def test_manifests_may_have_the_same_ids(tmp_path: Path, in_folder: bool) -> Non
         (tmp_path / f"{part}.csv").write_text(f"path,text\n{part}/0.wav,A\n{part}/1.wav,A\n")
         prepare_part(Table(), tmp_path / f"{part}.csv", part, tmp_path)
         manifests.append(str(tmp_path / f"csv_{part}.jsonl.gz"))
-    module = AcousticDataModule(
+    module = data_module(
         train_cuts=manifests[:1],
         valid_cuts=manifests[1:],
         tokens=str(tmp_path / "tokens.txt"),
@@ -162,7 +170,7 @@ def test_manifests_may_have_the_same_ids(tmp_path: Path, in_folder: bool) -> Non
 
 def test_kept_features_of_audio_that_has_changed_are_not_used(corpus: dict[str, Any], tmp_path: Path) -> None:
     def features() -> dict[str, torch.Tensor]:
-        module = AcousticDataModule(**corpus, feature_dir=str(tmp_path / "features"))
+        module = data_module(**corpus, feature_dir=str(tmp_path / "features"))
         module.setup("fit")
         return {i: f for b in module.train_dataloader() for i, f in zip(b["cut_ids"], b["features"], strict=True)}
 
@@ -178,7 +186,7 @@ def test_kept_features_of_audio_that_has_changed_are_not_used(corpus: dict[str, 
 @pytest.mark.slow
 def test_speed_is_drawn_afresh_and_reproducibly(corpus: dict[str, Any]) -> None:
     def lengths(seed: int) -> list[dict[str, int]]:
-        module = AcousticDataModule(**corpus, speed_factors=[0.9, 1.0, 1.1], seed=seed)
+        module = data_module(**corpus, speed_factors=[0.9, 1.0, 1.1], seed=seed)
         module.setup("fit")
         loader: Any = module.train_dataloader()
         epochs = []
@@ -193,7 +201,7 @@ def test_speed_is_drawn_afresh_and_reproducibly(corpus: dict[str, Any]) -> None:
 
 
 def test_bucketing_bounds_the_batch_and_groups_by_duration(corpus: dict[str, Any]) -> None:
-    module = AcousticDataModule(**corpus, max_batch_duration=1.7, num_buckets=4)
+    module = data_module(**corpus, max_batch_duration=1.7, num_buckets=4)
     module.setup("fit")
     loader = module.train_dataloader()
     orders = []
@@ -210,7 +218,7 @@ def test_one_utterance_is_a_batch(corpus: dict[str, Any], tmp_path: Path) -> Non
     (path,) = corpus["train_cuts"]
     one = str(tmp_path / "one.jsonl.gz")
     CutSet.from_cuts([next(iter(CutSet.from_file(path)))]).to_file(one)
-    module = AcousticDataModule(**corpus, valid_cuts=[one], test_cuts=[one])
+    module = data_module(**corpus, valid_cuts=[one], test_cuts=[one])
     module.setup()
     for loader in (module.val_dataloader(), module.test_dataloader()):
         assert [batch["cut_ids"] for batch in loader] == [[cut.id for cut in CutSet.from_file(one)]]
@@ -225,7 +233,7 @@ def test_unknown_words_are_reported_and_test_utterances_stay(
     )
     transcript.write_text(text, encoding="utf-8")
     prepare_part(LibriSpeech(), tmp_path / "corpus", "dev-clean-2", tmp_path / "data", redo=True)
-    module = AcousticDataModule(**corpus, test_cuts=corpus["train_cuts"])
+    module = data_module(**corpus, test_cuts=corpus["train_cuts"])
     with caplog.at_level(logging.WARNING):
         module.setup("fit")
         module.setup("test")
@@ -247,13 +255,13 @@ def test_a_manifest_without_utterances_is_refused(
     corpus: dict[str, Any], tmp_path: Path, split: str, options: dict[str, Any]
 ) -> None:
     (tmp_path / "empty.jsonl").touch()
-    module = AcousticDataModule(**{**corpus, f"{split}_cuts": [str(tmp_path / "empty.jsonl")], **options})
+    module = data_module(**{**corpus, f"{split}_cuts": [str(tmp_path / "empty.jsonl")], **options})
     with pytest.raises(AsrError, match=rf"empty\.jsonl: {split}_cuts has no utterances; give"):
         module.setup("test" if split == "test" else "fit")
 
 
 def test_held_out_speakers(corpus: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
-    module = AcousticDataModule(**corpus, valid_fraction=0.3)
+    module = data_module(**corpus, valid_fraction=0.3)
     module.setup("fit")
     speakers = {split: {cut.supervisions[0].speaker for cut in cuts} for split, cuts in module.cuts.items()}
     assert not speakers["train"] & speakers["valid"] and speakers["train"] | speakers["valid"] == {"19", "26"}
@@ -271,7 +279,7 @@ def test_a_file_that_went_bad_after_preparation_costs_itself_only(
     corpus: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "corpus" / "dev-clean-2" / "19" / "198" / "19-198-0003.flac").write_bytes(b"")
-    module = AcousticDataModule(**corpus)
+    module = data_module(**corpus)
     module.setup("fit")
     with caplog.at_level(logging.WARNING):
         seen = [cut_id for batch in module.train_dataloader() for cut_id in batch["cut_ids"]]
@@ -282,7 +290,7 @@ def test_a_file_that_went_bad_after_preparation_costs_itself_only(
 def test_other_rates_and_stereo_become_frames_of_16_khz_mono(corpus: dict[str, Any], tmp_path: Path) -> None:
     write_audio(tmp_path / "corpus" / "dev-clean-2" / "19" / "198" / "19-198-0000.flac", 0.5, 44100, 2)
     prepare_part(LibriSpeech(), tmp_path / "corpus", "dev-clean-2", tmp_path / "data", redo=True)
-    module = AcousticDataModule(**corpus)
+    module = data_module(**corpus)
     module.setup("fit")
     frames = {i: int(n) for b in module.train_dataloader() for i, n in zip(b["cut_ids"], b["num_frames"], strict=True)}
     assert frames["19-198-0000"] == 50
@@ -303,8 +311,8 @@ def test_noise_and_masks_change_training_only(corpus: dict[str, Any], tmp_path: 
         "test_cuts": corpus["train_cuts"],
         "valid_fraction": 0.3,
     }
-    plain = AcousticDataModule(**corpus)
-    noisy = AcousticDataModule(**settings, noise=NoiseMixer(tmp_path / "noise", 1.0), memory_gb=1.0)
+    plain = data_module(**corpus)
+    noisy = data_module(**settings, noise=NoiseMixer(tmp_path / "noise", 1.0), memory_gb=1.0)
     batch = next(iter(noisy.train_dataloader()))
     cuts = CutSet.from_cuts(noisy.cuts["train"][cut_id] for cut_id in batch["cut_ids"])
     clean = plain.plain_dataset[cuts]
@@ -316,18 +324,18 @@ def test_noise_of_another_sampling_rate_is_refused(corpus: dict[str, Any], tmp_p
     """It would be added at another pitch."""
     write_audio(tmp_path / "noise" / "hum.wav", 1.0)
     with pytest.raises(AsrError, match="noise: sampling_rate is 16000, but 8000 in fbank; give both the same"):
-        AcousticDataModule(**corpus, fbank=Fbank(sampling_rate=8000), noise=NoiseMixer(tmp_path / "noise"))
+        data_module(**corpus, fbank=Fbank(sampling_rate=8000), noise=NoiseMixer(tmp_path / "noise"))
 
 
 def test_characters(corpus: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "letters").write_text("<blk>\nA\nB\nY\n", encoding="utf-8")
-    module = AcousticDataModule(**{**corpus, "lexicon": []}, tokens=str(tmp_path / "letters"))
+    module = data_module(**{**corpus, "lexicon": []}, tokens=str(tmp_path / "letters"))
     module.setup("fit")
     assert next(iter(module.train_dataloader()))["tokens"][0].tolist() == [1, 2, 1, 3]
 
 
 def test_other_pronunciations_are_drawn(corpus: dict[str, Any]) -> None:
-    module = AcousticDataModule(**corpus, test_cuts=corpus["train_cuts"], random_pronunciation=True)
+    module = data_module(**corpus, test_cuts=corpus["train_cuts"], random_pronunciation=True)
     module.setup()
     drawn = {tuple(row) for _ in range(3) for b in module.train_dataloader() for row in b["tokens"].tolist()}
     assert drawn == {(1, 2, 3), (3, 2, 3)}
@@ -335,15 +343,15 @@ def test_other_pronunciations_are_drawn(corpus: dict[str, Any]) -> None:
 
 
 def test_features_are_kept_in_memory_by_the_process_that_needs_them_again(corpus: dict[str, Any]) -> None:
-    module = AcousticDataModule(**corpus)
+    module = data_module(**corpus)
     module.setup("fit")
     assert len(list(module.train_dataloader())) > 0
     assert isinstance(module.features, FeatureMemory) and len(module.features) == 10
-    assert AcousticDataModule(**corpus, num_workers=1).features is None
+    assert data_module(**corpus, num_workers=1).features is None
 
 
 def test_a_process_without_a_share_of_a_batch_gets_an_empty_one(corpus: dict[str, Any]) -> None:
-    module = AcousticDataModule(**corpus)
+    module = data_module(**corpus)
     module.setup("fit")
     cuts = CutSet.from_cuts([next(iter(module.cuts["train"]))])
     whole = module.plain_dataset[cuts]
@@ -365,16 +373,16 @@ def test_a_process_without_a_share_of_a_batch_gets_an_empty_one(corpus: dict[str
 )
 def test_faulty_requests(corpus: dict[str, Any], change: dict[str, Any], message: str) -> None:
     with pytest.raises(AsrError, match=message):
-        AcousticDataModule(**{**corpus, **change}).setup("fit")
+        data_module(**{**corpus, **change}).setup("fit")
 
 
 def test_a_damaged_manifest_and_one_named_twice(corpus: dict[str, Any]) -> None:
     path = Path(corpus["train_cuts"][0])
     with pytest.raises(AsrError, match="occurs twice"):
-        AcousticDataModule(**{**corpus, "train_cuts": [str(path)] * 2}).setup("fit")
+        data_module(**{**corpus, "train_cuts": [str(path)] * 2}).setup("fit")
     path.write_bytes(path.read_bytes()[:60])
     with pytest.raises(AsrError, match="not a readable manifest"):
-        AcousticDataModule(**corpus).setup("fit")
+        data_module(**corpus).setup("fit")
 
 
 @pytest.mark.parametrize(
@@ -395,4 +403,4 @@ def test_a_damaged_manifest_and_one_named_twice(corpus: dict[str, Any]) -> None:
 )
 def test_numbers_that_cannot_be_are_refused(corpus: dict[str, Any], arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(AsrError, match=message):
-        AcousticDataModule(**corpus, **arguments)
+        data_module(**corpus, **arguments)

@@ -23,8 +23,9 @@ from asr.graph.context import TIED_STATES
 from asr.models.checkpoint import network_from_checkpoint, trained_network
 from asr.models.conformer import Conformer
 from asr.models.losses import CtcCrf, TorchCtc
-from asr.models.training import LitAcousticModel
+from asr.models.training import LitAcousticModel, Optimization
 from tests.datasets.toy_corpora import write_librispeech
+from tests.grouped import grouped
 
 pytestmark = pytest.mark.slow
 
@@ -61,7 +62,9 @@ def data_arguments(tmp_path: Path) -> dict[str, Any]:
 
 def fit(folder: Path, data: dict[str, Any], max_epochs: int, resume: str | None = None, **options: Any) -> Path:
     pl.seed_everything(3)
-    model = LitAcousticModel(Conformer(**NETWORK), options.pop("objective", TorchCtc()), **{"peak_lr": 1e-2, **options})
+    model = grouped(
+        LitAcousticModel, Conformer(**NETWORK), options.pop("objective", TorchCtc()), **{"peak_lr": 1e-2, **options}
+    )
     keep = ModelCheckpoint(dirpath=folder, filename="{epoch}", save_top_k=-1)
     trainer = pl.Trainer(
         accelerator="cpu",
@@ -72,7 +75,7 @@ def fit(folder: Path, data: dict[str, Any], max_epochs: int, resume: str | None 
         enable_model_summary=False,
         num_sanity_val_steps=0,
     )
-    trainer.fit(model, datamodule=AcousticDataModule(**data), ckpt_path=resume)
+    trainer.fit(model, datamodule=grouped(AcousticDataModule, **data), ckpt_path=resume)
     assert "val_token_error_rate" in trainer.callback_metrics
     return folder / f"epoch={max_epochs - 1}.ckpt"
 
@@ -140,12 +143,12 @@ def test_weights_are_averaged_once_a_step_of_several_batches(data_arguments: dic
     model = LitAcousticModel(Conformer(**NETWORK), TorchCtc())
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = pl.Trainer(accelerator="cpu", max_epochs=2, accumulate_grad_batches=2, num_sanity_val_steps=0, **quiet)
-    trainer.fit(model, datamodule=AcousticDataModule(**data_arguments))
+    trainer.fit(model, datamodule=grouped(AcousticDataModule, **data_arguments))
     assert int(model.average.num_updates) == trainer.global_step > 1
 
 
 def test_figures_of_test_and_validation_are_equal_on_the_same_data(data_arguments: dict[str, Any]) -> None:
-    model, data = LitAcousticModel(Conformer(**NETWORK), TorchCtc()), AcousticDataModule(**data_arguments)
+    model, data = LitAcousticModel(Conformer(**NETWORK), TorchCtc()), grouped(AcousticDataModule, **data_arguments)
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     whole = pl.Trainer(accelerator="cpu", **quiet)
     beginning = pl.Trainer(accelerator="cpu", limit_val_batches=1, limit_test_batches=1, **quiet)
@@ -165,9 +168,9 @@ def test_a_run_continues_behind_a_shorter_step_at_the_end_of_an_epoch(
             accelerator="cpu", max_epochs=3, accumulate_grad_batches=3, callbacks=[keep], num_sanity_val_steps=0,
             logger=False, enable_progress_bar=False, enable_model_summary=False,
         )  # fmt: skip
-        model = LitAcousticModel(Conformer(**NETWORK), TorchCtc(), peak_lr=1e-2)
+        model = LitAcousticModel(Conformer(**NETWORK), TorchCtc(), Optimization(peak_lr=1e-2))
         # Each utterance is a batch, so that the last step of an epoch has two.
-        data = AcousticDataModule(**{**data_arguments, "max_batch_cuts": 1})
+        data = grouped(AcousticDataModule, **{**data_arguments, "max_batch_cuts": 1})
         trainer.fit(model, datamodule=data, ckpt_path=None if resume is None else str(resume))
         return trainer
 

@@ -57,11 +57,11 @@ def test_a_recipe_is_complete(recipe: Path, tmp_path: Path) -> None:
         network_section["init_args"]["intermediate_blocks"] = [1]
     network = build(network_section).eval()
     assert config["model"]["class_path"] == "asr.models.training.LitAcousticModel"
-    inspect.signature(LitAcousticModel).bind(network, objective, **arguments)
-    data = config["data"]["init_args"]
+    inspect.signature(LitAcousticModel).bind(network, objective, **with_groups(LitAcousticModel, arguments))
+    data = with_groups(AcousticDataModule, config["data"]["init_args"])
     assert config["data"]["class_path"] == "asr.datasets.datamodule.AcousticDataModule"
     inspect.signature(AcousticDataModule).bind(**data)
-    build(data["spec_augment"])
+    build(data["augmentation"].spec_augment)
     assert network.num_features == (build(data["fbank"]) if "fbank" in data else Fbank()).feature_dim
     with torch.inference_mode():
         log_prob, _ = network(torch.randn(1, 30, network.num_features), torch.tensor([30]))

@@ -19,8 +19,9 @@ from asr.errors import AsrError
 from asr.models.alignment import IGNORED, TeacherAlignment
 from asr.models.feedforward import FeedForwardNetwork
 from asr.models.losses import TorchCtc
-from asr.models.training import LitAcousticModel
+from asr.models.training import LitAcousticModel, Optimization
 from asr.testing.tones import PRONUNCIATIONS, tones
+from tests.grouped import grouped
 
 pytestmark = pytest.mark.slow
 
@@ -94,11 +95,13 @@ def data_arguments(tmp_path: Path) -> dict[str, Any]:
 def fit(data: dict[str, Any], folder: Path, teacher: str, epochs: int, resume: Path | None = None) -> Any:
     pl.seed_everything(3)
     network = FeedForwardNetwork(20, 5, num_hidden_layers=1, hidden_dim=32, subsampling_factor=1)
-    model = LitAcousticModel(network, TorchCtc(), peak_lr=2e-2, average_decay=0.5, teacher=teacher)
+    model = LitAcousticModel(network, TorchCtc(), Optimization(peak_lr=2e-2, average_decay=0.5), teacher=teacher)
     keep = pl.callbacks.ModelCheckpoint(dirpath=folder, filename="{epoch}", save_top_k=-1)
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0}
     trainer = pl.Trainer(accelerator="cpu", max_epochs=epochs, callbacks=[keep], **quiet)
-    trainer.fit(model, datamodule=AcousticDataModule(**data), ckpt_path=None if resume is None else str(resume))
+    trainer.fit(
+        model, datamodule=grouped(AcousticDataModule, **data), ckpt_path=None if resume is None else str(resume)
+    )
     return float(trainer.callback_metrics["val_token_error_rate"]), model.state_dict()
 
 

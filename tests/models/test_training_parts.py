@@ -14,6 +14,7 @@ from torch import nn
 from asr.errors import AsrError
 from asr.models.alignment import summed_cross_entropy, uniform_alignment
 from asr.models.training import LitAcousticModel, WeightAverage, greedy_tokens, warmup_cosine
+from tests.grouped import grouped
 
 
 @given(st.integers(1, 50), st.integers(60, 500), st.floats(0.0, 0.5))
@@ -36,7 +37,7 @@ def test_the_schedule_rises_then_falls_to_its_floor(warmup: int, total: int, flo
 )  # fmt: skip
 def test_numbers_that_would_train_wrongly_are_refused(option: str, value: float) -> None:
     with pytest.raises(AsrError, match=f"^{option} is {value}; give "):
-        LitAcousticModel(nn.Linear(1, 1), nn.Identity(), **{option: value})  # type: ignore[arg-type]
+        grouped(LitAcousticModel, nn.Linear(1, 1), nn.Identity(), **{option: value})
 
 
 def test_the_average_follows_the_weights() -> None:
