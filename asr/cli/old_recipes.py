@@ -52,6 +52,12 @@ GROUPS = {
         "augmentation": "speed_factors noise max_vocal_tract_warp spec_augment random_pronunciation",
         "loading": "memory_gb feature_dir num_workers",
     },
+    "asr.lm.rnn.training.LitRNNLM": {
+        "optimization": "lr sparse_lr warmup_steps decay_start final_lr_factor max_grad_norm",
+    },
+    "asr.lm.rnn.datamodule.TextDataModule": {
+        "texts": "train_texts train_transcripts transcript_repeats validation_texts validation_transcripts",
+    },
 }
 """Class -> its groups of keys -> the keys of each, which were keys of the class before."""
 

@@ -148,16 +148,17 @@ def _acoustic(folder: Path, kind: str) -> tuple[Any, Any]:
 
 
 def _language(folder: Path, kind: str) -> tuple[Any, Any]:
-    from asr.lm.rnn.datamodule import TextDataModule
+    from asr.lm.rnn.datamodule import TextDataModule, TextFiles
     from asr.lm.rnn.model import RNNLMConfig
-    from asr.lm.rnn.training import LitRNNLM
+    from asr.lm.rnn.training import LitRNNLM, Optimization
 
     text, words = [str(folder / "text.txt")], str(folder / "words.txt")
-    data = TextDataModule(words, str(folder / "tokens"), text, None, text, None, 1, num_streams=5, num_steps=8)
+    texts = TextFiles(train_texts=text, validation_texts=text)
+    data = TextDataModule(words, str(folder / "tokens"), texts, num_streams=5, num_steps=8)
     config = RNNLMConfig(
         8, 8, output=kind, maxent_order=3, maxent_size=97, num_noise_words=32, dropout=0.2, carry_state=True  # type: ignore[arg-type]
     )  # fmt: skip
-    return LitRNNLM(words, config, warmup_steps=1), data
+    return LitRNNLM(words, config, optimization=Optimization(warmup_steps=1)), data
 
 
 def _fit(folder: Path, kind: str, checkpoint: Path | None, num_processes: int) -> Any:

@@ -31,7 +31,7 @@ DATA = "data:\n  class_path: asr.lm.rnn.datamodule.TextDataModule\n  init_args: 
         (MODEL.replace("LitRNNLM", "Nonsense") + DATA, "has no attribute 'Nonsense'"),
         (MODEL + DATA + "trainer: {max_epochs: many}\n", "key \"trainer.max_epochs\": Expected a <class 'int'>"),
         (MODEL + DATA + "trainer: {max_epoch: 3}\n", "does not accept option 'trainer.max_epoch'"),
-        (MODEL.replace("{vocabulary: none.txt}", "{lr: x}") + DATA, 'Parser key "lr"'),
+        (MODEL.replace("{vocabulary: none.txt}", "{optimization: {lr: x}}") + DATA, 'Parser key "optimization.lr"'),
         ("model: [\n", "while parsing a flow node"),
         ("", "Unexpected config"),
         (b"\xff\xfe\n", "can't decode byte 0xff"),
@@ -153,7 +153,7 @@ def test_the_validation_of_a_checkpoint_is_that_of_its_training(tmp_path, monkey
     (tmp_path / "inputs").mkdir()
     write_inputs(tmp_path / "inputs")
     arguments = recipe(tmp_path / "inputs", "language", tmp_path / "run", [])[1:]
-    arguments += ["--data.init_args.validation_texts", f"[{tmp_path / 'inputs' / 'text.txt'}]"]
+    arguments += ["--data.init_args.texts.validation_texts", f"[{tmp_path / 'inputs' / 'text.txt'}]"]
     assert main(["fit", *arguments]) == 0
     assert main(["validate", *arguments, "--ckpt_path", str(tmp_path / "run" / "last.ckpt")]) == 0
     assert len(sums) > 2 and torch.equal(sums[-1], sums[-2])
@@ -258,7 +258,7 @@ def test_logs_that_cannot_be_written_are_one_sentence(tmp_path, capsys, monkeypa
     def full_disk(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    arguments = [*tiny_language_model(tmp_path), f"--data.init_args.train_texts=[{tmp_path / 'text.txt'}]"]
+    arguments = [*tiny_language_model(tmp_path), f"--data.init_args.texts.train_texts=[{tmp_path / 'text.txt'}]"]
     (tmp_path / "text.txt").write_text("ONE TWO\n" * 50)
     arguments += [f"--trainer.default_root_dir={tmp_path}", "--trainer.logger=true", "--trainer.max_epochs=1"]
     monkeypatch.setattr(gfile.LocalFileSystem, "write", full_disk)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from asr.cli.main import main
@@ -168,3 +169,30 @@ def test_a_class_of_ones_own_may_have_a_key_of_that_name(tmp_path: Path, capsys:
         found = parsed(tmp_path, recipe)["model"]["init_args"]
     assert found["leak"] == 0.2
     assert found["optimization"]["peak_lr"] == 0.002 and found["objective"]["leak"] == 0.1
+
+
+@pytest.mark.slow
+def test_a_run_with_old_keys_continues_from_a_checkpoint_and_ends_the_same(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from scripts.benchmarks.processes import write_inputs
+    from tests.cli.test_termination import recipe, weights
+
+    (tmp_path / "inputs").mkdir()
+    write_inputs(tmp_path / "inputs")
+    keeps = {"dirpath": str(tmp_path / "run"), "filename": "{step}", "every_n_train_steps": 4, "save_top_k": -1}
+    keeps = {"class_path": "pytorch_lightning.callbacks.ModelCheckpoint", "init_args": keeps}
+    slow = ["--model.optimization.lr", "1e-3"]
+    assert main([*recipe(tmp_path / "inputs", "language", tmp_path / "run", [keeps]), *slow]) == 0
+    assert "hint" not in capfd.readouterr().err
+    again = recipe(tmp_path / "inputs", "language", tmp_path / "again", [])
+    content = yaml.safe_load(Path(again[-1]).read_text())
+    for section in (content["model"], content["data"]):
+        for group in GROUPS[section["class_path"]]:
+            section["init_args"] |= section["init_args"].pop(group, {})
+    Path(again[-1]).write_text(yaml.safe_dump(content))
+    assert main([*again, "--model.lr", "1e-3", "--ckpt_path", str(tmp_path / "run" / "step=4.ckpt")]) == 0
+    hints = [line for line in capfd.readouterr().err.splitlines() if line.startswith("asr: hint: ")]
+    assert len(hints) == 1 and "write texts.train_texts (TextDataModule); optimization.lr (LitRNNLM); the" in hints[0]
+    expected, found = (weights(tmp_path / name / "last.ckpt") for name in ("run", "again"))
+    assert all(torch.equal(found[name], value) for name, value in expected.items())

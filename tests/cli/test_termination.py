@@ -102,8 +102,8 @@ def recipe(folder: Path, kind: str, output: Path, callbacks: list[dict[str, Any]
         words = str(folder / "words.txt")
         network = {"hidden_size": 8, "embedding_size": 8, "maxent_order": 3, "maxent_size": 97, "dropout": 0.2}
         model = {"class_path": "asr.lm.rnn.training.LitRNNLM", "init_args": {"vocabulary": words, "network": network}}
-        data = {"vocabulary": words, "cache_dir": str(output / "tokens"), "train_texts": [f"{folder}/text.txt"]}
-        data |= {"num_streams": 4, "num_steps": 16}
+        data = {"vocabulary": words, "cache_dir": str(output / "tokens"), "num_streams": 4, "num_steps": 16}
+        data["texts"] = {"train_texts": [f"{folder}/text.txt"]}
         data = {"class_path": "asr.lm.rnn.datamodule.TextDataModule", "init_args": data}
     last = {"dirpath": str(output), "filename": "last", "enable_version_counter": False}
     callbacks = [*callbacks, {"class_path": "pytorch_lightning.callbacks.ModelCheckpoint", "init_args": last}]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,31 @@ from asr.lm.rnn.data import TokenBatch, TokenFile, TokenStreams
 from asr.text.symbols import Vocabulary
 
 
+@dataclass(frozen=True)
+class TextFiles:
+    """The texts of `TextDataModule`.
+
+    Attributes:
+        train_texts: plain texts, one sentence per line (.xz and .gz too).
+        train_transcripts: Kaldi `text` files, `utt-id WORDS`.
+        transcript_repeats: how often the training transcripts are read in an epoch; texts are read once.
+        validation_texts: as train_texts.
+        validation_transcripts: as train_transcripts.
+
+    Raises:
+        AsrError: `transcript_repeats` is below 1.
+    """
+
+    train_texts: list[str] | None = None
+    train_transcripts: list[str] | None = None
+    transcript_repeats: int = 1
+    validation_texts: list[str] | None = None
+    validation_transcripts: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        require_at_least(1, transcript_repeats=self.transcript_repeats)
+
+
 class TextDataModule(ResumesEpoch, pl.LightningDataModule):
     """Training and validation text in windows of `num_steps` words of `num_streams` streams.
 
@@ -25,11 +51,7 @@ class TextDataModule(ResumesEpoch, pl.LightningDataModule):
     Args:
         vocabulary: word list, one word per line; text words that are not in it become `<unk>` and are counted.
         cache_dir: where the token files are kept.
-        train_texts: plain texts, one sentence per line (.xz and .gz too).
-        train_transcripts: Kaldi `text` files, `utt-id WORDS`.
-        validation_texts: as train_texts.
-        validation_transcripts: as train_transcripts.
-        transcript_repeats: how often the training transcripts are read in an epoch; texts are read once.
+        texts: to train on and to validate on.
         num_streams: parallel streams, of all processes together.
         num_steps: T, words of each stream in a batch; backpropagation through time is truncated to these.
 
@@ -41,20 +63,16 @@ class TextDataModule(ResumesEpoch, pl.LightningDataModule):
         self,
         vocabulary: str,
         cache_dir: str,
-        train_texts: list[str] | None = None,
-        train_transcripts: list[str] | None = None,
-        validation_texts: list[str] | None = None,
-        validation_transcripts: list[str] | None = None,
-        transcript_repeats: int = 1,
+        texts: TextFiles = TextFiles(),
         num_streams: int = 128,
         num_steps: int = 32,
     ) -> None:
         super().__init__()
-        require_at_least(1, transcript_repeats=transcript_repeats, num_streams=num_streams, num_steps=num_steps)
+        require_at_least(1, num_streams=num_streams, num_steps=num_steps)
         self.vocabulary = Vocabulary.from_file(vocabulary)
         self.cache_dir = Path(cache_dir)
-        self.train_paths = _paths(train_texts), _paths(train_transcripts) * transcript_repeats
-        self.validation_paths = _paths(validation_texts), _paths(validation_transcripts)
+        self.train_paths = _paths(texts.train_texts), _paths(texts.train_transcripts) * texts.transcript_repeats
+        self.validation_paths = _paths(texts.validation_texts), _paths(texts.validation_transcripts)
         self.num_streams, self.num_steps = num_streams, num_steps
         # The model sets this to the number of words that its n-gram features read.
         self.num_history_words = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,6 +32,42 @@ from asr.serialization import read_checkpoint
 from asr.text.symbols import Vocabulary
 
 
+@dataclass(frozen=True)
+class Optimization:
+    """Learning rates and gradients of `LitRNNLM`.
+
+    Attributes:
+        lr: Adam's learning rate for the recurrent layers.
+        sparse_lr: Adagrad's learning rate for word vectors, biases and n-gram features.
+        warmup_steps: the rates rise linearly over these steps.
+        decay_start: fraction of the run after which the rates fall, by a half cosine.
+        final_lr_factor: the factor of the rates at the end of the run.
+        max_grad_norm: the dense gradients, averaged over the words of a step, are clipped to this norm.
+
+    Raises:
+        AsrError: a number is outside its range.
+    """
+
+    lr: float = 2e-3
+    sparse_lr: float = 0.1
+    warmup_steps: int = 100
+    decay_start: float = 0.5
+    final_lr_factor: float = 0.02
+    max_grad_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_above_zero(lr=self.lr, sparse_lr=self.sparse_lr, max_grad_norm=self.max_grad_norm)
+        require_between(0, 1, decay_start=self.decay_start, final_lr_factor=self.final_lr_factor)
+        require_at_least(0, warmup_steps=self.warmup_steps)
+
+    def factor(self, step: int, num_steps: int) -> float:
+        """The factor of the rates in a step of a run of `num_steps`: warm-up, plateau, half cosine."""
+        warm = min(1.0, (step + 1) / max(1, self.warmup_steps))
+        begin = self.decay_start * num_steps
+        progress = min(1.0, max(0.0, (step - begin) / max(1.0, num_steps - begin)))
+        return warm * (self.final_lr_factor + (1 - self.final_lr_factor) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
 class LitRNNLM(pl.LightningModule):
     """Trains an `RNNLanguageModel`; validates by its true, normalized perplexity and by the spread of its log Z.
 
@@ -39,20 +75,15 @@ class LitRNNLM(pl.LightningModule):
         vocabulary: word list, one word per line.
         network: the network's shape.
         init_from: where to start from, with a new schedule: a checkpoint, with its optimizer's state, or an exported
-            folder; then let the rates rise slowly (`warmup_steps`). A resumed run does not read it.
-        lr: Adam's learning rate for the recurrent layers.
-        sparse_lr: Adagrad's learning rate for word vectors, biases and n-gram features.
-        warmup_steps: the rates rise linearly over these steps.
-        decay_start: fraction of the run after which the rates fall, by a half cosine.
-        final_lr_factor: the factor of the rates at the end of the run.
-        max_grad_norm: the dense gradients, averaged over the words of a step, are clipped to this norm.
+            folder; then let the rates rise slowly (`optimization.warmup_steps`). A resumed run does not read it.
+        optimization: learning rates and gradients.
         noise_seed: seed of noise and dropout; batch i draws the same in every run.
         compute_dtype: matrix products, "float32", or "bfloat16" where the hardware
             multiplies it; parameters stay float32.
         compile_cell: compiles the recurrent layers' element-wise work.
 
     Raises:
-        AsrError: a number is outside its range, or the word list cannot be read.
+        AsrError: the word list cannot be read.
     """
 
     def __init__(
@@ -60,26 +91,16 @@ class LitRNNLM(pl.LightningModule):
         vocabulary: str,
         network: RNNLMConfig,
         init_from: str | None = None,
-        lr: float = 2e-3,
-        sparse_lr: float = 0.1,
-        warmup_steps: int = 100,
-        decay_start: float = 0.5,
-        final_lr_factor: float = 0.02,
-        max_grad_norm: float = 1.0,
+        optimization: Optimization = Optimization(),
         noise_seed: int = 1,
         compute_dtype: str = "float32",
         compile_cell: bool = False,
     ) -> None:
         super().__init__()
-        require_above_zero(lr=lr, sparse_lr=sparse_lr, max_grad_norm=max_grad_norm)
-        require_between(0, 1, decay_start=decay_start, final_lr_factor=final_lr_factor)
-        require_at_least(0, warmup_steps=warmup_steps)
         self.network = RNNLanguageModel(Vocabulary.from_file(vocabulary), network, compute_dtype, compile_cell)
         self.init_from = init_from
         self._is_resumed = False
-        self.lr, self.sparse_lr = lr, sparse_lr
-        self.warmup_steps, self.decay_start, self.final_lr_factor = warmup_steps, decay_start, final_lr_factor
-        self.max_grad_norm = max_grad_norm
+        self.optimization = optimization
         self.noise_seed = noise_seed
         self._states: list[Tensor] | None = None
         # The states of all processes' streams, if the run continues from a checkpoint.
@@ -196,7 +217,7 @@ class LitRNNLM(pl.LightningModule):
         for parameter in self._own_gradients:
             average_gradient(parameter)
         dense = [p for p in self.network.parameters() if p.grad is not None and not p.grad.is_sparse]
-        norm = torch.nn.utils.clip_grad_norm_(dense, self.max_grad_norm * self._num_words)
+        norm = torch.nn.utils.clip_grad_norm_(dense, self.optimization.max_grad_norm * self._num_words)
         if self._is_logged():
             self.log("grad_norm", norm / self._num_words, batch_size=1)
         self._num_batches = self._num_words = 0
@@ -242,21 +263,15 @@ class LitRNNLM(pl.LightningModule):
         Raises:
             AsrError: the trainer limits neither epochs nor steps.
         """
-        optimizer = AdamWithSparseRows(self.network.parameters(), lr=self.lr, sparse_lr=self.sparse_lr)
+        rates = self.optimization
+        optimizer = AdamWithSparseRows(self.network.parameters(), lr=rates.lr, sparse_lr=rates.sparse_lr)
         if self.init_from is not None and not self._is_resumed and not Path(self.init_from).is_dir():
             state = read_checkpoint(self.init_from)["optimizer_states"][0]
             # The parameter groups, and with them the learning rates, are those of this run.
             optimizer.load_state_dict({"state": state["state"], "param_groups": optimizer.state_dict()["param_groups"]})
         require_end(self.trainer)
         num_steps = max(1, int(self.trainer.estimated_stepping_batches))
-
-        def factor(step: int) -> float:
-            warm = min(1.0, (step + 1) / max(1, self.warmup_steps))
-            begin = self.decay_start * num_steps
-            progress = min(1.0, max(0.0, (step - begin) / max(1.0, num_steps - begin)))
-            return warm * (self.final_lr_factor + (1 - self.final_lr_factor) * 0.5 * (1 + math.cos(math.pi * progress)))
-
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rates.factor(step, num_steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

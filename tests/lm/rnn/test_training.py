@@ -21,12 +21,13 @@ from asr.lm.rnn.data import TokenBatch, history_of
 from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.lm.rnn.optim import AdamWithSparseRows
 from asr.text.symbols import EOS_ID, Vocabulary
+from tests.grouped import grouped
 
 pl = pytest.importorskip("pytorch_lightning")
 pytest.importorskip("tensorboard")
 
 from asr.cli import train  # noqa: E402
-from asr.lm.rnn.datamodule import TextDataModule  # noqa: E402
+from asr.lm.rnn.datamodule import TextDataModule, TextFiles  # noqa: E402
 from asr.lm.rnn.export import load_network, network_from_checkpoint, save_network  # noqa: E402
 from asr.lm.rnn.training import LitRNNLM  # noqa: E402
 
@@ -45,13 +46,15 @@ def corpus(tmp_path: Path) -> Path:
 
 def _data(corpus: Path) -> TextDataModule:
     text = [str(corpus / "text.txt")]
-    return TextDataModule(str(corpus / "words.txt"), str(corpus / "cache"), text, None, text, None, 1, 4, 8)
+    texts = TextFiles(train_texts=text, validation_texts=text)
+    return TextDataModule(str(corpus / "words.txt"), str(corpus / "cache"), texts, 4, 8)
 
 
 def _model(corpus: Path, **more: Any) -> LitRNNLM:
     pl.seed_everything(1, workers=False)
     network = RNNLMConfig(**{**SMALL, **more.pop("network", {})})
-    return LitRNNLM(str(corpus / "words.txt"), network, warmup_steps=1, **more)
+    made: LitRNNLM = grouped(LitRNNLM, str(corpus / "words.txt"), network, warmup_steps=1, **more)
+    return made
 
 
 def _trainer(corpus: Path, **more: Any) -> Any:
@@ -121,13 +124,13 @@ def test_without_a_trainer_no_batch_is_done(corpus: Path) -> None:
 @pytest.mark.parametrize("name", ["transcript_repeats", "num_streams", "num_steps"])
 def test_numbers_below_1_are_rejected(corpus: Path, name: str) -> None:
     with pytest.raises(AsrError, match=f"{name} is 0; give 1 or more"):
-        TextDataModule(str(corpus / "words.txt"), str(corpus / "cache"), [str(corpus / "text.txt")], **{name: 0})
+        grouped(TextDataModule, str(corpus / "words.txt"), str(corpus / "cache"), **{name: 0})
 
 
 def test_validation_text_is_read_where_there_is_one(corpus: Path) -> None:
     words, text = str(corpus / "words.txt"), [str(corpus / "text.txt")]
     for paths, num_words in ((text, 1020), ([], None)):
-        data = TextDataModule(words, str(corpus / "cache"), text, validation_texts=paths)
+        data = TextDataModule(words, str(corpus / "cache"), TextFiles(train_texts=text, validation_texts=paths))
         data.setup()
         found = data.validation_tokens
         assert (None if found is None else len(found.token_id)) == num_words
@@ -201,7 +204,7 @@ def test_a_step_of_several_batches_has_the_sum_of_their_gradients(corpus: Path) 
 )  # fmt: skip
 def test_numbers_that_would_train_wrongly_are_refused(corpus: Path, option: str, value: float) -> None:
     with pytest.raises(AsrError, match=f"^{option} is {value}; give "):
-        LitRNNLM(str(corpus / "words.txt"), RNNLMConfig(), **{option: value})  # type: ignore[arg-type]
+        grouped(LitRNNLM, str(corpus / "words.txt"), RNNLMConfig(), **{option: value})
 
 
 def test_batches_of_one_step_have_noise_of_their_own(corpus: Path) -> None:
@@ -489,7 +492,8 @@ def test_a_training_needs_an_end(corpus: Path) -> None:
 
 def test_two_word_lists_are_refused(corpus: Path) -> None:
     (corpus / "other.txt").write_text("THE\nA\n")
-    data = TextDataModule(str(corpus / "other.txt"), str(corpus / "cache"), [str(corpus / "text.txt")])
+    texts = TextFiles(train_texts=[str(corpus / "text.txt")])
+    data = TextDataModule(str(corpus / "other.txt"), str(corpus / "cache"), texts)
     with pytest.raises(AsrError, match="different word lists"):
         _trainer(corpus, enable_checkpointing=False).fit(_model(corpus), data)
 
