@@ -20,7 +20,7 @@ from asr.lm.rnn.maxent import HashedMaxEnt
 from asr.lm.rnn.outputs.base import OutputLayer
 from asr.lm.rnn.outputs.hierarchical import HuffmanOutput
 from asr.lm.rnn.outputs.log_partition import LogZ, Precision
-from asr.lm.rnn.outputs.nce import NceOutput
+from asr.lm.rnn.outputs.nce import NceOutput, NoiseWords, Normalization
 from asr.lm.rnn.outputs.softmax import ClassSoftmaxOutput, FullSoftmaxOutput, default_num_classes
 from asr.lm.rnn.recurrent import GruLayer, RowsOfWhole, SimpleRnnLayer, byte_gru, gru_step, seeded_dropout
 from asr.lm.rnn.recurrent_numba import ByteGru
@@ -339,8 +339,8 @@ def build_output(
         nn.init.normal_(rows.weight, std=hidden_size**-0.5)
     if config.output == "full":
         return FullSoftmaxOutput(rows, maxent, compute_dtype, config.normalizer_precision)
-    return NceOutput(
-        rows, maxent, config.num_noise_words, config.noise_power, config.log_z, config.learn_log_z, config.normalized,
-        compute_dtype=compute_dtype, compile_loss=compile_loss, normalizer_precision=config.normalizer_precision,
-        log_z_penalty=config.log_z_penalty,
-    )  # fmt: skip
+    noise = NoiseWords(config.num_noise_words, config.noise_power)
+    normalization = Normalization(
+        config.log_z, config.learn_log_z, config.normalized, config.normalizer_precision, config.log_z_penalty
+    )
+    return NceOutput(rows, maxent, noise, normalization, compute_dtype, compile_loss)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from asr.lm.rnn.maxent import HashedMaxEnt
 from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
-from asr.lm.rnn.outputs.nce import NceOutput
+from asr.lm.rnn.outputs.nce import NceOutput, Normalization
 from asr.lm.rnn.outputs.softmax import FullSoftmaxOutput
 from asr.lm.rnn.outputs.softmax_loss import LogZPenalty, softmax_loss
 from asr.text.symbols import BOS_ID, EPSILON_ID, Vocabulary
@@ -79,7 +79,7 @@ def test_bfloat16_rounds_products_only() -> None:
 @pytest.mark.slow
 def test_a_full_softmax_and_a_constant_log_z_have_the_same_loss() -> None:
     rows = nn.Embedding(NUM_WORDS, WIDTH, sparse=True)
-    full, nce = FullSoftmaxOutput(rows, None), NceOutput(rows, None, log_z_penalty=0.0)
+    full, nce = FullSoftmaxOutput(rows, None), NceOutput(rows, None, normalization=Normalization(log_z_penalty=0.0))
     nce.bias.weight.data[:, 0] = full.bias.data
     (hidden, *_), _, history, word_id = inputs(0)
     arguments = (hidden, history, word_id, torch.Generator())

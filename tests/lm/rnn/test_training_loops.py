@@ -13,7 +13,7 @@ from asr.kernels.simd import add_products_by_column
 from asr.lm.rnn.maxent import HashedMaxEnt
 from asr.lm.rnn.optim import AdamWithSparseRows
 from asr.lm.rnn.outputs.hierarchical import HuffmanOutput
-from asr.lm.rnn.outputs.nce import NceOutput
+from asr.lm.rnn.outputs.nce import NceOutput, NoiseWords
 from asr.lm.rnn.recurrent import GruLayer, SimpleRnnLayer
 
 pytestmark = pytest.mark.skipif(jit(add_products_by_column) is None, reason="needs numba")
@@ -56,7 +56,9 @@ def test_recurrent_layers(cell: str, num_streams: int, size: int, monkeypatch: p
 @pytest.mark.parametrize("maxent_order", [0, 4])
 @pytest.mark.parametrize(("size", "num_noise"), [(10, 40), (32, 64)])
 def test_nce(maxent_order: int, size: int, num_noise: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    output = NceOutput(nn.Embedding(50, size, sparse=True), _maxent(maxent_order), num_noise, num_grad_words=8)
+    output = NceOutput(
+        nn.Embedding(50, size, sparse=True), _maxent(maxent_order), NoiseWords(num_noise, num_grad_words=8)
+    )
     output.log_z.requires_grad_()
 
     def loss(hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:

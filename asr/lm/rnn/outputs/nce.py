@@ -289,54 +289,77 @@ def compiled_terms() -> Callable[..., tuple[Tensor, Tensor]]:
 _MIN_WORDS = 2048  # for each thread
 
 
+@dataclass(frozen=True)
+class NoiseWords:
+    """The noise of `NceOutput`.
+
+    Attributes:
+        num_noise_words: noise words per batch, shared by all of its words.
+        noise_power: the noise is the unigram (one added to each count) to this power.
+        num_grad_words: noise words of a batch through which MaxEnt weights are updated.
+    """
+
+    num_noise_words: int = 512
+    noise_power: float = 0.75
+    num_grad_words: int = 32
+
+
+@dataclass(frozen=True)
+class Normalization:
+    """How the scores of `NceOutput` become log probabilities.
+
+    Attributes:
+        log_z: the constant log Z, or its initial value if it is learned.
+        learn_log_z: whether log Z is a parameter.
+        normalized: whether scores are normalized by an exact, slow sum over the vocabulary instead of the constant.
+        normalizer_precision: of the sum over the vocabulary, see `log_z_of`; a word's own score is float32.
+        log_z_penalty: if it is not None, the loss is that of a softmax over all words, plus this times the square of
+            the true log Z minus the constant.
+    """
+
+    log_z: float = 0.0
+    learn_log_z: bool = False
+    normalized: bool = False
+    normalizer_precision: Precision = "float32"
+    log_z_penalty: float | None = None
+
+
 class NceOutput(OutputLayer):
     """score(w | h) = row(w) . hidden + bias(w) + MaxEnt(w, h); log P = score - log Z with one constant log Z.
 
     Args:
         rows: the output word vectors (V, H), shared with the input where the two are tied.
         maxent: n-gram features, or None.
-        num_noise_words: noise words per batch, shared by all of its words.
-        noise_power: the noise is the unigram (one added to each count) to this power.
-        log_z: the constant, or its initial value if it is learned.
-        learn_log_z: whether log Z is a parameter.
-        normalized: whether scores are normalized by an exact, slow sum over the vocabulary instead of the constant.
-        num_grad_words: noise words of a batch through which MaxEnt weights are updated.
+        noise: how many noise words there are, and how they are drawn.
+        normalization: log Z.
         compute_dtype: what the matrix products of the loss run in.
         compile_loss: compiles the element-wise part of the loss (torch 2 and a C++ compiler).
-        normalizer_precision: of the sum over the vocabulary, see `log_z_of`; a word's own score is float32.
-        log_z_penalty: if it is not None, the loss is that of a softmax over all words, plus this times the square of
-            the true log Z minus the constant.
     """
 
     def __init__(
         self,
         rows: nn.Embedding,
         maxent: HashedMaxEnt | None,
-        num_noise_words: int = 512,
-        noise_power: float = 0.75,
-        log_z: float = 0.0,
-        learn_log_z: bool = False,
-        normalized: bool = False,
-        num_grad_words: int = 32,
+        noise: NoiseWords = NoiseWords(),
+        normalization: Normalization = Normalization(),
         compute_dtype: str = "float32",
         compile_loss: bool = False,
-        normalizer_precision: Precision = "float32",
-        log_z_penalty: float | None = None,
     ) -> None:
         super().__init__()
         vocabulary_size = rows.num_embeddings
         self.rows = rows
         self.maxent = maxent
-        self.num_noise_words = num_noise_words
-        self.noise_power = noise_power
-        self.normalized = normalized
-        self.num_grad_words = min(num_grad_words, num_noise_words)
+        self.num_noise_words = noise.num_noise_words
+        self.noise_power = noise.noise_power
+        self.num_grad_words = min(noise.num_grad_words, noise.num_noise_words)
+        self.normalized = normalization.normalized
+        self.normalizer_precision: Precision = normalization.normalizer_precision
+        self.log_z_penalty = normalization.log_z_penalty
         self.compute_dtype = product_dtype(compute_dtype)
         self.compile_loss = compile_loss
-        self.normalizer_precision: Precision = normalizer_precision
-        self.log_z_penalty = log_z_penalty
         self.bias = nn.Embedding(vocabulary_size, 1, sparse=True)
-        self.log_z = nn.Parameter(torch.tensor(float(log_z)), requires_grad=learn_log_z)
+        log_z = torch.tensor(float(normalization.log_z))
+        self.log_z = nn.Parameter(log_z, requires_grad=normalization.learn_log_z)
         self.noise_log_prob: Tensor
         self.noise_cdf: Tensor
         self.register_buffer("noise_log_prob", torch.zeros(vocabulary_size), persistent=False)
