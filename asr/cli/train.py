@@ -85,12 +85,12 @@ class _CheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
 HELP = """\
 Trains a network according to a YAML file, the recipe: model, data and trainer. Options override the recipe.
 
-  asr fit --config recipes/an4/am.yaml                       a recipe
-  asr fit --config recipes/an4/am.yaml --model.init_args.optimization.peak_lr 5e-4      with another learning rate
-  asr fit --config recipes/an4/am.yaml --trainer.devices 2 --trainer.strategy ddp        in two processes
-  asr fit --config recipes/an4/am.yaml --ckpt_path FILE      continue where a run stopped
-  asr fit --model.help asr.lm.rnn.training.LitRNNLM          the options of a class
-  asr validate --config recipes/an4/am.yaml --ckpt_path FILE  figures of a checkpoint on the validation data
+  asr fit --config recipes/an4/am.yaml                         a recipe
+  asr fit --config recipes/an4/am.yaml --data.batches.max_batch_duration 50 --trainer.devices 2 --trainer.strategy ddp
+  asr fit --config recipes/an4/am.yaml --print_config          the recipe with all of its keys
+  asr fit --config recipes/an4/am.yaml --ckpt_path FILE        continue where a run stopped
+  asr fit --model.help asr.lm.rnn.training.LitRNNLM            the options of a class
+  asr validate --config recipes/an4/am.yaml --ckpt_path FILE   figures of a checkpoint on the validation data
 
 recipes (in the repository):
   recipes/an4/am.yaml                      Conformer, CTC, 948 utterances

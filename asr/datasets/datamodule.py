@@ -138,8 +138,8 @@ class AcousticDataModule(ResumesEpoch, pl.LightningDataModule):
         selection: manifests, and which of their utterances are used.
         tokenizer: lexicon and tokens.
         fbank: computes the features; by default Kaldi's with 80 filters.
-        batches: their size.
-        augmentation: of the training utterances.
+        batches: size of the batches.
+        augmentation: changes of the training utterances.
         loading: where data are kept, and who prepares them.
         seed: of the batches' order and of augmentation.
 

@@ -70,8 +70,8 @@ class ChainDataModule(ResumesEpoch, pl.LightningDataModule):
         alignment: a file in it.
         chain: the folder with tied states and denominator graph, or a bundle whose decoding graph the network will fit.
         selection: utterances to train on and to validate on.
-        batches: pieces and batches of them.
-        augmentation: of the training pieces.
+        batches: lengths of pieces, and the size of a batch.
+        augmentation: changes of the training pieces.
         seed: of the order.
         fbank: the features that the corpus was prepared with, and that a bundle will have. None is the default.
 
@@ -285,7 +285,7 @@ class LitChainModel(pl.LightningModule):
     Args:
         network: such as `Tdnnf`, with an auxiliary branch; `num_tokens` must be the number of tied states.
         optimization: learning rates, gradients and averaged weights.
-        objective: MMI, and sMBR.
+        objective: lattice-free MMI, and sMBR.
         regularization: weight decay, dropout, and terms beside the objective.
         initial_checkpoint: start from the averaged weights of this checkpoint, or from the network of this bundle (the
             first one of an ensemble). If its states are tied in another way, each output begins as the mean of the

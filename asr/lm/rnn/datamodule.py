@@ -51,7 +51,7 @@ class TextDataModule(ResumesEpoch, pl.LightningDataModule):
     Args:
         vocabulary: word list, one word per line; text words that are not in it become `<unk>` and are counted.
         cache_dir: where the token files are kept.
-        texts: to train on and to validate on.
+        texts: texts to train on and to validate on.
         num_streams: parallel streams, of all processes together.
         num_steps: T, words of each stream in a batch; backpropagation through time is truncated to these.
 
