@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Collection, Iterator
 from typing import Any, ClassVar
@@ -62,6 +63,11 @@ GROUPS = {
 """Class -> its groups of keys -> the keys of each, which were keys of the class before."""
 
 
+def _tell(change: str) -> None:
+    if os.environ.get("LOCAL_RANK", "0") == "0":  # Lightning starts further processes with the same recipe
+        hint(change)
+
+
 @contextlib.contextmanager
 def old_class_paths() -> Iterator[None]:
     """Replaces old class paths wherever jsonargparse reads YAML within the block, with one hint for each."""
@@ -77,7 +83,7 @@ def old_class_paths() -> Iterator[None]:
         new = OLD_CLASS_PATHS[value]
         if value not in hinted:
             hinted.add(value)
-            hint(f"the class {value} is now {new}")
+            _tell(f"the class {value} is now {new}")
         return new
 
     set_loader("yaml", lambda text: renamed(load(text)), (yaml.YAMLError,))
@@ -92,7 +98,7 @@ class OldKeys:
 
     Args:
         owner: the class; those of its base classes count, too.
-        own: its keys of now, which are left alone.
+        own: its keys and groups of now.
     """
 
     used: ClassVar[dict[str, dict[str, None]]] = {}
@@ -102,13 +108,13 @@ class OldKeys:
         self._owner = owner.__name__
         paths = [f"{base.__module__}.{base.__qualname__}" for base in reversed(owner.__mro__)]
         groups = (item for path in paths for item in GROUPS.get(path, {}).items())
-        self._group = {key: group for group, keys in groups for key in keys.split() if key not in own}
+        self._group = {key: group for group, keys in groups for key in keys.split() if key not in own and group in own}
 
     def in_groups(self, arguments: Any) -> Any:
         """The arguments of the class, a mapping, with those that have an old key in their groups.
 
         Raises:
-            AsrError: an option has both keys.
+            AsrError: an option has both keys, or its group is no mapping.
         """
         given = vars(arguments) if isinstance(arguments, Namespace) else arguments
         if not isinstance(given, dict):
@@ -118,10 +124,12 @@ class OldKeys:
         for name in old:
             group = self._group[name.removesuffix("+")]
             others = result.get(group) or {}
-            result[group] = dict(vars(others) if isinstance(others, Namespace) else others)
-            if name in result[group]:
+            others = vars(others) if isinstance(others, Namespace) else others
+            if not isinstance(others, dict):
+                raise AsrError(f"{self._owner}: {group} is {others!r}; give its keys, among them {name}.")
+            if name in others:
                 raise AsrError(f"{self._owner}: {name} and {group}.{name} are the same option; leave out {name}.")
-            result[group][name] = given[name]
+            result[group] = {**others, name: given[name]}
             self._note(name.removesuffix("+"))
         return result if old else arguments
 
@@ -146,4 +154,4 @@ def hint_of_groups() -> Iterator[None]:
     finally:
         spellings = "; ".join(f"{', '.join(keys)} ({owner})" for owner, keys in OldKeys.used.items())
         if spellings:
-            hint(f"keys of recipes are in groups now, as --print_config shows: write {spellings}")
+            _tell(f"keys of recipes are in groups now, as --print_config shows: write {spellings}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from argparse import ArgumentError
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -132,10 +133,8 @@ def test_a_second_recipe_may_have_some_old_keys_only(tmp_path: Path) -> None:
         (["--model.optimization", "{peak_l: 1}"], "Group 'optimization' does not accept option 'peak_l'"),
         (["--model.optimisation.peak_lr", "1"], "unrecognized arguments: --optimisation.peak_lr=1"),
         (["--data.init_args.fbank.num_mel_bin", "3"], "num_mel_bin"),
-        (
-            ["--model.init_args", "{leak: 1, objective: {leak: 1}}"],
-            "leak and objective.leak are the same option; leave",
-        ),
+        (["--model.init_args", "{leak: 1, objective: {leak: 1}}"], "leak and objective.leak are the same option;"),
+        (["--model.init_args", "{leak: 1, objective: 3}"], "objective is 3; give its keys, among them leak."),
     ],
 )
 def test_unknown_keys_are_one_sentence(
@@ -156,19 +155,38 @@ def test_recipes_have_new_keys(path: Path, tmp_path: Path, capsys: pytest.Captur
     assert not capsys.readouterr().err
 
 
-def test_a_class_of_ones_own_may_have_a_key_of_that_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_class_of_ones_own_may_have_keys_of_the_same_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "own_training.py").write_text(
         "from asr.models.chain_training import LitChainModel\n"
         "class Own(LitChainModel):\n"
         "    def __init__(self, leak: float, **options):\n"
         "        super().__init__(**options)\n"
+        "class Flat(LitChainModel):\n"
+        "    def __init__(self, network: object, peak_lr: float = 1.0):\n"
+        "        super().__init__(network)\n"
     )
-    recipe = {"model": {"class_path": "own_training.Own", "init_args": dict(OLD["model"]["init_args"])}}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(tmp_path)
-        found = parsed(tmp_path, recipe)["model"]["init_args"]
-    assert found["leak"] == 0.2
-    assert found["optimization"]["peak_lr"] == 0.002 and found["objective"]["leak"] == 0.1
+    monkeypatch.syspath_prepend(tmp_path)
+    given = OLD["model"]["init_args"]
+    found = parsed(tmp_path, {"model": {"class_path": "own_training.Own", "init_args": given}})["model"]["init_args"]
+    assert found["leak"] == 0.2 and found["objective"]["leak"] == 0.1 and found["optimization"]["peak_lr"] == 0.002
+    assert capsys.readouterr().err.count("write optimization.peak_lr (Own); the old") == 1
+    given = {"network": NETWORK, "peak_lr": 0.002}
+    found = parsed(tmp_path, {"model": {"class_path": "own_training.Flat", "init_args": given}})["model"]["init_args"]
+    assert found["peak_lr"] == 0.002
+    given["leak"] = 0.2
+    with pytest.raises(ArgumentError, match="Option 'leak' is not accepted"):
+        parsed(tmp_path, {"model": {"class_path": "own_training.Flat", "init_args": given}})
+    assert not capsys.readouterr().err
+
+
+def test_one_of_several_processes_gives_the_hint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    parsed(tmp_path, OLD)
+    assert not capsys.readouterr().err
 
 
 @pytest.mark.slow
