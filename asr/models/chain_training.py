@@ -76,8 +76,8 @@ class ChainDataModule(ResumesEpoch, pl.LightningDataModule):
         fbank: the features that the corpus was prepared with, and that a bundle will have. None is the default.
 
     Raises:
-        AsrError: a number is outside its range, a file is missing, the corpus was prepared with other filterbanks, or
-            the alignment has other phones than the tied states.
+        AsrError: a file is missing, the corpus was prepared with other filterbanks, or the alignment has other phones
+            than the tied states.
     """
 
     def __init__(
@@ -295,7 +295,7 @@ class LitChainModel(pl.LightningModule):
         teacher_weight: share of the teacher's posteriors in the numerator, between 0 and 1.
 
     Raises:
-        AsrError: a number is outside its range, or the network lacks the auxiliary branch.
+        AsrError: the teacher's weight is outside its range, or the network lacks the auxiliary branch.
     """
 
     def __init__(
@@ -317,7 +317,7 @@ class LitChainModel(pl.LightningModule):
         self.optimization, self.objective, self.regularization = optimization, objective, regularization
         self.initial_checkpoint = initial_checkpoint
         self.teacher, self.teacher_weight = teacher, teacher_weight
-        self._objective: LfMmi | None = None
+        self._lfmmi: LfMmi | None = None
         self._teacher: TeacherPosteriors | None = None
         self._is_resumed = False
         self._kept: dict[str, Any] | None = None  # what the checkpoint says of the teacher's posteriors
@@ -336,7 +336,7 @@ class LitChainModel(pl.LightningModule):
         data.open(self.network)
         column_accuracy = np.ones(data.states.num_columns, dtype=np.float32)
         column_accuracy[data.states.phone_of_column == 0] = self.objective.silence_accuracy
-        self._objective = LfMmi(
+        self._lfmmi = LfMmi(
             data.graph, self.objective.leak, self.objective.smbr_weight, column_accuracy, self.teacher_weight
         )
 
@@ -354,11 +354,9 @@ class LitChainModel(pl.LightningModule):
             self.average.network.load_state_dict(weights)
         if self.teacher is not None:
             data = self._data()
-            assert self._objective is not None
+            assert self._lfmmi is not None
             factor = self.network.subsampling_factor
-            self._teacher = TeacherPosteriors(
-                data.corpus, self.teacher, data.states, self._objective, factor, self._kept
-            )
+            self._teacher = TeacherPosteriors(data.corpus, self.teacher, data.states, self._lfmmi, factor, self._kept)
 
     def on_train_batch_start(self, batch: ChunkBatch, batch_idx: int) -> None:
         """Counts the batches of each epoch from its first one."""
@@ -373,7 +371,7 @@ class LitChainModel(pl.LightningModule):
         """
         self.network.set_dropout(self._dropout_now())
         data = self._data()
-        assert data.train_chunks is not None and self._objective is not None and self.network.auxiliary is not None
+        assert data.train_chunks is not None and self._lfmmi is not None and self.network.auxiliary is not None
         draw_from(*batch.number)
         with batch_rows(batch.rows, batch.num_all):
             hidden = self.network.encode(batch.features)
@@ -395,12 +393,12 @@ class LitChainModel(pl.LightningModule):
         teacher: TeacherPosteriors | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Sums over the frames of this process: objective, cross-entropy, and what to log (see `_named`)."""
-        assert self._objective is not None
+        assert self._lfmmi is not None
         if not batch.chunks:
             return score.sum(), auxiliary.sum(), score.new_zeros(3)
         pieces = self._data().pieces(batch, chunks, self.objective.tolerance)
         taught = None if teacher is None else teacher.of(batch.chunks, batch.num_outputs)
-        loss, mmi, accuracy, posterior = self._objective.parts(score, pieces, taught)
+        loss, mmi, accuracy, posterior = self._lfmmi.parts(score, pieces, taught)
         xent = -(posterior * F.log_softmax(auxiliary, dim=2)).sum()
         return loss.sum(), xent, torch.stack([mmi.sum(), xent.detach(), accuracy.sum()])
 
