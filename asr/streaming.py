@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from asr.audio.fbank import FeatureStream
 from asr.audio.resample import ResampleStream, checked_rate
-from asr.audio.samples import LOUDEST, as_samples
+from asr.audio.samples import as_piece
 from asr.decoding import mbr
 from asr.decoding.build import device_with_loops
 from asr.decoding.interface import DecodeResult, Hypothesis, LanguageModels
@@ -486,12 +486,7 @@ class StreamingRecognizer:
                 samples are then ignored, and the stream stays open.
         """
         one = self._open(stream)
-        where = f"stream {stream} at {one.num_samples / one.sampling_rate:.2f} s"
-        samples = as_samples(samples, f"{where}: the piece").float()
-        if samples.dim() != 1:
-            raise AsrError(f"{where}: the piece has the shape {tuple(samples.shape)}; give (samples,).")
-        if not bool((samples.abs() <= LOUDEST).all()):
-            raise AsrError(f"{where}: the piece has samples that are NaN, infinite or beyond 10^9; it is ignored.")
+        samples = as_piece(samples, f"stream {stream} at {one.num_samples / one.sampling_rate:.2f} s")
         one.num_samples += len(samples)
         self.times.audio_seconds += len(samples) / one.sampling_rate
         with self.times.measure("features", self._recognizer.device):

@@ -29,6 +29,20 @@ _CANCELLED = 0.2
 _JUDGED_SECONDS = 10.0
 
 
+def as_piece(samples: Any, where: str) -> Tensor:
+    """The samples of a piece of a stream, (L,) float32; `where` in the stream is for messages.
+
+    Raises:
+        AsrError: another type or shape, or samples that are NaN or beyond `LOUDEST`.
+    """
+    piece = as_samples(samples, f"{where}: the piece").float()
+    if piece.dim() != 1:
+        raise AsrError(f"{where}: the piece has the shape {tuple(piece.shape)}; give (samples,).")
+    if not bool((piece.abs() <= LOUDEST).all()):
+        raise AsrError(f"{where}: the piece has samples that are NaN, infinite or beyond 10^9; it is ignored.")
+    return piece
+
+
 def to_mono(block: npt.NDArray[np.float32], rate: int) -> npt.NDArray[np.float32]:
     """(L, channels) -> (L,), the mean of the channels; the first channel in those seconds in which they cancel."""
     if block.shape[1] == 1:

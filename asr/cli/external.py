@@ -33,6 +33,7 @@ from asr.models.transducers import load_transducer
 from asr.options import flag_of, options_of
 from asr.recognizer import Recognizer
 from asr.serialization import fingerprint_of
+from asr.streaming import StreamingOptions
 
 if TYPE_CHECKING:
     from asr.fusion.recognizer import FusionRecognizer
@@ -145,9 +146,16 @@ def describe_any(args: argparse.Namespace, recognizer: Recognizer | FusionRecogn
     return describe(recognizer) if isinstance(recognizer, Recognizer) else str(_name(args))
 
 
-def maker_of_any(args: argparse.Namespace, recognizer: Recognizer | FusionRecognizer, kind: str) -> str:
+def maker_of_any(
+    args: argparse.Namespace,
+    recognizer: Recognizer | FusionRecognizer,
+    kind: str,
+    streaming: StreamingOptions | None = None,
+) -> str:
     """`asr.cli.output.maker_of`, and such a name for a network from elsewhere."""
-    return maker_of(recognizer, kind) if isinstance(recognizer, Recognizer) else _maker_of(args, recognizer, kind)
+    if isinstance(recognizer, Recognizer):
+        return maker_of(recognizer, kind, streaming)
+    return _maker_of(args, recognizer, kind, streaming)
 
 
 def described_system(args: argparse.Namespace, recognizer: FusionRecognizer) -> dict[str, Any]:
@@ -184,7 +192,9 @@ def _external_from(args: argparse.Namespace) -> FusionRecognizer:
         raise with_flags(error, [*settings, "hot_words", "plain_words", "prompt", "max_segment_seconds"]) from error
 
 
-def _maker_of(args: argparse.Namespace, recognizer: FusionRecognizer, kind: str) -> str:
+def _maker_of(
+    args: argparse.Namespace, recognizer: FusionRecognizer, kind: str, streaming: StreamingOptions | None = None
+) -> str:
     """A name that depends on everything that affects the words."""
     sources = {name: getattr(args, name) for name in (*_KINDS, *_SOURCES)}
     decides = {
@@ -195,6 +205,8 @@ def _maker_of(args: argparse.Namespace, recognizer: FusionRecognizer, kind: str)
         "max_segment_seconds": recognizer.resources.max_segment_seconds,
         "kind": kind,
     }
+    if streaming is not None:
+        decides["streaming"] = asdict(streaming)
     return maker_name(decides, str(_name(args)), kind)
 
 

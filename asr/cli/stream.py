@@ -20,8 +20,10 @@ from asr.audio.pcm import RAW_FORMATS, PcmFormat, byte_pieces
 from asr.cli.compile import compiling_notice
 from asr.cli.options import errors_with_flags, given_options, listed, refuse_without, renamed, with_flags
 from asr.cli.output import ResultsFile, print_line, print_record, shown
+from asr.ctc.streams import ExternalStreams
 from asr.decoding.settings import WHOLE_RECORDINGS, ResourceOptions
 from asr.errors import AsrError
+from asr.fusion.recognizer import FusionRecognizer
 from asr.options import flag_of, options_of
 from asr.recognizer import Recognizer
 from asr.results import StreamResult, format_cache
@@ -107,6 +109,12 @@ def streaming_options(args: argparse.Namespace) -> StreamingOptions:
     """
     if args.raw_rate is None:
         refuse_without("--raw-rate", _add_raw_arguments, args)
+    if args.transducer is not None:
+        for name in ("chunk_seconds", "left_seconds", "right_seconds"):
+            if getattr(args, name) != getattr(StreamingOptions, name):
+                raise AsrError(
+                    f"{flag_of(name)} has no effect with --transducer, which has chunks of its own; leave it out."
+                )
     resources = options_of(ResourceOptions)
     for name in given_options(args, resources):
         if resources[name].needs == WHOLE_RECORDINGS:
@@ -189,7 +197,7 @@ class _EndOfInput:
 
 def run_streams(
     args: argparse.Namespace,
-    recognizer: Recognizer,
+    recognizer: Recognizer | FusionRecognizer,
     options: StreamingOptions,
     names: list[str],
     output: ResultsFile | None,
@@ -212,13 +220,20 @@ def run_streams(
     raw = None
     if args.raw_rate is not None:
         raw = PcmFormat(args.raw_rate, RAW_FORMATS[args.raw_format], args.raw_channels)
+    streaming: StreamingRecognizer | ExternalStreams
     with compiling_notice(), errors_with_flags(args):
-        streaming = StreamingRecognizer(recognizer, options)
+        if isinstance(recognizer, Recognizer):
+            streaming = StreamingRecognizer(recognizer, options)
+            description = f"mode {recognizer.mode}, decoder {options.decoder}"
+        else:
+            decoder = recognizer.decoder
+            streaming, description = ExternalStreams(decoder.network, decoder, options), decoder.network.name
+            recognizer.prepare()
     end = _EndOfInput()
     with end.by_ctrl_c() if names == [STANDARD_INPUT] else nullcontext():
         num_failed = _run(args, streaming, names, output, raw, end)
     if args.statistics:
-        print(f"mode {recognizer.mode}, decoder {options.decoder}: {streaming.times.format()}", file=sys.stderr)
+        print(f"{description}: {streaming.times.format()}", file=sys.stderr)
         for line in format_cache({} if streaming.engine is None else streaming.engine.statistics().as_dict()):
             print(line, file=sys.stderr)
     if end.was_requested:
@@ -228,7 +243,7 @@ def run_streams(
 
 def _run(
     args: argparse.Namespace,
-    streaming: StreamingRecognizer,
+    streaming: StreamingRecognizer | ExternalStreams,
     names: list[str],
     output: ResultsFile | None,
     raw: PcmFormat | None,
@@ -236,7 +251,7 @@ def _run(
 ) -> int:
     waiting, pieces_of, name_of = deque(names), dict[int, Iterator[Tensor]](), dict[int, str]()
     failed, ignored = set[str](), set[int]()
-    chunk_seconds = streaming.options.chunk_seconds
+    chunk_seconds = args.chunk_seconds
 
     def report(name: str, error: AsrError) -> None:
         failed.add(name)

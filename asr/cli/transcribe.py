@@ -31,7 +31,6 @@ from asr.cli.file_names import read_names, with_names
 from asr.cli.options import (
     add_recognizer_arguments,
     add_speaker_options,
-    recognizer_from,
     recognizer_inputs,
     refuse_without,
     speaker_flag,
@@ -45,7 +44,6 @@ from asr.cli.output import (
     add_lattice_arguments,
     existing,
     lattice_files,
-    maker_of,
     print_line,
     print_record,
     shown,
@@ -329,7 +327,11 @@ def run(args: argparse.Namespace) -> int:
         refuse_without("--stream", add_stream_arguments, args)
     if args.lattices is None:
         refuse_without("--lattices", add_lattice_arguments, args)
-    excluded = {"--stream": args.stream, "--lattices": args.lattices is not None, speaker_flag(args): args.speaker}
+    excluded = {
+        "--stream": args.stream and args.attention_model is not None,
+        "--lattices": args.lattices is not None,
+        speaker_flag(args): args.speaker,
+    }
     check_external_options(args, excluded)
     if args.nbest > 1 and args.stream:
         raise AsrError("--nbest and --stream exclude each other; transcribe the recording afterwards.")
@@ -479,10 +481,10 @@ def _run_streams(args: argparse.Namespace) -> int:
     _require_output(args, named)
     options = streaming_options(args)
     if args.output is None:
-        return 1 if run_streams(args, recognizer_from(args), options, names, None) else 0
+        return 1 if run_streams(args, any_recognizer_from(args), options, names, None) else 0
     with ResultsFile(Path(args.output), "audio") as output:
-        recognizer = recognizer_from(args)
-        output.require_maker(maker_of(recognizer, "stream", options))
+        recognizer = any_recognizer_from(args)
+        output.require_maker(maker_of_any(args, recognizer, "stream", options))
         return 1 if run_streams(args, recognizer, options, names, output) else 0
 
 

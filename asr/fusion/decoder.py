@@ -74,6 +74,8 @@ class TokenNetwork(Network, Protocol):
     @property
     def device(self) -> torch.device: ...
 
+    def stream(self) -> Any: ...
+
 
 class FusionDecoder(ABC):
     """Decodes the output of a network's encoder; several threads may call it at the same time.
@@ -190,6 +192,14 @@ class FusionDecoder(ABC):
     @abstractmethod
     def search(self, lm: LanguageModel | None, encoded: Tensor, num_frames: IntArray) -> list[list[Finished]]:
         """The hypotheses of each utterance, encoded (N, T, E) and (N,), best first."""
+
+    def stream(self) -> Any:
+        """Opens a stream, which accepts the encoder's frames as they arrive.
+
+        Raises:
+            AsrError: the decoder reads whole utterances.
+        """
+        raise AsrError(f"{self.network.name}: its decoder reads whole utterances; it cannot stream.")
 
     def texts(self, encoded: Any, lengths: Any = None) -> list[str]:
         """The best text of each utterance; arguments as for a call."""

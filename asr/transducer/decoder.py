@@ -46,7 +46,6 @@ class TransducerDecoder(FusionDecoder):
         return TransducerBeam(self.network, self.scores, self.config, lm, num_utts, keeps_departed=keeps_departed)
 
     def stream(self) -> TransducerStream:
-        """Opens a stream, which accepts the encoder's frames as they arrive."""
         return TransducerStream(self)
 
 

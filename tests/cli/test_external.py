@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from collections.abc import Callable
@@ -14,10 +15,12 @@ import torch
 from asr.attention import AttentionDecoder, AttentionRecognizer
 from asr.bundle import Bundle
 from asr.cli.main import main
+from asr.ctc.streams import ExternalStreams
+from asr.streaming import StreamingOptions
 from asr.transducer import TransducerDecoder, TransducerRecognizer
 from tests.reference.tiny_arpa import TINY
 from tests.reference.toy_attention import ToyAttention
-from tests.reference.toy_transducer import ToyTransducer
+from tests.reference.toy_transducer import StreamingToy, ToyTransducer
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -156,7 +159,11 @@ def test_a_file_that_cannot_be_read_does_not_stop_the_others(run: Run, recording
         (["--large-ngram", "x"], "--large-ngram has no effect with --transducer"),
         (["--output-beam", "3"], "--output-beam has no effect with --transducer"),
         (["--acoustic-model", "onnx:x"], "--acoustic-model has no effect with --transducer"),
-        (["--stream"], "--stream and --transducer exclude each other"),
+        (["--stream"], "toy: its encoder keeps no states and reads whole utterances; it cannot stream"),
+        (["--stream", "--left-seconds", "1"], "--left-seconds has no effect with --transducer"),
+        (["--stream", "--chunk-seconds", "1"], "--chunk-seconds has no effect with --transducer"),
+        (["--stream", "--batch-seconds", "9"], "--batch-seconds has no effect with --stream"),
+        (["--stream", "--mode", "rnn"], "--mode has no effect with --transducer"),
         (["--lattices", "x"], "--lattices and --transducer exclude each other"),
         (["--adapt"], "--adapt and --transducer exclude each other"),
         (["--lm-scale", "1"], "--lm-scale has no effect here: there is no language model"),
@@ -189,6 +196,47 @@ def test_outputs_do_not_overwrite_inputs(run: Run, recording: Path, tmp_path: Pa
     assert code == 2
     assert "words.txt: this is an input of the same command" in said
     assert (tmp_path / "words.txt").read_text() == "a\n"
+
+
+def streaming() -> StreamingToy:
+    return StreamingToy(["▁a", "b", "<blk>", "▁b"], dim=160, blank_bias=0.5, seed=7)
+
+
+def test_streams(run: Run, recording: Path, tmp_path: Path, arpa: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asr.cli.external.load_transducer", lambda name: streaming())
+    decoder = TransducerDecoder(streaming(), ngram=arpa, spelling_penalty=-9.0)
+    streams = ExternalStreams(decoder.network, decoder, StreamingOptions(longest_utterance=0.5))
+    streams.push(streams.open(), torch.from_numpy(soundfile.read(recording, dtype="float32")[0]))
+    streams.close(0)
+    wanted = [result for result in streams.step() if result.is_final]
+    assert len(wanted) > 1 and all(result.words for result in wanted[:-1])
+    command = [recording, "--stream", "--ngram", arpa, "--spelling-penalty", -9, "--longest-utterance", 0.5]
+    code, printed, said = run(*command, "--statistics")
+    assert code == 0
+    assert printed.splitlines() == [
+        f"{recording} {each.begin:.2f}-{each.end:.2f}: {each.text}" for each in wanted if each.words
+    ]
+    assert said.startswith("toy: acoustic model ")
+    output = tmp_path / "words.jsonl"
+    assert run(*command, "--output", output)[0] == 0
+    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [line["text"] for line in lines if line["type"] == "final"] == [each.text for each in wanted]
+    assert any(line["type"] == "partial" for line in lines)
+    assert {line["made_by"].partition(" ")[0] for line in lines} == {"onnx:toy"}
+    for others in (["--longest-utterance", 0.6], ["--beam-size", 2], ["--partials", "best"]):
+        code, _, said = run(*command, "--output", output, *others)
+        assert code == 2 and "words.jsonl" in said
+    plain = TransducerRecognizer(TransducerDecoder(streaming(), ngram=arpa, spelling_penalty=-9.0))(recording)[0].text
+    assert run(recording, "--ngram", arpa, "--spelling-penalty", -9)[1] == f"{recording}: {plain}\n"
+
+
+def test_raw_samples_of_standard_input(run: Run, recording: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asr.cli.external.load_transducer", lambda name: streaming())
+    samples, rate = soundfile.read(recording, dtype="int16")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(samples.tobytes())))
+    code, printed, _ = run("-", "--stream", "--raw-rate", rate)
+    assert code == 0
+    assert printed.removeprefix("-") == run(recording, "--stream")[1].removeprefix(str(recording))
 
 
 def cased() -> ToyTransducer:

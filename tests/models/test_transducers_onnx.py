@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 import shutil
 import sys
@@ -16,12 +17,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from asr.audio.fbank import Fbank
+from asr.audio.fbank import LOG_FLOOR, Fbank
 from asr.errors import AsrError
 from asr.models.external.nemo_features import NemoFeatures
 from asr.models.external.onnx import in_unit_range
 from asr.models.transducers import load_transducer
 from asr.models.transducers.onnx import OnnxTransducer
+from asr.transducer import TransducerDecoder
 from tests.models.external_audio import assert_rows_are_independent, greedy_path, noise, token_log_probs
 
 pytestmark = pytest.mark.slow
@@ -298,7 +300,7 @@ def test_files_of_other_forms_are_told(tmp_path: Path) -> None:
     for part, other, message in (
         ("decoder", "joiner", "decoder.onnx: its inputs encoder_out, decoder_out are neither tokens, nor a token"),
         ("joiner", "encoder", "joiner.onnx: its inputs x, x_lens are not an output of the encoder and one of the"),
-        ("encoder", "joiner", "encoder.onnx: it has the inputs encoder_out, decoder_out, as streaming networks have"),
+        ("encoder", "joiner", "encoder.onnx: its inputs encoder_out, decoder_out are neither a signal and its lengths"),
     ):
         (tmp_path / f"{part}.onnx").write_bytes(files[other])
         with pytest.raises(AsrError, match=f"^onnx:{tmp_path}/{message}.*; export it "):
@@ -326,18 +328,129 @@ def test_decoders_that_do_not_return_their_states_are_told(tmp_path: Path) -> No
         load_transducer(f"onnx:{tmp_path}")
 
 
-def test_streaming_encoders_are_refused(tmp_path: Path) -> None:
-    class Streaming(nn.Module):
-        def forward(self, x: Tensor, cached: Tensor) -> tuple[Tensor, Tensor]:
-            return x + cached, x
+class StreamingEncoder(nn.Module):
+    """In the form of icefall's: a convolution over every other frame, whose left context is a state, and a counter.
 
+    Its output depends on all that came before, and on all frames of the chunk, as far as the next one begins.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(80, 6, 5)
+
+    def forward(self, x: Tensor, cached_conv_0: Tensor, processed_lens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        frames = torch.cat([cached_conv_0, x.transpose(1, 2)], dim=2)
+        encoded = self.conv(frames)[:, :, :8:2] + processed_lens[:, None, None].float() / 100
+        return encoded.transpose(1, 2), frames[:, :, 8:10], processed_lens + 4
+
+
+CHUNK, SHIFT = 11, 8  # features; 4 frames of output
+
+
+def streaming(folder: Path, metadata: dict[str, str] | None = None, signal: str = "x") -> StreamingEncoder:
+    of_icefall(folder)
+    torch.manual_seed(1)
+    encoder = StreamingEncoder()
+    inputs = {signal: torch.zeros(1, CHUNK, 80), "cached_conv_0": torch.zeros(1, 80, 2)}
+    inputs["processed_lens"] = torch.zeros(1, dtype=torch.int64)
+    sizes = (
+        {"T": str(CHUNK), "decode_chunk_len": str(SHIFT), "subsampling_factor": "2"} if metadata is None else metadata
+    )
+    outputs = "encoder_out new_cached_conv_0 new_processed_lens"
+    export(folder / "encoder.onnx", encoder, inputs, outputs, {"model_type": "zipformer2", **sizes})
+    return encoder
+
+
+def chunk_by_chunk(encoder: StreamingEncoder, utterance: Tensor) -> Tensor:
+    features = in_unit_range(frames_of(Fbank(high_freq=-400.0), utterance))
+    num_chunks = -(-len(features) // SHIFT)
+    padded = torch.full((CHUNK + (num_chunks - 1) * SHIFT, 80), LOG_FLOOR)
+    padded[: len(features)] = features
+    states, found = (torch.zeros(1, 80, 2), torch.zeros(1, dtype=torch.int64)), []
+    for begin in range(0, num_chunks * SHIFT, SHIFT):
+        encoded, *states = encoder(padded[None, begin : begin + CHUNK], *states)
+        found.append(encoded[0])
+    return torch.cat(found)
+
+
+@torch.no_grad()
+def test_streaming_encoders_read_chunk_by_chunk(tmp_path: Path) -> None:
+    encoder = streaming(tmp_path)
+    model = load_transducer(f"onnx:{tmp_path}")
+    assert model.frame_shift == pytest.approx(0.02)
+    encoded, num_frames = model(BATCH)
+    assert num_frames.tolist() == [16, 12]
+    for utterance, found, num in zip(BATCH, encoded, num_frames, strict=True):
+        wanted = chunk_by_chunk(encoder, utterance)
+        assert torch.allclose(found[:num], wanted, atol=1e-4)
+    for sizes in ((1, 7, 300, 1280, 80), (4000,), (160, 0, 1)):
+        reader, rest, parts = model.stream(), BATCH[0], []
+        assert reader.chunk_samples == SHIFT * 160
+        for size in itertools.cycle(sizes):
+            if not len(rest):
+                break
+            parts.append(reader.accept(rest[:size]))
+            rest = rest[size:]
+        assert any(len(part) for part in parts)
+        parts.append(reader.accept(torch.zeros(0), is_last=True))
+        assert torch.allclose(torch.cat(parts), encoded[0], atol=1e-5)
+    assert model.stream().accept(torch.zeros(0)).shape == (0, 6)
+
+
+@torch.no_grad()
+def test_streams_have_language_models_and_hot_words_inside(tmp_path: Path) -> None:
+    streaming(tmp_path)
+    model = load_transducer(f"onnx:{tmp_path}")
+    for arguments in ({}, {"words": ["ab", "ac", "a"], "hot_words": {"ac": 9.0}, "token_min_log_prob": -20.0}):
+        decoder = TransducerDecoder(model, **arguments)
+        (whole,), _ = decoder(*model([noise(1.2, 3), noise(0.4, 4)]))
+        reader, stream = model.stream(), decoder.stream()
+        for piece in noise(1.2, 3).split(1000):
+            stream.accept(reader.accept(piece))
+        stream.accept(reader.accept(torch.zeros(0), is_last=True))
+        assert stream.finish().tokens == whole.tokens
+        assert len(whole.tokens) > 2
+    assert "ac" in whole.text.split()
+
+
+def test_copies_of_streaming_transducers(tmp_path: Path) -> None:
+    streaming(tmp_path)
+    model = load_transducer(f"onnx:{tmp_path}")
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(copied(BATCH)[0], model(BATCH)[0])
+
+
+def test_transducers_of_whole_utterances_do_not_stream(tmp_path: Path) -> None:
     of_icefall(tmp_path)
-    for signal in ("x", "audio_signal"):
-        inputs = {signal: torch.zeros(3, 30, 80), "cached": torch.zeros(3, 30, 80)}
-        export(tmp_path / "encoder.onnx", Streaming(), inputs, "encoder_out new_cached", {"T": "30"})
-        message = f"it has the inputs {signal}, cached, as streaming networks have; export it for whole utterances"
-        with pytest.raises(AsrError, match=f"^onnx:{tmp_path}/encoder.onnx: {message}"):
-            load_transducer(f"onnx:{tmp_path}")
+    with pytest.raises(AsrError, match=f"^onnx:{tmp_path}: its encoder keeps no states and reads whole utterances"):
+        load_transducer(f"onnx:{tmp_path}").stream()
+
+
+@pytest.mark.parametrize(
+    ("metadata", "signal", "message"),
+    [
+        ({}, "x", r"it keeps states \(cached_conv_0, processed_lens\), but its metadata have no field 'T'"),
+        ({"T": "11"}, "x", "its metadata have no field 'decode_chunk_len'"),
+        ({"T": "11", "decode_chunk_len": "12"}, "x", "its metadata say that chunks have T = 11 frames and"),
+        (
+            {"T": "9" * 12, "decode_chunk_len": "8"},
+            "x",
+            "the field 'T' of its metadata is above 10000, which would fill",
+        ),
+        ({"T": "9", "decode_chunk_len": "8"}, "x", "onnxruntime cannot run it"),
+        (
+            {},
+            "audio_signal",
+            "it reads audio_signal and keeps states .*; of networks with states, only those that read",
+        ),
+    ],
+)
+def test_streaming_encoders_that_are_refused(
+    tmp_path: Path, metadata: dict[str, str], signal: str, message: str
+) -> None:
+    streaming(tmp_path, metadata, signal)
+    with pytest.raises(AsrError, match=f"^onnx:{tmp_path}/encoder.onnx: {message}"):
+        load_transducer(f"onnx:{tmp_path}")
 
 
 def test_files_that_do_not_belong_together_are_told(tmp_path: Path) -> None:

@@ -87,6 +87,26 @@ class ToyTransducer(Transducer):
         return self.joint(torch.tanh(encoded + predicted))
 
 
+class ToyReader:
+    """What `StreamingToy` reads an utterance with."""
+
+    def __init__(self, dim: int) -> None:
+        self.dim, self.chunk_samples, self.held = dim, 4 * dim, torch.zeros(0)
+
+    def accept(self, waveform: Tensor, is_last: bool = False) -> Tensor:
+        self.held = torch.cat([self.held, waveform])
+        num = len(self.held) // self.dim
+        frames, self.held = self.held[: num * self.dim], self.held[num * self.dim :]
+        return frames.reshape(num, self.dim)
+
+
+class StreamingToy(ToyTransducer):
+    """The same, whose encoder may also read chunks of four frames."""
+
+    def stream(self) -> ToyReader:  # type: ignore[override]
+        return ToyReader(self.dim)
+
+
 @torch.no_grad()
 def scores_of(network: Transducer, frame: Tensor, columns: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Log-probabilities of tokens (C,) and durations (D,) in a frame (E,) after some tokens."""

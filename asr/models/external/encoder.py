@@ -14,6 +14,7 @@ from torch import Tensor
 from asr.errors import AsrError
 from asr.kernels.memory import on_cpu_by_default
 from asr.models.external.base import as_utterances
+from asr.models.external.streaming import ChunkReader
 
 _FEWEST_SECONDS = 0.1
 _Self = TypeVar("_Self", bound="ExternalEncoder")
@@ -38,6 +39,14 @@ class ExternalEncoder(ABC):
 
         Each utterance must have the frames that it has alone.
         """
+
+    def stream(self) -> ChunkReader:
+        """Begins a new utterance that is read in chunks: its `accept` returns encoded frames (T, E).
+
+        Raises:
+            AsrError: the encoder reads whole utterances.
+        """
+        raise AsrError(f"{self.name}: its encoder keeps no states and reads whole utterances; it cannot stream.")
 
     @property
     def device(self) -> torch.device:

@@ -42,7 +42,7 @@ from asr.models.external.base import (
     tokens_of_file,
 )
 from asr.models.external.nemo_features import NemoFeatures
-from asr.models.external.streaming import ChunkedModel, checked_chunk_sizes
+from asr.models.external.streaming import Chunked, ChunkedModel, checked_chunk_sizes
 from asr.serialization import sha256_of_file
 from asr.text.ctc_tokens import CTCTokens
 from asr.text.documents import parse_json, read_text
@@ -225,7 +225,7 @@ class OnnxFile:
             return tokens_of_file(tokens, self.path, blank=blank)
 
 
-class OnnxEncoder(OnnxFile):
+class OnnxEncoder(OnnxFile, Chunked):
     """A network in an ONNX file that reads audio.
 
     Args:
@@ -243,8 +243,6 @@ class OnnxEncoder(OnnxFile):
     Raises:
         AsrError: as for `OnnxFile`, its inputs are not among those above, or its metadata cannot be used.
     """
-
-    _states: Sequence[Any]
 
     def __init__(self, path: str | Path, num_threads: int | None = None, normalize: bool | None = None) -> None:
         super().__init__(path, num_threads)
@@ -297,6 +295,38 @@ class OnnxEncoder(OnnxFile):
             return self.number("subsampling_factor", _DEFAULT_SUBSAMPLING) * shift
         return measured_shift(forward, self.sampling_rate)
 
+    def initial_states(self) -> dict[str, Any]:
+        states = {}
+        for name in self._states:
+            shape = [size if isinstance(size, int) and size > 0 else 1 for size in self.inputs[name].shape]
+            states[name] = np.zeros(shape, dtype=self.dtype(name))
+        return states
+
+    def read_chunk(self, chunk: Tensor, states: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """A chunk (T, F) and the states before it -> the outputs for one utterance, and the states after it."""
+        feed = {self._signal: chunk.unsqueeze(0).numpy(), **states}
+        if self._length is not None:
+            feed[self._length] = np.array([len(chunk)])
+            missing = self.chunk_sizes()[0] - len(chunk)
+            feed[self._signal] = np.pad(feed[self._signal], ((0, 0), (0, missing), (0, 0)))
+        outputs = self.run_session(feed)
+        following = dict(zip(self._states, outputs[len(outputs) - len(self._states) :], strict=True))
+        return emitted(outputs[: len(outputs) - len(self._states)]), following
+
+    def chunk_sizes(self) -> tuple[int, int]:
+        """As for `Chunked`.
+
+        Raises:
+            AsrError: the metadata do not say, or frames would be left out.
+        """
+        if "T" not in self.metadata:
+            raise AsrError(
+                f"{self.name}: it keeps states ({', '.join(self._states)}), but its metadata have no field 'T', the "
+                "frames of a chunk, as icefall's have; export it again with it, or for whole utterances."
+            )
+        size, shift = self.number("T", None), self.number("decode_chunk_len", None)
+        return checked_chunk_sizes(size, shift, self.name)
+
     @property
     def _is_of_wenet(self) -> bool:
         return self.metadata.get("model_type") == _WENET
@@ -329,12 +359,19 @@ class OnnxEncoder(OnnxFile):
         """Checks the inputs of those names, of which some are a signal and states.
 
         Raises:
-            AsrError: the network keeps states.
+            AsrError: the states do not come back, or such networks with states cannot be used.
         """
-        if len(signals) > 1:
+        signal, *states = signals
+        if states and len(self.outputs) < 1 + len(states):
             raise AsrError(
-                f"{self.name}: it has the inputs {', '.join(names)}, as streaming networks have; export it for whole "
-                "utterances."
+                f"{self.name}: its inputs {', '.join(names)} are neither a signal and its lengths nor a signal and "
+                f"states that come back among the outputs ({', '.join(self.outputs)}); export it for whole "
+                "utterances, or use CallableModel in Python."
+            )
+        if states and signal in _TRANSPOSED_INPUTS + _WAVEFORM_INPUTS:
+            raise AsrError(
+                f"{self.name}: it reads {signal} and keeps states ({', '.join(states)}); of networks with states, "
+                "only those that read filterbanks (N, T, F) can be used, as icefall's; export it for whole utterances."
             )
 
     def _preprocessor(self) -> dict[str, Any]:
@@ -431,52 +468,10 @@ class OnnxModel(OnnxEncoder, ChunkedModel):
             return each_alone(self.forward_whole, waveform, num_samples)
         return self.sorted_output(*self.read(waveform, num_samples))
 
-    def initial_states(self) -> dict[str, Any]:
-        states = {}
-        for name in self._states:
-            shape = [size if isinstance(size, int) and size > 0 else 1 for size in self.inputs[name].shape]
-            states[name] = np.zeros(shape, dtype=self.dtype(name))
-        return states
-
     def step(self, chunk: Tensor, states: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-        feed = {self._signal: chunk.unsqueeze(0).numpy(), **states}
-        if self._length is not None:
-            feed[self._length] = np.array([len(chunk)])
-            missing = self.chunk_sizes()[0] - len(chunk)
-            feed[self._signal] = np.pad(feed[self._signal], ((0, 0), (0, missing), (0, 0)))
-        outputs = self.run_session(feed)
-        following = dict(zip(self._states, outputs[len(outputs) - len(self._states) :], strict=True))
-        output = emitted(outputs[: len(outputs) - len(self._states)])
+        output, following = self.read_chunk(chunk, states)
         log_prob, num_frames = self.checked(*self.sorted_output(output, torch.ones(1), 1), 1)
         return log_prob[0, : int(num_frames)], following
-
-    def chunk_sizes(self) -> tuple[int, int]:
-        """Frames of a chunk, and frames from one chunk to the next.
-
-        Raises:
-            AsrError: the metadata do not say, or frames would be left out.
-        """
-        if "T" not in self.metadata:
-            raise AsrError(
-                f"{self.name}: it keeps states ({', '.join(self._states)}), but its metadata have no field 'T', the "
-                "frames of a chunk, as icefall's have; export it again with it, or for whole utterances."
-            )
-        size, shift = self.number("T", None), self.number("decode_chunk_len", None)
-        return checked_chunk_sizes(size, shift, self.name)
-
-    def _check_states(self, names: list[str], signals: list[str]) -> None:
-        signal, *states = signals
-        if states and len(self.outputs) < 1 + len(states):
-            raise AsrError(
-                f"{self.name}: its inputs {', '.join(names)} are neither a signal and its lengths nor a signal and "
-                f"states that come back among the outputs ({', '.join(self.outputs)}); export it for whole "
-                "utterances, or use CallableModel in Python."
-            )
-        if states and signal in _TRANSPOSED_INPUTS + _WAVEFORM_INPUTS:
-            raise AsrError(
-                f"{self.name}: it reads {signal} and keeps states ({', '.join(states)}); of networks with states, "
-                "only those that read filterbanks (N, T, F) can be used, as icefall's; export it for whole utterances."
-            )
 
 
 def in_unit_range(features: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """External networks that keep states from chunk to chunk, whatever library runs them.
 
-`ChunkedStream` runs an utterance through such a network. `StateEncoder` gives it the interface of `asr.models.windows`,
+`ChunkReader` runs an utterance through such a network. `StateEncoder` gives it the interface of `asr.models.windows`,
 for streams of this program.
 
 Shapes: N utterances, L samples, T frames of features in a chunk, F features, T' frames of output, C tokens.
@@ -9,7 +9,7 @@ Shapes: N utterances, L samples, T frames of features in a chunk, F features, T'
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,7 +23,7 @@ from asr.models.external.base import ExternalModel, StreamingModel
 from asr.models.external.network import ExternalNetwork
 
 
-class ChunkedModel(ExternalModel):
+class Chunked(ABC):
     """A network that reads whole utterances or, if it keeps states, one chunk of features after the other.
 
     Attributes:
@@ -54,10 +54,14 @@ class ChunkedModel(ExternalModel):
 
     @abstractmethod
     def step(self, chunk: Tensor, states: Any) -> tuple[Tensor, Any]:
-        """A chunk (T, F) and the states before it -> log-probabilities (T', C) and the states after it.
+        """A chunk (T, F) and the states before it -> the output (T', C) and the states after it.
 
         Only if the network `takes_lengths` may a chunk have fewer frames than `chunk_sizes` says.
         """
+
+
+class ChunkedModel(Chunked, ExternalModel):
+    """Such a network whose outputs are log-probabilities."""
 
     @abstractmethod
     def forward_whole(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
@@ -74,26 +78,30 @@ class ChunkedModel(ExternalModel):
         return ChunkedStream(self) if self.is_streaming else super().stream()
 
 
-class ChunkedStream(StreamingModel):
+class ChunkReader:
     """One utterance through a network with states.
 
     Args:
-        model: the network.
+        network: the network.
+        num_columns: C.
+
+    Attributes:
+        chunk_samples: samples from one chunk to the next.
     """
 
-    def __init__(self, model: ChunkedModel) -> None:
-        self.tokens, self.sampling_rate, self.frame_shift = model.tokens, model.sampling_rate, model.frame_shift
-        self._model = model
-        self._states = model.initial_states()
-        self._size, self._shift = model.chunk_sizes()
-        self.chunk_samples = self._shift * model.extractor.frame_shift
-        self._features = FeatureStream(model.extractor)
-        self._waiting = torch.zeros((0, model.extractor.feature_dim))
+    def __init__(self, network: Chunked, num_columns: int) -> None:
+        self._model, self._num_columns = network, num_columns
+        self._states = network.initial_states()
+        self._size, self._shift = network.chunk_sizes()
+        self.chunk_samples = self._shift * network.extractor.frame_shift
+        self._features = FeatureStream(network.extractor)
+        self._waiting = torch.zeros((0, network.extractor.feature_dim))
 
     def accept(self, waveform: Tensor, is_last: bool = False) -> Tensor:
-        """See `StreamingModel.accept`. At the end, chunks are padded with silence, unless the last may be shorter.
+        """The next samples, (L,) float in [-1, 1] -> the outputs (T', C) that they complete.
 
-        A chunk's outputs belong to the frames before the next chunk, so that one begins wherever frames are left.
+        At the end, chunks are padded with silence, unless the last may be shorter. A chunk's outputs belong to the
+        frames before the next chunk, so that one begins wherever frames are left.
         """
         features = self._model.normal_features(self._features.push(waveform.float(), is_last))
         self._waiting = torch.cat([self._waiting, features])
@@ -103,13 +111,25 @@ class ChunkedStream(StreamingModel):
             missing = self._size + (num_chunks - 1) * self._shift - len(self._waiting)
             silence = torch.full((missing, self._waiting.shape[1]), LOG_FLOOR)
             self._waiting = torch.cat([self._waiting, silence])
-        found = [torch.zeros((0, len(self.tokens)))]
+        found = [torch.zeros((0, self._num_columns))]
         while len(self._waiting) >= self._size or (takes_rest and len(self._waiting)):
-            log_prob, self._states = self._model.step(self._waiting[: self._size], self._states)
-            found.append(log_prob)
+            output, self._states = self._model.step(self._waiting[: self._size], self._states)
+            found.append(output)
             takes_rest = takes_rest and len(self._waiting) >= self._size
             self._waiting = self._waiting[self._shift :]
         return torch.cat(found)
+
+
+class ChunkedStream(ChunkReader, StreamingModel):
+    """One utterance through a model with states.
+
+    Args:
+        model: the model.
+    """
+
+    def __init__(self, model: ChunkedModel) -> None:
+        self.tokens, self.sampling_rate, self.frame_shift = model.tokens, model.sampling_rate, model.frame_shift
+        super().__init__(model, len(model.tokens))
 
 
 def checked_chunk_sizes(size: int, shift: int, name: str) -> tuple[int, int]:

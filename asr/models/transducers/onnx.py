@@ -1,7 +1,8 @@
 """Transducers in ONNX files, run by onnxruntime: exports of icefall and of NeMo as for sherpa-onnx.
 
 A folder has `encoder*.onnx`, `decoder*.onnx`, `joiner*.onnx` and `tokens.txt`, and for pieces `bpe.model`. What the
-encoder reads is described in `asr.models.external.onnx`. The others are recognized by their inputs:
+encoder reads is described in `asr.models.external.onnx`; if it keeps states, it is a streaming one, whose states are
+zeros before an utterance. The others are recognized by their inputs:
 
 | file | inputs -> outputs | metadata |
 | --- | --- | --- |
@@ -24,15 +25,35 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from asr.errors import AsrError
 from asr.models.external.base import checked_frames, each_alone, frames_by_share, positive_number
 from asr.models.external.onnx import OnnxEncoder, OnnxFile
+from asr.models.external.streaming import ChunkReader
 from asr.models.transducers.base import State, Transducer
 
 _PARTS = ("encoder", "decoder", "joiner")
 _QUANTIZED = ".int8."
 _LARGEST_SIZE = 10_000
+
+
+class _Encoder(OnnxEncoder):
+    def step(self, chunk: Tensor, states: Any) -> tuple[Tensor, Any]:
+        outputs, following = self.read_chunk(chunk, states)
+        encoded, *num_frames = self.frames_of(outputs)
+        return encoded[0, : int(num_frames[0]) if num_frames else None], following
+
+    def frames_of(self, outputs: list[Any]) -> list[Any]:
+        """Encoded (N, T, E) and, if the network returns them, frames (N,).
+
+        Raises:
+            AsrError: the former are no tensor of 3 dimensions.
+        """
+        encoded, *rest = outputs
+        if not isinstance(encoded, Tensor) or encoded.dim() != 3:
+            raise AsrError(f"{self.name}: its output is no tensor of 3 dimensions; give a transducer's encoder.")
+        return [encoded.transpose(1, 2) if self.kind == "transposed" else encoded, *rest]
 
 
 class OnnxTransducer(Transducer):
@@ -63,11 +84,12 @@ class OnnxTransducer(Transducer):
         blank: int | str | None = None,
     ) -> None:
         self.name = f"onnx:{Path(encoder).parent}"
-        self._encoder = OnnxEncoder(encoder, num_threads)
+        self._encoder = _Encoder(encoder, num_threads)
         self._decoder, self._joiner = OnnxFile(decoder, num_threads), OnnxFile(joiner, num_threads)
         self._num_threads = num_threads
         self.tokens = self._encoder.own_tokens(tokens, blank)
         self.sampling_rate = self._encoder.sampling_rate
+        self._num_dims = self._size_of_frames() if self._encoder.is_streaming else 0
         self._states = [name for name, each in self._decoder.inputs.items() if len(each.shape) == 3]
         self._check_inputs()
         if self._states:
@@ -85,17 +107,19 @@ class OnnxTransducer(Transducer):
         return OnnxTransducer, (*files, self.tokens, self._num_threads, self.frame_shift)
 
     def encode(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
+        if self._encoder.is_streaming:
+            utterances = zip(waveform, num_samples.tolist(), strict=True)
+            parts = [self.stream().accept(each[:num], is_last=True) for each, num in utterances]
+            return pad_sequence(parts, batch_first=True), torch.tensor([len(part) for part in parts])
         if len(num_samples) > 1 and self._encoder.reads_one:
             return each_alone(self.encode, waveform, num_samples)
-        (encoded, *rest), lengths, longest = self._encoder.read(waveform, num_samples)
-        if not isinstance(encoded, Tensor) or encoded.dim() != 3:
-            raise AsrError(
-                f"{self._encoder.name}: its output is no tensor of 3 dimensions; give a transducer's encoder."
-            )
-        if self._encoder.kind == "transposed":
-            encoded = encoded.transpose(1, 2)
+        outputs, lengths, longest = self._encoder.read(waveform, num_samples)
+        encoded, *rest = self._encoder.frames_of(outputs)
         num_frames = rest[0] if rest else frames_by_share(lengths, longest, encoded.shape[1])
         return encoded, checked_frames(num_frames, len(num_samples), encoded.shape[1], self._encoder.name)
+
+    def stream(self) -> ChunkReader:
+        return ChunkReader(self._encoder, self._num_dims) if self._encoder.is_streaming else super().stream()
 
     def start(self) -> tuple[Tensor, State]:
         # In training, the blank stands before the first token, and nothing before it.
@@ -117,6 +141,14 @@ class OnnxTransducer(Transducer):
             for (name, each), value in zip(self._joiner.inputs.items(), (encoded, predicted), strict=True)
         }
         return _rows(self._joiner, self._joiner.run_session(feed)[0])
+
+    def _size_of_frames(self) -> int:
+        """The dimensions of frames of a streaming encoder, E, for which it reads a chunk."""
+        encoder = self._encoder
+        encoder.chunk_sizes()
+        chunk = torch.zeros(_size(encoder, "T"), encoder.extractor.feature_dim)
+        encoded, _ = encoder.step(chunk, encoder.initial_states())
+        return encoded.shape[1]
 
     def _check_inputs(self) -> None:
         shapes = [len(each.shape) for each in self._decoder.inputs.values()]
