@@ -227,7 +227,7 @@ def run_streams(
             description = f"mode {recognizer.mode}, decoder {options.decoder}"
         else:
             decoder = recognizer.decoder
-            streaming, description = ExternalStreams(decoder.network, decoder, options), decoder.network.name
+            streaming, description = ExternalStreams(decoder.network, decoder, options, True), decoder.network.name
             recognizer.prepare()
     end = _EndOfInput()
     with end.by_ctrl_c() if names == [STANDARD_INPUT] else nullcontext():

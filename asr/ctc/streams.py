@@ -5,8 +5,9 @@ Shapes: L samples, T frames.
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
@@ -37,8 +38,9 @@ class StreamingNetwork(Network, Protocol):
 class StreamingDecoder(Protocol):
     """A decoder such as `asr.ctc.CTCDecoder` and `asr.transducer.TransducerDecoder`."""
 
-    def stream(self) -> Any:
-        """A new utterance: `accept`, `partial`, `num_stable_words` and `finish`."""
+    @property
+    def stream(self) -> Callable[..., Any]:
+        """Begins a new utterance: `accept`, `partial`, `num_stable_words` and `finish`."""
 
 
 class StreamSettings(Protocol):
@@ -93,6 +95,7 @@ class ExternalStreams:
         network: the network.
         decoder: a decoder of its output.
         options: `asr.streaming.StreamingOptions`; of these, the partial policy and the endpoints act.
+        confidences: whether final words have confidences, which the decoder's streams must be able to compute.
 
     Attributes:
         times: computing time so far of all streams together.
@@ -103,10 +106,15 @@ class ExternalStreams:
 
     engine = None
 
-    def __init__(self, network: StreamingNetwork, decoder: StreamingDecoder, options: StreamSettings) -> None:
-        self._network, self._decoder, self.options = network, decoder, options
+    def __init__(
+        self, network: StreamingNetwork, decoder: StreamingDecoder, options: StreamSettings, confidences: bool = False
+    ) -> None:
+        self._network, self.options = network, options
+        self._new_search: Callable[[], Any] = decoder.stream
+        if confidences:
+            self._new_search = functools.partial(decoder.stream, confidences=True)
         network.stream()
-        decoder.stream()
+        self._new_search()
         self._rules = options.endpoint_rules(network.frame_shift)
         self._step = max(1, round(_ENDPOINT_SECONDS / network.frame_shift))
         self.times = StageTimes()
@@ -128,7 +136,7 @@ class ExternalStreams:
             number = self._num_opened
             self._num_opened += 1
             resampler = ResampleStream(rate, self._network.sampling_rate)
-            self._streams[number] = _Stream(resampler, self._network.stream(), self._decoder.stream(), rate)
+            self._streams[number] = _Stream(resampler, self._network.stream(), self._new_search(), rate)
         return number
 
     def push(self, stream: int, samples: Any) -> None:
@@ -231,7 +239,7 @@ class ExternalStreams:
             scores = best.am_score, 0.0, best.lm_score, best.score
             yield StreamResult(number, True, reason, begin, end, words, len(words), best.is_complete, *scores)
         if reason != "end":
-            one.search = self._decoder.stream()
+            one.search = self._new_search()
         one.begin, one.best, one.shown = one.end, (), ()
 
     def _span(self, one: _Stream) -> tuple[float, float]:
@@ -241,7 +249,8 @@ class ExternalStreams:
 
     def _words(self, one: _Stream, found: CTCHypothesis) -> tuple[Word, ...]:
         shift, heard = self._network.frame_shift, one.num_samples / one.sampling_rate
-        return tuple(
-            Word(word.text, *(min((one.begin + frame) * shift, heard) for frame in (word.start_frame, word.end_frame)))
-            for word in found.words
-        )
+        words = []
+        for word in found.words:
+            start, end = (min((one.begin + frame) * shift, heard) for frame in (word.start_frame, word.end_frame))
+            words.append(Word(word.text, start, end, word.confidence))
+        return tuple(words)

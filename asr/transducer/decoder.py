@@ -45,8 +45,14 @@ class TransducerDecoder(FusionDecoder):
         """A new search of some utterances; arguments as for `TransducerBeam`."""
         return TransducerBeam(self.network, self.scores, self.config, lm, num_utts, keeps_departed=keeps_departed)
 
-    def stream(self) -> TransducerStream:
-        return TransducerStream(self)
+    def stream(self, confidences: bool = False) -> TransducerStream:
+        """Opens a stream, which accepts the encoder's frames as they arrive.
+
+        Args:
+            confidences: whether the words of `finish` have confidences; the memory of the stream then grows with its
+                length.
+        """
+        return TransducerStream(self, confidences)
 
 
 class TransducerStream:
@@ -54,12 +60,13 @@ class TransducerStream:
 
     Args:
         decoder: the decoder.
+        confidences: as for `TransducerDecoder.stream`.
     """
 
-    def __init__(self, decoder: TransducerDecoder) -> None:
+    def __init__(self, decoder: TransducerDecoder, confidences: bool = False) -> None:
         self._decoder = decoder
         with decoder.models.turn(), no_autograd():
-            self._beam = decoder.begin(decoder.models.for_good(), 1)
+            self._beam = decoder.begin(decoder.models.for_good(), 1, confidences)
         self._is_open = True
 
     @property

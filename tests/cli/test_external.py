@@ -222,6 +222,8 @@ def test_streams(run: Run, recording: Path, tmp_path: Path, arpa: Path, monkeypa
     lines = [json.loads(line) for line in output.read_text().splitlines()]
     assert [line["text"] for line in lines if line["type"] == "final"] == [each.text for each in wanted]
     assert any(line["type"] == "partial" for line in lines)
+    has_confidences = {line["type"]: all("confidence" in word for word in line["words"]) for line in lines}
+    assert has_confidences == {"partial": False, "final": True}
     assert {line["made_by"].partition(" ")[0] for line in lines} == {"onnx:toy"}
     for others in (["--longest-utterance", 0.6], ["--beam-size", 2], ["--partials", "best"]):
         code, _, said = run(*command, "--output", output, *others)

@@ -65,8 +65,9 @@ def test_the_words_are_those_of_the_whole_recording() -> None:
     decoder = TransducerDecoder(network(), words=["a", "ab", "b"], hot_words={"ab": 3.0})
     audio = noise(1.0)
     whole = decoder(*decoder.network(audio))[0][0]
-    streams = ExternalStreams(decoder.network, decoder, StreamingOptions())
+    streams = ExternalStreams(decoder.network, decoder, StreamingOptions(), confidences=True)
     (found,) = finals(run(streams, audio.split(999)))
+    assert [word.confidence for word in found.words] == pytest.approx([word.confidence for word in whole.words])
     assert [word.text for word in found.words] == [word.text for word in whole.words] != []
     assert [(word.start, word.end) for word in found.words] == [(word.start, word.end) for word in whole.words]
     assert (found.reason, found.begin, found.end, found.is_complete) == ("end", 0.0, 1.0, True)

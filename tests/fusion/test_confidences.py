@@ -189,7 +189,14 @@ def test_frames_may_be_passed_over(durations: tuple[int, ...]) -> None:
             assert min(confidences) < 0.99
 
 
-def test_streams_have_no_confidences() -> None:
-    stream = TransducerDecoder(ToyTransducer(PIECES)).stream()
-    stream.accept(frames(6))
-    assert {word.confidence for word in (*stream.partial().words, *stream.finish().words)} == {None}
+def test_words_of_streams() -> None:
+    decoder = TransducerDecoder(ToyTransducer(PIECES, seed=2), beam_size=3)
+    (whole,) = decoder(frames(20))
+    for confidences in (False, True):
+        stream = decoder.stream(confidences)
+        for part in frames(20).split(3):
+            stream.accept(part)
+        assert {word.confidence for word in stream.partial().words} == {None}
+        found = [word.confidence for word in stream.finish().words]
+        wanted = [word.confidence if confidences else None for word in whole.words]
+        assert found == pytest.approx(wanted, abs=1e-5)
