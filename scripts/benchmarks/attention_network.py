@@ -1,4 +1,4 @@
-"""A small attention-based encoder-decoder of pieces for the benchmark of its decoder, trained in half an hour.
+"""A small attention-based encoder-decoder of pieces for the benchmark of its decoder, trained in 40 minutes.
 
 Its encoder is that of the small transducer (`transducer_network`), which stays as it is. The decoder is a Transformer
 of two layers (Vaswani et al., 2017). What it reads while it is trained are recordings, and sentences whose posteriors
@@ -23,6 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from asr.bundle import Bundle
 from asr.ctc import CTCTokens
+from asr.kernels.precision import rounded_products
 from asr.models.attention import AttentionModel
 from asr.serialization import atomic_path
 from asr.torch_archive import load_tensors
@@ -45,7 +46,7 @@ from scripts.benchmarks.transducer_network import FRAME_SHIFT, Encoder, trained_
 from scripts.benchmarks.transducer_workload import EncodedWorkload
 
 _NUM_LAYERS, _NUM_HEADS, _INNER = 2, 4, 4 * WIDTH
-_NUM_ROUNDS, _STEPS_OF_A_ROUND = 30, 100
+_NUM_ROUNDS, _STEPS_OF_A_ROUND = 100, 100
 _PEAK_LR, _SMOOTHING, _DROPOUT = 1e-3, 0.1, 0.1
 _MOST_TOKENS = 200
 Cache = tuple[Tensor, ...]
@@ -244,10 +245,11 @@ def optimize(
                 _PEAK_LR * min(1.0, (step + 1) / 400) * 0.5 * (1.0 + math.cos(math.pi * step / num_steps))
             )
             own, targets = zip(*next(batches), strict=True)
-            with torch.no_grad():
+            with torch.no_grad(), rounded_products():
                 scaled = [(each.float() * draw.uniform(*SCALES)).clamp(min=FLOOR) for each in own]
                 encoded = encoder(pad_sequence(scaled, batch_first=True, padding_value=FLOOR))
-            loss = decoder.loss(encoded, torch.tensor([(len(each) + 1) // 2 for each in own]), targets, end)
+            with rounded_products():
+                loss = decoder.loss(encoded.float(), torch.tensor([(len(each) + 1) // 2 for each in own]), targets, end)
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(decoder.parameters(), 5.0)
