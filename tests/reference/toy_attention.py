@@ -63,19 +63,29 @@ class ToyAttention(AttentionModel):
             self.output.bias[self.tokens.blank_id] += end_bias
         self.num_steps = 0
 
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.device
+
+    def to(self, device: torch.device) -> ToyAttention:
+        self.embedding = self.embedding.to(device)
+        self.gru.to(device)
+        self.output.to(device)
+        return self
+
     def encode(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
         num_frames = num_samples // self.dim
         longest = int(num_frames.max())
         return waveform[:, : longest * self.dim].reshape(len(waveform), longest, self.dim), num_frames
 
     def prompt(self, encoded: Tensor, num_frames: Tensor) -> Tensor:
-        return torch.full((len(encoded), self.num_prompts), 1)
+        return torch.full((len(encoded), self.num_prompts), 1, device=encoded.device)
 
     def start(self, encoded: Tensor, num_frames: Tensor, prompt: Tensor) -> tuple[Tensor, State]:
-        state = State(torch.zeros(len(encoded), self.dim), encoded, num_frames)
+        state = State(encoded.new_zeros(len(encoded), self.dim), encoded, num_frames.to(encoded.device))
         logits = self._logits(state)
         for token in prompt.T:
-            logits, state = self.step(token, torch.arange(len(encoded)), state)
+            logits, state = self.step(token, torch.arange(len(encoded), device=encoded.device), state)
         return logits, state
 
     def step(self, token: Tensor, source: Tensor, state: State) -> tuple[Tensor, State]:
@@ -86,7 +96,7 @@ class ToyAttention(AttentionModel):
 
     def _logits(self, state: State) -> Tensor:
         weight = (state.encoded @ state.hidden.unsqueeze(2)).squeeze(2)
-        is_used = torch.arange(weight.shape[1]) < state.num_frames.unsqueeze(1)
+        is_used = torch.arange(weight.shape[1], device=weight.device) < state.num_frames.unsqueeze(1)
         weight = weight.masked_fill(~is_used, -torch.inf).softmax(1)
         heard = (weight.unsqueeze(1) @ state.encoded).squeeze(1)
         return self.output(torch.tanh(torch.cat([state.hidden, heard], 1)))
