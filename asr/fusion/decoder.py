@@ -39,7 +39,7 @@ from asr.fusion.scores import TextScores, TokenScores, WordScores, unigrams_of
 from asr.fusion.spelling import SpelledWords, spelled_words
 from asr.kernels.memory import no_autograd, on_cpu_by_default
 from asr.lm.combine import mapped_to
-from asr.lm.hot_words import DEFAULT_SCORE, HotWords
+from asr.lm.hot_words import DEFAULT_SCORE, HotWords, as_phrases
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.model import NgramLM
 from asr.lm.transformers import is_transformer
@@ -49,6 +49,8 @@ from asr.text.symbols import Vocabulary
 
 _LM_WEIGHT = 0.7
 _INTERNAL_LM_SCALE = 0.2
+# Where hot words are all that is known, other words are as good, and how they are written does not matter.
+_HOT_WORDS_ONLY: dict[str, Any] = {"lm_scale": 1.0, "spelling_penalty": 0.0, "plain_words": True}
 
 
 class Text(NamedTuple):
@@ -90,8 +92,9 @@ class FusionDecoder(ABC):
         lm_weight: weight of `lm` in its linear interpolation with `ngram`, 0 to 1 (default: 0.7).
         lm_options: how a recurrent `lm` runs, fields of `asr.lm.cached.approximations.CacheOptions` by name.
         token_lm: a language model of tokens, in the forms of `ngram` or `lm`; not together with words.
-        hot_words: words and phrases among the words to prefer; a mapping gives each its score, or None for 4. Scores
-            are multiplied by `lm_scale`.
+        hot_words: words and phrases to prefer, among the words if there are any; a mapping gives each its score, or
+            None for 4. Scores are multiplied by `lm_scale`. Without words and language models, other words cost
+            nothing, and `lm_scale` is 1 and `plain_words` True by default.
         settings: scales and beams, the fields of the decoder's configuration.
 
     Raises:
@@ -131,6 +134,12 @@ class FusionDecoder(ABC):
             refuse_given({"lm_weight": lm_weight}, "there is no n-gram model to interpolate with")
         if lm_weight is not None:
             require_weight("lm_weight", lm_weight)
+        has_hot_words_only = words is ngram is lm is token_lm is None and hot_words is not None
+        if hot_words is not None and has_hot_words_only:
+            hot_words = as_phrases(hot_words)
+            words = sorted({word for phrase in hot_words for word in phrase.split()})
+            defaults = {name: value for name, value in _HOT_WORDS_ONLY.items() if name not in settings}
+            self.config = replace(self.config, **defaults)
         has_words = not (words is ngram is lm is None)
         if not has_words:
             refuse_given({"hot_words": hot_words}, "it is for searches of words")

@@ -134,8 +134,9 @@ class WordScores(TextScores):
         ahead, unknown = unigrams_of(listed, unigrams)
         ahead = config.lm_scale * ahead
         best = trie.highest_of(range(len(listed)), ahead + self._gain[node])
-        # Relative to the best of all words, any of which may follow a finished one.
-        top = float(best[0])
+        # Relative to the best of all words, any of which may follow a finished one. If unlisted words cost nothing,
+        # most words are such.
+        top = 0.0 if unigrams is None and self._penalty >= 0.0 else float(best[0])
         self._outside_guess = config.lm_scale * unknown + self._penalty - top
         self._guess = np.maximum(best - top, self._outside_guess)
         self._guess[0] = 0.0

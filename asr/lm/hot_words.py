@@ -63,6 +63,21 @@ def read_hot_words(path: str | Path) -> dict[str, float | None]:
     return found
 
 
+def as_phrases(phrases: Iterable[str] | Mapping[str, float | None]) -> dict[str, float | None]:
+    """Hot words and their scores, None for those without one.
+
+    Raises:
+        AsrError: they are of another type.
+    """
+    wanted = "words or phrases, such as ['KENSHO', 'NEW YORK']"
+    require_type(phrases, Iterable, "hot_words", wanted)
+    listed = [phrases] if isinstance(phrases, str) else phrases
+    given: dict[str, float | None] = dict(listed) if isinstance(listed, Mapping) else dict.fromkeys(listed)
+    for phrase in given:
+        require_type(phrase, str, "hot_words", wanted)
+    return given
+
+
 class HotWords:
     """Words and phrases to prefer.
 
@@ -88,14 +103,10 @@ class HotWords:
         score: float = DEFAULT_SCORE,
         ngram: LanguageModel | None = None,
     ) -> None:
-        wanted = "words or phrases, such as ['KENSHO', 'NEW YORK']"
-        require_type(phrases, Iterable, "hot_words", wanted)
-        listed = [phrases] if isinstance(phrases, str) else phrases
-        given = dict(listed) if isinstance(listed, Mapping) else dict.fromkeys(listed)
+        given = as_phrases(phrases)
         self.scores: dict[tuple[str, ...], float] = {}
         unknown = []
         for phrase, own in given.items():
-            require_type(phrase, str, "hot_words", wanted)
             words = [_as_listed(word, vocabulary) for word in phrase.split()]
             if words and all(words):
                 self.scores[tuple(words)] = _checked(score if own is None else own)

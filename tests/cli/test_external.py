@@ -74,9 +74,10 @@ def test_hot_words_and_lists_of_words(run: Run, recording: Path, tmp_path: Path)
     (tmp_path / "own.txt").write_text("ab :0\n")
     _, plain, _ = run(recording, "--words", tmp_path / "words.txt", "--spelling-penalty", "-inf")
     assert set(plain.split()[1:]) <= {"a", "ab"}
-    code, _, said = run(recording, "--hot-words", tmp_path / "hot.txt")
-    assert code == 2
-    assert "--hot-words has no effect here: it is for searches of words" in said
+    alone = ("--hot-words", tmp_path / "hot.txt", "--hot-word-score", 100, "--token-min-log-prob", -20)
+    code, found, _ = run(recording, *alone)
+    assert code == 0
+    assert found.split().count("ab") > run(recording)[1].split().count("ab")
     hot = ("--hot-words", tmp_path / "hot.txt", "--hot-word-score", 100, "--token-min-log-prob", -20)
     _, printed, _ = run(recording, "--words", tmp_path / "words.txt", *hot)
     assert printed.split().count("ab") > plain.split().count("ab")

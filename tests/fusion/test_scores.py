@@ -101,6 +101,16 @@ def test_hot_words_raise_guesses(unigrams: NgramLM) -> None:
     assert other[3] == pytest.approx(SCALE * ((0.7 - 1.1) * LN_10 - 2.0))
 
 
+def test_beginnings_of_hot_words_are_raised_if_unlisted_words_cost_nothing() -> None:
+    config = FusionConfig(lm_scale=1.0, spelling_penalty=0.0)
+    scores = WordScores(PIECES, spelled_words(["ab"], PIECES), config, gains={"ab": 2.0})
+    first, second, end = read(scores, A, B, NEW_B)
+    assert (first[3], second[3]) == (2.0, 2.0)
+    assert end[2:] == (2.0, 0.0)
+    _, outside = read(scores, A, C)
+    assert outside[3] == 0.0
+
+
 def test_marks_end_words_once(unigrams: NgramLM) -> None:
     scores = scores_of(unigrams, word_insertion_penalty=0.25)
     first, mark, again, following = read(scores, A, MARK, MARK, B)

@@ -158,6 +158,17 @@ def test_hot_words_gain() -> None:
     assert_as_enumerated(found, by_enumeration(network, encoded, gain))
 
 
+def test_hot_words_alone() -> None:
+    network, encoded = ToyTransducer(["▁A", "b", "<blk>", "▁b", ","]), encoded_frames()
+    decoder = TransducerDecoder(network, hot_words={"ab": 3.0, "A B": 2.0}, max_symbols_per_frame=2, **WIDE)
+
+    def gain(columns: tuple[int, ...]) -> float:
+        words = text_of(network, columns).lower().replace(",", "").split()
+        return 3.0 * words.count("ab") + 2.0 * 2 * list(itertools.pairwise(words)).count(("a", "b"))
+
+    assert_as_enumerated(decoder(encoded, nbest=10**6), by_enumeration(network, encoded, gain))
+
+
 def test_a_limit_of_tokens_in_a_frame() -> None:
     network, encoded = ToyTransducer(PIECES), encoded_frames(3)
     found = TransducerDecoder(network, max_symbols_per_frame=1, **WIDE)(encoded, nbest=10**6)
