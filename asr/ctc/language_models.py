@@ -303,6 +303,19 @@ class LentModels:
         yield model
         self._idle.append(model)
 
+    def borrowed(self) -> LanguageModel | None:
+        """A model for a stream, which may query it in its turns, and gives it back when it has ended."""
+        with contextlib.suppress(IndexError):  # all models are lent
+            if self._lock is None:
+                return self._idle.pop()
+        return self.for_good()
+
+    def give_back(self, model: LanguageModel | None) -> None:
+        """Takes a model that was borrowed, which keeps what it has cached."""
+        if model is not None and self._lock is None:
+            model.retain(model.start(0))
+            self._idle.append(model)
+
     def for_good(self) -> LanguageModel | None:
         """A model that is never returned, for a stream, which may query it in its turns."""
         with self.turn():

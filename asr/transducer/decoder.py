@@ -66,7 +66,8 @@ class TransducerStream:
     def __init__(self, decoder: TransducerDecoder, confidences: bool = False) -> None:
         self._decoder = decoder
         with decoder.models.turn(), no_autograd():
-            self._beam = decoder.begin(decoder.models.for_good(), 1, confidences)
+            self._lm = decoder.models.borrowed()
+            self._beam = decoder.begin(self._lm, 1, confidences)
         self._is_open = True
 
     @property
@@ -106,7 +107,10 @@ class TransducerStream:
         self._require_open()
         self._is_open = False
         with self._decoder.models.turn(), no_autograd():
-            return self._decoder.hypotheses(self._decoder.best_texts(self._beam.finished()[0], 1))[0]
+            found = self._decoder.hypotheses(self._decoder.best_texts(self._beam.finished()[0], 1))[0]
+            del self._beam
+            self._decoder.models.give_back(self._lm)
+        return found
 
     def _require_open(self) -> None:
         if not self._is_open:

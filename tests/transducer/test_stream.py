@@ -12,6 +12,8 @@ import torch
 from asr.errors import AsrError
 from asr.fusion.scores import WordScores
 from asr.fusion.spelling import spelled_words
+from asr.lm.cached.engine import CachedRNNLM
+from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.text.symbols import Vocabulary
 from asr.transducer import TransducerDecoder, TransducerDecodingConfig
 from asr.transducer.search import TransducerBeam
@@ -96,6 +98,36 @@ def test_streams_share_a_decoder() -> None:
             stream.accept(own[begin : begin + 5])
     for stream, own in zip(streams, audio, strict=True):
         assert stream.finish().text == decoder(own)[0].text
+
+
+def test_streams_take_the_language_model_of_those_that_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[CachedRNNLM] = []
+
+    class Counted(CachedRNNLM):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            made.append(self)
+
+    monkeypatch.setattr("asr.ctc.language_models.CachedRNNLM", Counted)
+    torch.manual_seed(0)
+    model = RNNLanguageModel(Vocabulary(["a", "b", "ab"]), RNNLMConfig(embedding_size=6, hidden_size=6)).eval()
+    decoder = TransducerDecoder(ToyTransducer(PIECES, blank_bias=1.0), lm=model)
+    wanted = [decoder(frames(20, seed))[0] for seed in range(3)]
+    num_made = len(made)
+    for seed in range(3):
+        stream = decoder.stream(confidences=True)
+        stream.accept(frames(20, seed))
+        found = stream.finish()
+        assert found.tokens == wanted[seed].tokens
+        assert found.score == pytest.approx(wanted[seed].score, abs=1e-4)
+    assert len(made) == num_made
+    open_streams = [decoder.stream() for _ in range(3)]
+    num_made = len(made)
+    for seed, stream in enumerate(open_streams):
+        stream.accept(frames(20, seed))
+    assert [stream.finish().text for stream in open_streams] == [each.text for each in wanted]
+    assert decoder(frames(20, 1))[0].tokens == wanted[1].tokens
+    assert len(made) == num_made
 
 
 @pytest.mark.parametrize(
