@@ -23,7 +23,7 @@ from torch import Tensor
 from asr.attention.interface import AttentionDecodingConfig
 from asr.errors import AsrError
 from asr.fusion.beam import CANDIDATES, Fusion, Growing
-from asr.fusion.interface import LEAST_LOG_WEIGHT, Departed, Finished, FloatArray, IntArray
+from asr.fusion.interface import LEAST_LOG_WEIGHT, Finished, FloatArray, IntArray, Pruned
 from asr.models.attention import AttentionModel
 
 BoolArray = npt.NDArray[np.bool_]
@@ -114,19 +114,19 @@ class _Tree:
                     path.append(node)
                     node = parents[node]
                 text = entry[path[::-1]]
-                departed = functools.partial(_departed, parents, entries, total[path[::-1]], *departures)
+                pruned = functools.partial(_pruned, parents, entries, total[path[::-1]], *departures)
                 scores = each.am_score, each.lm_score, each.total
-                found[utt].append(Finished(text, np.zeros_like(text), np.zeros_like(text), *scores, departed))
+                found[utt].append(Finished(text, np.zeros_like(text), np.zeros_like(text), *scores, pruned))
         return found
 
 
-def _departed(parent: list[int], entry: list[int], total: FloatArray, step: IntArray, left: _Left) -> Departed:
+def _pruned(parent: list[int], entry: list[int], total: FloatArray, step: IntArray, left: _Left) -> Pruned:
     """The hypotheses that left the beam while a text was in it, which had some totals (U,) after its tokens."""
     log_weight = np.full(len(step), -np.inf)
     is_beside = step < len(total)
     log_weight[is_beside] = left.total[is_beside] - total[step[is_beside]]
     kept = log_weight >= LEAST_LOG_WEIGHT
-    return Departed(parent, entry, *(each[kept].tolist() for each in (left.node, left.entry, log_weight)))
+    return Pruned(parent, entry, *(each[kept].tolist() for each in (left.node, left.entry, log_weight)))
 
 
 class AttentionBeam:

@@ -18,7 +18,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from asr.fusion.interface import Departed
+from asr.fusion.interface import Pruned
 from asr.text.ctc_tokens import CTCTokens
 
 SCALE = 0.5
@@ -38,8 +38,8 @@ def written_tokens(tokens: CTCTokens) -> list[str]:
     return found
 
 
-class Doubts:
-    """Collects the weights of hypotheses against each word of a text.
+class ConfidenceEstimator:
+    """Estimates the confidence of each word of a text, from the weights of hypotheses that have another word.
 
     A hypothesis is followed token by token. Its place is the number of characters in which it equals the text, or once
     it differs, the negative number of the first word that differs, from -1 on.
@@ -74,18 +74,18 @@ class Doubts:
         if place < 0:
             self._weight[-place - 1] += np.exp(log_weight)
 
-    def add_departed(self, departed: Departed, written: Sequence[str]) -> None:
+    def add_pruned(self, pruned: Pruned, written: Sequence[str]) -> None:
         """Adds the weights of hypotheses that left the beam, by what each token adds to a text."""
         place_of = {-1: 0}
-        for node, next_entry, log_weight in zip(*departed[2:], strict=True):
+        for node, next_entry, log_weight in zip(*pruned[2:], strict=True):
             below = []
             while node not in place_of:
                 below.append(node)
-                node = departed.parent[node]
+                node = pruned.parent[node]
             place = place_of[node]
             for node in reversed(below):
-                if departed.parent[node] >= 0:
-                    place = self.follow(place, written[departed.entry[node]])
+                if pruned.parent[node] >= 0:
+                    place = self.follow(place, written[pruned.entry[node]])
                 place_of[node] = place
             self.add(place if next_entry < 0 else self.follow(place, written[next_entry]), log_weight)
 

@@ -33,7 +33,7 @@ from asr.ctc.language_models import LentModels, interpolated, made_with_phrases,
 from asr.ctc.recognizer import Network
 from asr.ctc.word_models import listed_words, read_ngram
 from asr.errors import AsrError
-from asr.fusion.confidences import Doubts, written_tokens
+from asr.fusion.confidences import ConfidenceEstimator, written_tokens
 from asr.fusion.interface import Finished, FusionConfig, IntArray
 from asr.fusion.scores import TextScores, TokenScores, WordScores, unigrams_of
 from asr.fusion.spelling import SpelledWords, spelled_words
@@ -293,16 +293,16 @@ class FusionDecoder(ABC):
 
     def _confidences(self, text: Text, others: Sequence[Text]) -> Sequence[float] | None:
         """The confidences of a text's words, given all texts."""
-        if text.best.departed is None:
+        if text.best.pruned is None:
             return None
         entries, written = text.best.entries.tolist(), self._written
         words = ["".join(written[entry] for entry in entries[first:after]) for first, after in self.spans(entries)]
-        doubts = Doubts([word.replace(" ", "") for word in words])
+        estimator = ConfidenceEstimator([word.replace(" ", "") for word in words])
         for other in others:
-            place = functools.reduce(doubts.follow, (written[entry] for entry in other.best.entries), 0)
-            doubts.add(doubts.end(place), other.total - text.total)
-        doubts.add_departed(text.best.departed(), written)
-        return doubts.confidences()
+            place = functools.reduce(estimator.follow, (written[entry] for entry in other.best.entries), 0)
+            estimator.add(estimator.end(place), other.total - text.total)
+        estimator.add_pruned(text.best.pruned(), written)
+        return estimator.confidences()
 
     def _word(self, entries: list[int]) -> str:
         """The word that some tokens spell, as it is listed."""

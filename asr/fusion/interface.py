@@ -19,7 +19,7 @@ LEAST_LOG_WEIGHT = -8.0
 """Hypotheses with less weight when they leave the beam do not count, natural log."""
 
 
-class Departed(NamedTuple):
+class Pruned(NamedTuple):
     """Hypotheses that left the beam, as nodes of a tree of tokens.
 
     Attributes:
@@ -45,7 +45,7 @@ class Finished(NamedTuple):
         am_score: of the network, natural log.
         lm_score: language model score, unscaled.
         total: the scaled sum, with all that texts gain.
-        departed: finds the others that left the beam, if the search has kept them.
+        pruned: finds the others that left the beam, if the search has kept them.
     """
 
     entries: IntArray
@@ -54,7 +54,7 @@ class Finished(NamedTuple):
     am_score: float
     lm_score: float
     total: float
-    departed: Callable[[], Departed] | None = None
+    pruned: Callable[[], Pruned] | None = None
 
 
 @dataclass(frozen=True)

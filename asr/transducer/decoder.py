@@ -37,13 +37,13 @@ class TransducerDecoder(FusionDecoder):
     example = 'a transducer, such as load_transducer("transformers:...")'
 
     def search(self, lm: LanguageModel | None, encoded: Tensor, num_frames: IntArray) -> list[list[Finished]]:
-        beam = self.begin(lm, len(encoded), keeps_departed=True)
+        beam = self.begin(lm, len(encoded), keeps_pruned=True)
         beam.advance(encoded, num_frames)
         return beam.finished()
 
-    def begin(self, lm: LanguageModel | None, num_utts: int, keeps_departed: bool = False) -> TransducerBeam:
+    def begin(self, lm: LanguageModel | None, num_utts: int, keeps_pruned: bool = False) -> TransducerBeam:
         """A new search of some utterances; arguments as for `TransducerBeam`."""
-        return TransducerBeam(self.network, self.scores, self.config, lm, num_utts, keeps_departed=keeps_departed)
+        return TransducerBeam(self.network, self.scores, self.config, lm, num_utts, keeps_pruned=keeps_pruned)
 
     def stream(self, confidences: bool = False) -> TransducerStream:
         """Opens a stream, which accepts the encoder's frames as they arrive.

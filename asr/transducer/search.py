@@ -24,7 +24,7 @@ from torch import Tensor
 
 from asr.errors import AsrError
 from asr.fusion.beam import CANDIDATES, Fusion, Growing
-from asr.fusion.interface import LEAST_LOG_WEIGHT, Departed, Finished, FloatArray, IntArray
+from asr.fusion.interface import LEAST_LOG_WEIGHT, Finished, FloatArray, IntArray, Pruned
 from asr.fusion.scores import TextScores
 from asr.lm.interface import LanguageModel
 from asr.models.external.base import named
@@ -161,7 +161,7 @@ class TransducerBeam:
         lm: the language model, or None.
         num_utts: N.
         compact_at: number of prefixes from which those that are needed no more are removed.
-        keeps_departed: whether to remember the hypotheses that leave the beam, and all prefixes.
+        keeps_pruned: whether to remember the hypotheses that leave the beam, and all prefixes.
 
     Attributes:
         num_frames: the number of frames read so far.
@@ -175,7 +175,7 @@ class TransducerBeam:
         lm: LanguageModel | None,
         num_utts: int,
         compact_at: int = 1 << 16,
-        keeps_departed: bool = False,
+        keeps_pruned: bool = False,
     ) -> None:
         self._network, self._config = network, config
         self._fusion = Fusion(scores, config, lm)
@@ -195,7 +195,7 @@ class TransducerBeam:
         # What leaves for each later frame: prefixes and scores.
         self._leaving: dict[int, list[tuple[IntArray, FloatArray]]] = {0: [(np.arange(num_utts), np.zeros(num_utts))]}
         self._ended: list[tuple[IntArray, FloatArray]] = []
-        self._steps: list[_Step] | None = [] if keeps_departed else None
+        self._steps: list[_Step] | None = [] if keeps_pruned else None
         self._first_compact_at = self._compact_at = compact_at
         self.num_frames = 0
 
@@ -231,17 +231,17 @@ class TransducerBeam:
         total = score + prefixes.bonus[prefix] + gain
         lm_score = prefixes.lm_score[prefix] + lm_score
         found: list[list[Finished]] = [[] for _ in range(int((prefixes.parent[: prefixes.num] < 0).sum()))]
-        departed = self._departed(len(found))
+        pruned = self._pruned(len(found))
         for place in np.argsort(-total, kind="stable").tolist():
             if total[place] > -np.inf:
                 path = prefixes.path(int(prefix[place]))
                 scores = float(score[place]), float(lm_score[place]), float(total[place])
                 utt = prefixes.utt[prefix[place]]
-                of_path = None if departed is None else functools.partial(departed[utt], path)
+                of_path = None if pruned is None else functools.partial(pruned[utt], path)
                 found[utt].append(self._finished(path, *scores, of_path))
         return found
 
-    def _departed(self, num_utts: int) -> list[Callable[[IntArray], Departed]] | None:
+    def _pruned(self, num_utts: int) -> list[Callable[[IntArray], Pruned]] | None:
         """For each utterance, what finds the hypotheses that left the beam, by a finished one's path."""
         if not self._steps:
             return None
@@ -249,7 +249,7 @@ class TransducerBeam:
         tree = self.prefixes.parent[: self.prefixes.num].tolist(), self.prefixes.entry[: self.prefixes.num].tolist()
         utt = self.prefixes.utt[everything.prefix]
         steps = (_Step(*(each[utt == number] for each in everything)) for number in range(num_utts))
-        return [functools.partial(_departed, *tree, number, step) for number, step in enumerate(steps)]
+        return [functools.partial(_pruned, *tree, number, step) for number, step in enumerate(steps)]
 
     def best(self) -> Finished | None:
         """The best hypothesis of one utterance so far, whose last word may be unfinished; None if none survived."""
@@ -279,10 +279,10 @@ class TransducerBeam:
         am_score: float,
         lm_score: float,
         total: float,
-        departed: Callable[[], Departed] | None = None,
+        pruned: Callable[[], Pruned] | None = None,
     ) -> Finished:
         frame = self.prefixes.frames(path)
-        return Finished(self.prefixes.entry[path], frame, frame + 1, am_score, lm_score, total, departed)
+        return Finished(self.prefixes.entry[path], frame, frame + 1, am_score, lm_score, total, pruned)
 
     def _waiting(self) -> list[tuple[IntArray, FloatArray]]:
         """The hypotheses that have left for frames that were not read yet, and their scores."""
@@ -433,7 +433,7 @@ class TransducerBeam:
             self._compact_at = max(self._first_compact_at, 2 * prefixes.num)
 
 
-def _departed(parent: list[int], entry: list[int], root: int, step: _Step, path: IntArray) -> Departed:
+def _pruned(parent: list[int], entry: list[int], root: int, step: _Step, path: IntArray) -> Pruned:
     """The hypotheses that left the beam while one with a path from the root was in it."""
     mass = np.full(int(step.frame.max(initial=0)) + 1, -np.inf)
     is_own = np.isin(step.prefix, [root, *path]) & (step.next_entry < 0)
@@ -442,7 +442,7 @@ def _departed(parent: list[int], entry: list[int], root: int, step: _Step, path:
     mass = mass[np.maximum.accumulate(np.where(mass > -np.inf, np.arange(len(mass)), 0))]
     log_weight = step.total - mass[step.frame]
     kept = step.is_lost & (log_weight >= LEAST_LOG_WEIGHT)
-    return Departed(parent, entry, *(each[kept].tolist() for each in (step.prefix, step.next_entry, log_weight)))
+    return Pruned(parent, entry, *(each[kept].tolist() for each in (step.prefix, step.next_entry, log_weight)))
 
 
 def _merged(parts: Sequence[tuple[IntArray, FloatArray]]) -> tuple[IntArray, FloatArray]:

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asr.fusion.confidences import Doubts, written_tokens
-from asr.fusion.interface import Departed
+from asr.fusion.confidences import ConfidenceEstimator, written_tokens
+from asr.fusion.interface import Pruned
 from asr.transducer import TransducerDecoder
 from tests.reference.toy_transducer import ToyTransducer, scores_of
 
@@ -37,15 +37,15 @@ def first_other_word(words: Sequence[str], others: Sequence[str], is_finished: b
 
 @given(WORDS, WORDS, st.booleans())
 def test_texts_are_followed_to_the_first_other_word(words: list[str], others: list[str], is_finished: bool) -> None:
-    doubts, place = Doubts(words), 0
+    estimator, place = ConfidenceEstimator(words), 0
     for letter in " ".join(others).replace(" ", " |").split("|"):
-        place = doubts.follow(place, letter)
-    place = doubts.end(place) if is_finished else place
-    doubts.add(place, math.log(9.0))
+        place = estimator.follow(place, letter)
+    place = estimator.end(place) if is_finished else place
+    estimator.add(place, math.log(9.0))
     expected = [1.0] * len(words)
     if (wrong := first_other_word(words, others, is_finished)) is not None:
         expected[wrong] = 0.25
-    assert doubts.confidences() == pytest.approx(expected)
+    assert estimator.confidences() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -72,17 +72,17 @@ def test_tokens_write_the_words_of_a_text(symbols: list[str], kind: str, data: s
 
 def test_by_hand() -> None:
     written = ["", " THE", " CAT", "S", " A", "<end>"]
-    doubts = Doubts(["THE", "CAT", "SAT"])
+    estimator = ConfidenceEstimator(["THE", "CAT", "SAT"])
     # Nodes: (root), THE, THE CAT, THE CAT S, A, A CAT
     parent, entry = [-1, 0, 1, 2, 0, 4], [0, 1, 2, 3, 4, 2]
     log_weight = [math.log(weight) for weight in (0.04, 0.05, 0.5, 0.3, 7.0)]
-    doubts.add_departed(Departed(parent, entry, [3, 2, 5, 4, 2], [-1, 3, 3, -1, -1], log_weight), written)
-    doubts.add(doubts.end(doubts.follow(0, " THE CAT")), math.log(0.25))
-    first, second, last = doubts.confidences()
+    estimator.add_pruned(Pruned(parent, entry, [3, 2, 5, 4, 2], [-1, 3, 3, -1, -1], log_weight), written)
+    estimator.add(estimator.end(estimator.follow(0, " THE CAT")), math.log(0.25))
+    first, second, last = estimator.confidences()
     assert first == pytest.approx(1 / (1 + math.sqrt(0.8)))
     assert second == pytest.approx(1 / (1 + math.sqrt(0.09)))
     assert last == pytest.approx(1 / (1 + math.sqrt(0.25)))
-    assert Doubts([]).confidences() == []
+    assert ConfidenceEstimator([]).confidences() == []
 
 
 def best(candidates: list[tuple[Prefix, float]], others: list[float], num: int, beam: float) -> list[int]:
@@ -172,7 +172,7 @@ def test_words_of_a_transducer(beam_size: int, beam: float) -> None:
     assert num_unsure > 5
 
 
-def test_a_network_without_doubts_has_none() -> None:
+def test_a_network_without_alternatives_has_none() -> None:
     network = ToyTransducer(PIECES, sharpness=200.0)
     (found,) = TransducerDecoder(network)(frames(8))
     assert {word.confidence for word in found.words} == {1.0}
