@@ -120,6 +120,21 @@ def test_pauses_end_utterances() -> None:
     assert partial and all(result.words and result.begin in (first.begin, second.begin) for result in partial)
 
 
+def test_the_network_reads_a_stream_once_whatever_the_utterances() -> None:
+    class Counted(Loud):
+        num_readers = 0
+
+        def stream(self) -> ToyReader:  # type: ignore[override]
+            Counted.num_readers += 1
+            return super().stream()
+
+    decoder = TransducerDecoder(Counted())
+    streams = ExternalStreams(decoder.network, decoder, StreamingOptions(silence_after_words=0.2))
+    before = Counted.num_readers
+    assert len(finals(run(streams, torch.cat([noise(0.3), torch.zeros(8000)] * 3).split(700)))) > 3
+    assert Counted.num_readers == before + 1
+
+
 def test_utterances_that_are_too_long_end() -> None:
     decoder = TransducerDecoder(network(), beam_size=2)
     options = StreamingOptions(longest_utterance=1.0)
