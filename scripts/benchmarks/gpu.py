@@ -54,6 +54,7 @@ CHECKS = (
     Check("training", 20),
     Check("placements", 20),
     Check("k2", 8),
+    Check("external", 14),
     Check("sanitizer", 24),
 )
 """Most valuable first."""

@@ -399,6 +399,14 @@ def training(bench: Bench) -> dict[str, Any]:
     return {**found, **steps(device, *((500, 2, 1) if is_small else (33_000, 256, 50)))}
 
 
+def external(bench: Bench) -> dict[str, Any]:
+    """Decoders of transducers and attention models against a CPU's, and the time of a batch."""
+    from scripts.benchmarks.gpu_external import Sizes, agreement
+
+    sizes = Sizes(16, 2, 32) if bench.is_simulated else Sizes()
+    return agreement(bench.device, sizes)
+
+
 def sanitizer(bench: Bench, *, most_seconds: float = 20.0) -> dict[str, Any]:
     """compute-sanitizer over the kernels on a small scale, where it is installed.
 
@@ -466,6 +474,7 @@ TASKS: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "training": training,
     "placements": placements,
     "k2": k2,
+    "external": external,
     "sanitizer": sanitizer,
 }
 
