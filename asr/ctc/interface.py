@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
@@ -67,7 +67,7 @@ def settings_of(config: type[_Config], settings: Mapping[str, Any]) -> _Config:
     Raises:
         AsrError: there is no such setting, or as for the class.
     """
-    known = config.__dataclass_fields__  # type: ignore[attr-defined]
+    known = [field.name for field in fields(config)]  # type: ignore[arg-type]
     unknown = sorted(set(settings) - set(known))
     if unknown:
         raise AsrError(f"there is no argument or setting {unknown[0]!r}; settings are {', '.join(known)}.")

@@ -157,6 +157,7 @@ def test_nothing_survives(model: TableLM | None) -> None:
     ("arguments", "message"),
     [
         ({"beam": 3}, "no argument or setting 'beam'"),
+        ({"WHOLE_NUMBERS": ()}, "no argument or setting 'WHOLE_NUMBERS'; settings are beam_size, "),
         ({"beam_size": 0}, "beam_size is 0"),
         ({"beam_size": "8"}, "beam_size is '8'"),
         ({"search_beam": -1.0}, "search_beam is -1.0"),
