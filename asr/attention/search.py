@@ -150,6 +150,8 @@ class AttentionBeam:
 
     def search(self, encoded: Tensor, num_frames: IntArray) -> list[list[Finished]]:
         """The hypotheses of each utterance, encoded (N, T, E) and (N,), best first."""
+        if not len(encoded):
+            return []
         network, device = self._network, self._network.device
         is_empty = num_frames == 0
         if is_empty.any():  # attention to no frame is not defined

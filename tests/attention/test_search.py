@@ -138,6 +138,10 @@ def test_a_batch_is_its_utterances(internal_lm_scale: float, length_penalty: flo
     assert max(len(each.tokens) for found in together for each in found) >= 3
 
 
+def test_no_utterances() -> None:
+    assert AttentionDecoder(ToyAttention(PIECES))(torch.zeros(0, 5, 6)) == []
+
+
 def test_threads_share_a_decoder() -> None:
     decoder = AttentionDecoder(ToyAttention(PIECES), lm=TableLM(WORDS), beam_size=4)
     utterances = [encoded_frames(20, seed=seed) for seed in range(8)]
