@@ -35,11 +35,14 @@ class AttentionDecoder(FusionDecoder):
     example = 'an attention model, such as load_attention_model("transformers:...")'
 
     def search(self, lm: LanguageModel | None, encoded: Tensor, num_frames: IntArray) -> list[list[Finished]]:
-        if len(set(num_frames.tolist())) > 1 and not self.network.reads_lengths:
+        if self._reads_alone(num_frames):
             parts = zip(encoded, num_frames.tolist(), strict=True)
             return [self.search(lm, each[None, :num], np.array([num]))[0] for each, num in parts]
         fusion = Fusion(self.scores, self.config, lm)
         return AttentionBeam(self.network, fusion, self.config, len(encoded)).search(encoded, num_frames)
+
+    def _reads_alone(self, num_frames: IntArray) -> bool:
+        return len(set(num_frames.tolist())) > 1 and not self.network.reads_lengths
 
     def rank(self, total: float, num_tokens: int) -> float:
         return self.config.rank(total, num_tokens)
@@ -56,6 +59,9 @@ class AttentionDecoder(FusionDecoder):
 
     def _spans(self, encoded: Tensor, num_frames: IntArray, entries: list[IntArray]) -> list[tuple[IntArray, IntArray]]:
         """The first frame of each token and the one after its last, of each text."""
+        if self._reads_alone(num_frames):
+            parts = zip(encoded, num_frames.tolist(), entries, strict=True)
+            return [self._spans(each[None, :num], np.array([num]), [own])[0] for each, num, own in parts]
         network, frames = self.network, torch.from_numpy(num_frames).clamp(min=1)
         columns = np.array(network.tokens.columns, dtype=np.int64)
         texts = [torch.from_numpy(columns[own]) for own in entries]

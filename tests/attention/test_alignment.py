@@ -10,7 +10,7 @@ import torch
 
 from asr.attention import AttentionDecoder
 from asr.attention.alignment import best_path, evenly, token_spans
-from tests.reference.toy_attention import ToyAttention
+from tests.reference.toy_attention import State, ToyAttention
 
 
 def test_the_best_path_is_that_of_all() -> None:
@@ -68,3 +68,33 @@ def test_words_have_times() -> None:
             for word in each.words:
                 assert word.start == pytest.approx(word.start_frame * network.frame_shift)
                 assert word.start_frame <= word.end_frame <= 20
+
+
+class OfAllFrames(ToyAttention):
+    """Takes padding for frames."""
+
+    reads_lengths = False
+
+    def attention(
+        self, encoded: torch.Tensor, num_frames: torch.Tensor, prompt: torch.Tensor, token: torch.Tensor
+    ) -> torch.Tensor:
+        frames = torch.full_like(num_frames, encoded.shape[1])
+        _, state = self.start(encoded, frames, prompt)
+        found = [self._weight(state)]
+        for column in token.T:
+            _, state = self.step(column, torch.arange(len(encoded)), state)
+            found.append(self._weight(state))
+        return torch.stack(found, 1)[None]
+
+    def _weight(self, state: State) -> torch.Tensor:
+        return (state.encoded @ state.hidden.unsqueeze(2)).squeeze(2).softmax(1)
+
+
+def test_padding_may_count_for_the_network() -> None:
+    network = OfAllFrames(["▁a", "b", "<blk>", "▁b"], end_bias=-8.0)
+    network.max_tokens = 8
+    encoded, num_frames = torch.randn(4, 30, 6, generator=torch.Generator().manual_seed(0)), [30, 13, 9, 0]
+    decoder = AttentionDecoder(network)
+    together = decoder(encoded, num_frames, nbest=2)
+    assert together == [decoder(each[:num], nbest=2) for each, num in zip(encoded, num_frames, strict=True)]
+    assert len({token.end_frame - token.start_frame for token in together[1][0].tokens}) > 1
