@@ -15,6 +15,7 @@ from torch import Tensor
 from asr.attention import AttentionDecoder
 from asr.errors import AsrError
 from asr.models.attention import load_attention_model
+from asr.models.attention.cross_attention import CrossAttention
 from asr.models.attention.transformers import TransformersAttentionModel, _as_output
 from asr.text.byte_pieces import from_gpt2
 from tests.models.external_audio import noise, write_foreign_code
@@ -357,6 +358,10 @@ def test_heads_may_be_named(transformers: Any) -> None:
     with torch.no_grad():
         found = own.attention(encoded, num_frames, own.prompt(encoded, num_frames), torch.tensor([[4], [5], [6]]))
     assert found is not None and len(found) == 3
+    for beyond in ([7, 0], [1, 2]):  # of a teacher
+        made.generation_config.alignment_heads = [[1, 0], beyond]
+        heads = CrossAttention(made)
+        assert heads.of_layer == {1: None}
 
 
 def test_copies_and_threads(transformers: Any) -> None:

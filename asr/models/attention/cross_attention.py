@@ -40,16 +40,12 @@ class CrossAttention:
             for name, module in network.named_modules()
             if name.rpartition(".")[2] in _NAMES and all(hasattr(module, each) for each in ("q_proj", "k_proj"))
         ]
-        named = getattr(network.generation_config, "alignment_heads", None)
-        self.of_layer: dict[int, list[int] | None] = {}
-        if named is None:
-            num = len(self._modules)
-            self.of_layer = dict.fromkeys(range(num // 2, num))
-        else:
-            for layer, head in named:
-                own = self.of_layer.setdefault(layer, [])
-                assert own is not None
-                own.append(head)
+        num = len(self._modules)
+        self.of_layer: dict[int, list[int] | None] = dict.fromkeys(range(num // 2, num))
+        named = getattr(network.generation_config, "alignment_heads", None) or ()
+        # Distilled networks may have the configuration of their teacher, which has more layers.
+        if named and all(layer < num and head < _num_heads(self._modules[layer]) for layer, head in named):
+            self.of_layer = {layer: [head for own, head in named if own == layer] for layer, _ in named}
         for layer in self.of_layer:
             for name in ("q", "k"):
                 getattr(self._modules[layer], f"{name}_proj").register_forward_hook(_Hook(self._watch, (layer, name)))
@@ -75,6 +71,10 @@ class CrossAttention:
             weight = fit.masked_fill(~mask[:, None], -torch.inf).softmax(3)
             found.append(weight if heads is None else weight[heads])
         return torch.cat(found)
+
+
+def _num_heads(module: Any) -> int:
+    return int(module.q_proj.out_features) // int(module.head_dim)
 
 
 class _Watch:
