@@ -127,7 +127,7 @@ class TransformersAttentionModel(AudioReader, TorchEncoder, AttentionModel):
 
     def run_network(self, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         mask = next((inputs[name] for name in MASKS if name in inputs), None)
-        features = inputs[self.network.main_input_name]
+        features = next(value for name, value in inputs.items() if name not in MASKS)
         output = self.network.get_encoder()(features, **({} if mask is None else {"attention_mask": mask}))
         encoded: Tensor = output.last_hidden_state
         own = getattr(output, "attention_mask", None)
