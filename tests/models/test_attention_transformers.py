@@ -263,6 +263,49 @@ def test_languages_are_found_out_or_given(transformers: Any) -> None:
     assert found == {ids[each] for each in LANGUAGES}
 
 
+EN, DE, TRANSLATE, TRANSCRIBE = "<|en|>", "<|de|>", "<|translate|>", "<|transcribe|>"
+OLD = {"lang_to_id": None, "task_to_id": None, "no_timestamps_token_id": None, "is_multilingual": None}
+
+
+@pytest.mark.parametrize(
+    ("configuration", "options", "wanted"),
+    [
+        (OLD, {}, ["?", TRANSCRIBE]),  # none at all
+        ({**OLD, "forced": [None, TRANSLATE]}, {}, ["?", TRANSLATE]),
+        ({**OLD, "forced": [None, TRANSCRIBE]}, {"language": "de", "task": "translate"}, [DE, TRANSLATE]),
+        ({"forced": [DE, TRANSLATE]}, {}, [DE, TRANSLATE]),
+        ({"forced": [DE, TRANSLATE]}, {"task": "transcribe"}, ["?", TRANSCRIBE]),
+        ({"language": "german", "task": "translate"}, {}, [DE, TRANSLATE]),
+        ({"language": "german", "task": "translate"}, {"language": "en"}, [EN, TRANSLATE]),
+        ({}, {"language": "<|de|>"}, [DE, TRANSCRIBE]),
+        ({**OLD, "is_multilingual": False, "forced": ["<|notimestamps|>"]}, {}, []),
+        ({**OLD, "is_multilingual": False}, {}, []),
+    ],
+)
+def test_generation_configurations_decide(
+    transformers: Any, configuration: dict[str, Any], options: dict[str, str], wanted: list[str]
+) -> None:
+    made, own = network(transformers, "Whisper"), tokenizer(transformers, "Whisper")
+    for name, value in configuration.items():
+        if name != "forced":
+            setattr(made.generation_config, name, value)
+            continue
+        ids = [None if token is None else own.convert_tokens_to_ids(token) for token in value]
+        made.generation_config.forced_decoder_ids = [[place + 1, id] for place, id in enumerate(ids)]
+    found = TransformersAttentionModel(made, extractor(transformers, "Whisper"), own, **options)
+    prompt = own.convert_ids_to_tokens(found.prompt(*found(BATCH[0]))[0])
+    assert [prompt[0], prompt[-1]] == ["<|startoftranscript|>", "<|notimestamps|>"]
+    assert [own if own == theirs else "?" for own, theirs in zip(prompt[1:-1], wanted, strict=True)] == wanted
+
+
+def test_texts_begin_with_the_forced_token(transformers: Any) -> None:
+    made = network(transformers, "Speech2Text")
+    made.generation_config.forced_bos_token_id = 9
+    parts = extractor(transformers, "Speech2Text"), tokenizer(transformers, "Speech2Text")
+    own = TransformersAttentionModel(made, *parts)
+    assert own.prompt(*own(BATCH)).tolist() == 3 * [[1, 9]]
+
+
 def test_marks_are_no_text(transformers: Any) -> None:
     own = model(transformers, "Whisper")
     written = {own.tokens.text_of(entry) for entry in range(len(own.tokens.table))}
@@ -278,6 +321,8 @@ def test_marks_are_no_text(transformers: Any) -> None:
         ("Whisper", {"prompt": "a", "language": "en"}, "a prompt decides on language and task"),
         ("Moonshine", {"language": "en"}, "this network has neither languages nor tasks to choose"),
         ("Canary", {"prompt": None}, "canary writes texts after a prompt"),
+        ("Canary", {"prompt": ""}, "the prompt has no tokens; give the text of one or more, or leave it out"),
+        ("Whisper", {"prompt": 40 * "<|en|>"}, "the prompt has 40 tokens, but the decoder reads 40 with the text"),
     ],
 )
 def test_prompts_are_refused(transformers: Any, kind: str, options: dict[str, Any], message: str) -> None:

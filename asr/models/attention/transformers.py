@@ -31,6 +31,10 @@ _LIMITS = ("max_target_positions", "max_position_embeddings")
 _MOST_TOKENS = 448
 # Of languages, times and other things that are not said.
 _MARK = re.compile(r"<.*>")
+# Of Whisper.
+_LANGUAGE = re.compile(r"<\|[a-z]{2,3}\|>")
+_TASKS = ("translate", "transcribe")
+_ENGLISH_VOCAB_SIZE = 51864
 
 
 class _State(NamedTuple):
@@ -57,8 +61,10 @@ class TransformersAttentionModel(AudioReader, TorchEncoder, AttentionModel):
         feature_extractor: that of the same checkpoint.
         tokenizer: that of the same checkpoint.
         name: shown to users.
-        language: of the speech, such as `en`, for networks of several; None to find out.
-        task: `transcribe`, or `translate` into English, for networks that do both.
+        language: of the speech, such as `en`, for networks of several; None for that of the generation configuration,
+            or else to find out.
+        task: `transcribe`, or `translate` into English, for networks that do both; None for that of the generation
+            configuration, or else `transcribe`.
         prompt: the text of the tokens that texts are written after, such as `<|startoftranscript|>`; by default,
             those of the network's configuration.
 
@@ -93,7 +99,9 @@ class TransformersAttentionModel(AudioReader, TorchEncoder, AttentionModel):
         with named(self.name):
             generation = self.network.generation_config
             end = _first(getattr(generation, "eos_token_id", None))
-            end = _first(config.eos_token_id) if end is None else end
+            end = _first(getattr(config, "eos_token_id", None)) if end is None else end
+            if end is None:
+                raise AsrError("its configuration has no eos_token_id, the end of a text; add it to config.json")
             num_columns = int(self.network.get_output_embeddings().out_features)
             marks = {id for symbol, id in tokenizer.get_added_vocab().items() if _MARK.fullmatch(symbol)}
             self.tokens = tokens_of(tokenizer, num_columns, end, marks.union(tokenizer.all_special_ids) - {end})
@@ -105,7 +113,14 @@ class TransformersAttentionModel(AudioReader, TorchEncoder, AttentionModel):
             self._not_first = self._must_not.clone()
             self._not_first[[*(getattr(generation, "begin_suppress_tokens", None) or ())]] = True
             self._prompt = _Prompt.of(self.network, tokenizer, _Wishes(language, task, prompt))
-            self.max_tokens = self._longest() - len(self._prompt.tokens) - 1
+            # A language that is found out is not among them yet.
+            num_prompts = len(self._prompt.tokens) + bool(self._prompt.languages)
+            self.max_tokens = self._longest() - num_prompts
+            if self.max_tokens < 1:
+                raise AsrError(
+                    f"the prompt has {num_prompts} tokens, but the decoder reads {self._longest()} with the text; "
+                    "give a shorter one"
+                )
             parameters = inspect.signature(inspect.unwrap(type(self.network).forward)).parameters
             self._cache_name = "cache" if "cache" in parameters else "past_key_values"
             self._heads = CrossAttention(self.network)
@@ -265,42 +280,86 @@ class _Prompt(NamedTuple):
             AsrError: it needs a prompt, or has no such language or task.
         """
         config, generation = network.config, network.generation_config
-        languages: dict[str, int] = getattr(generation, "lang_to_id", None) or {}
-        tasks: dict[str, int] = getattr(generation, "task_to_id", None) or {}
         if wishes.prompt is not None:
             if wishes.language is not None or wishes.task is not None:
                 raise AsrError("a prompt decides on language and task; leave those out")
-            return cls(list(tokenizer(wishes.prompt, add_special_tokens=False)["input_ids"]))
+            given = list(tokenizer(wishes.prompt, add_special_tokens=False)["input_ids"])
+            if not given:
+                raise AsrError("the prompt has no tokens; give the text of one or more, or leave it out")
+            return cls(given)
         if config.model_type in _NEEDS_PROMPT:
             raise AsrError(
                 f"{config.model_type} writes texts after a prompt, which names the language; give the text of "
                 "its tokens as prompt."
             )
         start = _first(getattr(generation, "decoder_start_token_id", None))
-        tokens: list[int] = [_first(config.decoder_start_token_id) if start is None else start]
+        start = _first(getattr(config, "decoder_start_token_id", None)) if start is None else start
+        if start is None:
+            raise AsrError("its configuration has no decoder_start_token_id; give the text of that token as prompt")
+        # That of the language may be null.
+        forced = [token for _, token in getattr(generation, "forced_decoder_ids", None) or () if token is not None]
+        languages, tasks, no_times = _choices(network, tokenizer)
         language, task = wishes.language, wishes.task
         if not languages:
             for wish in (language, task):
                 if wish is not None:
-                    raise AsrError(f"this network has neither languages nor tasks to choose; leave out {wish!r}.")
-            tokens += [token for _, token in getattr(generation, "forced_decoder_ids", None) or ()]
+                    raise AsrError(f"this network has neither languages nor tasks to choose; leave out {wish!r}")
+            first = getattr(generation, "forced_bos_token_id", None)
+            tokens: list[int] = [start, *forced, *(() if first is None else (first,))]
         else:
-            task = task or getattr(generation, "task", None) or "transcribe"
-            if task not in tasks:
-                raise AsrError(f"there is no task {task!r}; give one of {', '.join(tasks)}.")
-            tokens.append(tasks[task])
-        no_times = getattr(generation, "no_timestamps_token_id", None)
+            task = getattr(generation, "task", None) if task is None else task
+            language = getattr(generation, "language", None) if language is None else language
+            is_set = task is not None or language is not None
+            named_task = next((token for token in forced if token in tasks.values() and not is_set), None)
+            if named_task is None:
+                task = task or "transcribe"
+                if task not in tasks:
+                    raise AsrError(f"there is no task {task!r}; give one of {', '.join(tasks)}")
+                named_task = tasks[task]
+            tokens = [start, named_task]
         if no_times is not None and no_times not in tokens:
             tokens.append(no_times)
         if not languages:
             return cls(tokens)
         if language is None:
-            return cls(tokens, tuple(languages.values()))
-        token = languages.get(f"<|{language.lower()}|>")
+            token = next((token for token in forced if token in languages.values() and not is_set), None)
+        else:
+            token = languages.get(f"<|{_code_of(language)}|>")
+            if token is None:
+                known = ", ".join(sorted(each.strip("<|>") for each in languages))
+                raise AsrError(f"there is no language {language!r}; give one of {known}")
         if token is None:
-            known = ", ".join(sorted(each.strip("<|>") for each in languages))
-            raise AsrError(f"there is no language {language!r}; give one of {known}.")
+            return cls(tokens, tuple(languages.values()))
         return cls([tokens[0], token, *tokens[1:]])
+
+
+def _choices(network: Any, tokenizer: Any) -> tuple[dict[str, int], dict[str, int], int | None]:
+    """The tokens of languages and tasks, and the one of texts without times.
+
+    Checkpoints of Whisper without a generation configuration, or with an old one, have them in the tokenizer only.
+    """
+    config, generation = network.config, network.generation_config
+    languages: dict[str, int] = getattr(generation, "lang_to_id", None) or {}
+    tasks: dict[str, int] = getattr(generation, "task_to_id", None) or {}
+    no_times: int | None = getattr(generation, "no_timestamps_token_id", None)
+    if config.model_type != "whisper":
+        return languages, tasks, no_times
+    marks = tokenizer.get_added_vocab()
+    no_times = marks.get("<|notimestamps|>") if no_times is None else no_times
+    is_multilingual = getattr(generation, "is_multilingual", None)
+    # English-only networks have the tokens of languages, too, but were not trained with them.
+    if is_multilingual or (is_multilingual is None and config.vocab_size != _ENGLISH_VOCAB_SIZE):
+        languages = languages or {symbol: id for symbol, id in marks.items() if _LANGUAGE.fullmatch(symbol)}
+        tasks = tasks or {task: marks[f"<|{task}|>"] for task in _TASKS if f"<|{task}|>" in marks}
+    return languages, tasks, no_times
+
+
+def _code_of(language: str) -> str:
+    """The code of a language that is given as a code, a token or an English name."""
+    from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
+
+    name = language.lower().strip("<|>")
+    return str(TO_LANGUAGE_CODE.get(name, name))
 
 
 def _as_output(encoded: Tensor, mask: Tensor | None) -> Any:

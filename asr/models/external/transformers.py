@@ -207,8 +207,8 @@ def tokens_of(tokenizer: Any, num_columns: int, blank: int | None, hidden: Colle
         AsrError: a symbol's id is not a number or is beyond the columns, or as for `CTCTokens`.
     """
     symbols = [f"<unused-{column}>" for column in range(num_columns)]
-    vocab: dict[str, int] = tokenizer.get_vocab()
-    added: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
+    vocab: dict[str, Any] = tokenizer.get_vocab()
+    added: dict[str, Any] = getattr(tokenizer, "get_added_vocab", dict)()
     is_gpt2 = are_gpt2(vocab.keys() - added.keys())
     for symbol, column in vocab.items():
         if isinstance(column, int) and 0 <= column < num_columns:
