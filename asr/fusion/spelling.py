@@ -18,7 +18,8 @@ from asr.fusion.interface import FloatArray
 from asr.text.ctc_tokens import CTCTokens
 from asr.text.normalize import equivalent_forms
 
-_APOSTROPHES = str.maketrans({"’": "'", "‘": "'", "ʼ": "'"})
+# Lower case depends on what is around a sigma, and has two characters for İ.
+_ALIKE = str.maketrans({"’": "'", "‘": "'", "ʼ": "'", "Σ": "σ", "ς": "σ", "İ": "i"})
 _HYPHENS = "-‐‑–—"
 _ENDS_OF_SENTENCES = ".,?!"
 _WORDS_LOOKED_AT = 1000
@@ -38,9 +39,9 @@ class PlainForm:
 
     def of(self, text: str) -> str:
         """A text in plain form, without separators."""
+        text = text.translate(_ALIKE).lower()
         if text.isalpha():
-            return text.lower()
-        text = text.translate(_APOSTROPHES).lower()
+            return text
         return "".join([char for char in text if char == "'" or char in self._kept or not _is_punctuation(char)])
 
     def words_of(self, text: str) -> list[str]:
@@ -132,7 +133,8 @@ def spelled_words(
     found: dict[bytes, int] = {}
     lacking = []
     for number, word in enumerate(words):
-        forms = [form.of(word)] if form is not None else itertools.chain([word], equivalent_forms(word))
+        forms: Iterable[str] = itertools.chain([word], equivalent_forms(word))
+        forms = forms if form is None else map(form.of, forms)
         spelling = next(filter(can_be_spelled, forms), "")
         if not spelling:
             lacking.append(word)

@@ -21,6 +21,9 @@ CASED = CTCTokens(["<blk>", "▁H", "ello", "▁w", "el", "l", "-", "k", "now", 
         ("ÉTÉ!", ["été"]),
         ("—", []),
         ("$5.00", ["500"]),
+        ("ΟΔΟΣ", ["οδοσ"]),
+        ("Οδος.", ["οδοσ"]),
+        ("İstanbul", ["istanbul"]),
     ],
 )
 def test_plain_forms(text: str, words: list[str]) -> None:
@@ -78,6 +81,13 @@ def test_a_word_in_its_own_form_of_unicode_comes_first(order: int) -> None:
     assert spelled.words == {decomposed.encode(): decomposed}
     assert spelled.listed(decomposed) == decomposed
     assert spelled_words([composed, "a"], tokens).listed(decomposed) == composed
+
+
+def test_words_in_plain_form_may_have_other_forms_of_unicode() -> None:
+    tokens = CTCTokens(["<blk>", "▁Caf", "▁caf", "\u00e9", "."])
+    spelled = spelled_words(["cafe\u0301", "caf"], tokens)
+    assert spelled.words == {"caf\u00e9".encode(): "cafe\u0301", b"caf": "caf"}
+    assert spelled.has("Caf\u00e9.")
 
 
 def test_what_tokens_add_in_plain_form() -> None:
