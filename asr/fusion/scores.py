@@ -109,7 +109,7 @@ class WordScores(TextScores):
             tokens.kind == "pieces" and tokens.is_text(e) and tokens.begins_word(e) for e in entries
         ]
         if spelled.form is not None and spelled.form.separators:
-            self._begins |= [tokens.text_of(entry)[:1] in spelled.form.separators for entry in entries]
+            self._begins |= [spelled.form.separates(tokens.text_of(entry)) for entry in entries]
         written = [spelled.bytes_of(tokens, entry) for entry in entries]
         longest = max(map(len, written))
         self._bytes = np.zeros((len(written), longest), dtype=np.int64)

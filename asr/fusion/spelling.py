@@ -50,6 +50,10 @@ class PlainForm:
             text = text.replace(separator, " ")
         return [word for word in map(self.of, text.split()) if word]
 
+    def separates(self, text: str) -> bool:
+        """Whether a text begins with a separator; punctuation may be before it."""
+        return next((char in self.separators for char in text if char in self.separators or self.of(char)), False)
+
     @property
     def _kept(self) -> str:
         return "" if self.separators else _HYPHENS

@@ -145,3 +145,25 @@ def test_words_in_bytes() -> None:
     *_, last = read(scores, 1, 2, 3, 4)
     _, gain = scores.finished(np.array([int(last[0])]))
     assert gain[0] == 0.0
+
+
+def test_tokens_one_by_one_and_whole_texts_have_the_same_words() -> None:
+    pieces = ["▁", "▁A", "a", "Σ", "σ", "ς", "▁ΟΔ", "ΟΣ", "İ", "i", "-", ".-", ",", "'", "▁-", "▁(", "(—.", "—"]
+    tokens = CTCTokens(["<blk>", *pieces])
+    spelled = spelled_words(["a", "aσ", "οδος", "οδοσα", "ia", "a'a"], tokens, is_plain=True)
+    assert spelled.form is not None
+    scores = WordScores(tokens, spelled, FusionConfig(spelling_penalty=-1.0))
+    generator = np.random.default_rng(0)
+    num_listed = 0
+    for _ in range(2000):
+        entries = generator.integers(1, len(tokens), generator.integers(1, 6)).tolist()
+        place, gain = np.zeros(1, dtype=np.int64), 0.0
+        for entry in entries:
+            extension = scores.extended(place, np.array([entry]))
+            place, gain = extension.place, gain + float(extension.gain[0])
+        gain += float(scores.finished(place)[1][0])
+        texts = [tokens.text_of(*entries[first:after]) for first, after in tokens.group(entries)]
+        words = [word for text in texts for word in spelled.form.words_of(text)]
+        assert gain == -sum(not spelled.has(word) for word in words), texts
+        num_listed += sum(map(spelled.has, words))
+    assert num_listed > 300
