@@ -157,8 +157,8 @@ class AttentionBeam:
         if is_empty.any():  # attention to no frame is not defined
             encoded = torch.nn.functional.pad(encoded, (0, 0, 0, max(0, 1 - encoded.shape[1]))).clone()
             encoded[torch.from_numpy(is_empty)] = 0.0
-        limit = np.where(is_empty, 0, self._limits(num_frames))
         frames = torch.from_numpy(num_frames).clamp(min=1)
+        limit = np.where(is_empty, 0, self._limits(frames.numpy()))
         prompt = network.prompt(encoded, frames)
         logits, state = network.start(encoded, frames, prompt)
         silent_logits, silent_state = None, None

@@ -43,6 +43,16 @@ def test_frames_that_say_nothing_do_not_count() -> None:
     assert (begin.tolist(), end.tolist()) == ([0, 3], [3, 5])
 
 
+def test_all_frames_and_heads_count_alike() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(5):
+        weight = torch.rand(2, 3, 8, generator=generator) * torch.rand(2, 1, 8, generator=generator) ** 4
+        each = weight.numpy()
+        fit = ((each - each.mean(1, keepdims=True)) / each.std(1, keepdims=True)).mean(0)
+        begin, end = token_spans(weight)
+        assert [*begin, end[-1]] == best_path(fit).tolist()
+
+
 @pytest.mark.parametrize(("num_tokens", "num_frames"), [(5, 3), (3, 3), (1, 1)])
 def test_more_tokens_than_frames(num_tokens: int, num_frames: int) -> None:
     begin, end = token_spans(torch.ones(1, num_tokens + 1, num_frames))
@@ -90,6 +100,7 @@ class OfAllFrames(ToyAttention):
         return (state.encoded @ state.hidden.unsqueeze(2)).squeeze(2).softmax(1)
 
 
+@torch.no_grad()
 def test_padding_may_count_for_the_network() -> None:
     network = OfAllFrames(["▁a", "b", "<blk>", "▁b"], end_bias=-8.0)
     network.max_tokens = 8
@@ -98,3 +109,10 @@ def test_padding_may_count_for_the_network() -> None:
     together = decoder(encoded, num_frames, nbest=2)
     assert together == [decoder(each[:num], nbest=2) for each, num in zip(encoded, num_frames, strict=True)]
     assert len({token.end_frame - token.start_frame for token in together[1][0].tokens}) > 1
+    for found, num in zip(together[:2], num_frames[:2], strict=True):
+        own = encoded[together.index(found), None, :num]
+        column = torch.tensor([[network.tokens.symbols.index(token.text) for token in found[0].tokens]])
+        frames = torch.tensor([num])
+        begin, end = token_spans(network.attention(own, frames, network.prompt(own, frames), column)[:, 0])
+        spans = [(token.start_frame, token.end_frame) for token in found[0].tokens]
+        assert spans == [*zip(begin.tolist(), end.tolist(), strict=True)]

@@ -13,9 +13,10 @@ import torch
 
 from asr.attention import AttentionDecoder
 from asr.ctc.interface import CTCHypothesis
+from asr.errors import AsrError
 from asr.fusion.confidences import SCALE
-from asr.text.symbols import UNK_ID, Vocabulary
-from tests.reference.table_lm import TableLM
+from asr.text.symbols import BOS_ID, UNK_ID, Vocabulary
+from tests.reference.table_lm import ForgetfulLM, TableLM
 from tests.reference.toy_attention import ToyAttention, internal_score, text_score
 
 WIDE = {"beam_size": 10**6, "search_beam": math.inf, "token_min_log_prob": -math.inf, "internal_lm_scale": 0.0}
@@ -128,13 +129,15 @@ def test_a_batch_is_its_utterances(internal_lm_scale: float, length_penalty: flo
     utterances = [encoded_frames(num, seed=num) for num in (7, 0, 12, 1, 9)]
     settings = {"internal_lm_scale": internal_lm_scale, "length_penalty": length_penalty}
     decoder = AttentionDecoder(network, lm=model, beam_size=4, search_beam=6.0, **settings)
-    padded = torch.nn.utils.rnn.pad_sequence(utterances, batch_first=True)
+    padded = torch.nn.utils.rnn.pad_sequence(utterances, batch_first=True, padding_value=7.0)
     together = decoder(padded, [len(each) for each in utterances], nbest=5)
     for found, utterance in zip(together, utterances, strict=True):
         alone = decoder(utterance, nbest=5)
         assert [each.text for each in found] == [each.text for each in alone]
         assert [each.tokens for each in found] == [each.tokens for each in alone]
         assert [each.score for each in found] == pytest.approx([each.score for each in alone], abs=1e-4)
+        confidences, wanted = ([word.confidence for each in texts for word in each.words] for texts in (found, alone))
+        assert confidences == pytest.approx(wanted, abs=1e-4)
     assert max(len(each.tokens) for found in together for each in found) >= 3
 
 
@@ -184,6 +187,108 @@ def test_texts_end() -> None:
     found = AttentionDecoder(network, max_tokens_per_second=8)(encoded, [6, 1])
     assert [len(each[0].tokens) for each in found] == [12, 10]
     assert network.num_steps == 13
+    found = AttentionDecoder(network, max_tokens_per_second=7.5)(encoded, [6, 0])
+    assert [len(each[0].tokens) for each in found] == [12, 0]
+    found = AttentionDecoder(network, max_tokens_per_second=math.inf)(encoded, [6, 0])
+    assert [len(each[0].tokens) for each in found] == [20, 0]
+
+
+def step_by_step(
+    network: ToyAttention, encoded: torch.Tensor, size: int, length_penalty: float, lm_scale: float, model: TableLM
+) -> tuple[list[tuple[str, float]], int]:
+    """The search with listed pieces that are words each, for hypothesis after hypothesis -> texts with their scores,
+    and the number of steps."""
+    frames, end, limit = torch.tensor([len(encoded)]), network.tokens.blank_id, network.max_tokens
+
+    def log_probs(columns: tuple[int, ...]) -> list[float]:
+        logits, state = network.start(encoded[None], frames, network.prompt(encoded[None], frames))
+        for column in columns:
+            logits, state = network.step(torch.tensor([column]), torch.tensor([0]), state)
+        return logits.log_softmax(1)[0].tolist()
+
+    def words(columns: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(model.vocabulary.id_of(network.tokens.symbols[column][1:]) for column in columns)
+
+    def total(columns: tuple[int, ...], am_score: float, is_ended: bool) -> float:
+        known = words(columns)
+        if is_ended:
+            return am_score + lm_scale * model.score_sentence(known)
+        finished = (BOS_ID, *known[:-1])
+        return am_score + lm_scale * sum(model.log_prob_of(finished[:n], finished[n]) for n in range(1, len(finished)))
+
+    beam: dict[tuple[int, ...], float] = {(): 0.0}
+    ended: dict[tuple[int, ...], float] = {}
+
+    def goes_on(beam: dict[tuple[int, ...], float], length: int) -> bool:
+        ranks = sorted((score / (len(own) + 1) ** length_penalty for own, score in ended.items()), reverse=True)
+        worst = ranks[size - 1] if len(ranks) >= size else -math.inf
+        best = max(total(own, score, False) / (length + 1) ** length_penalty for own, score in beam.items())
+        return best > worst
+
+    for num in range(limit + 1):
+        grown, ends = {}, {}
+        for own, score in beam.items():
+            for column, log_prob in enumerate(log_probs(own)):
+                if column == end:
+                    ends[own] = total(own, score + log_prob, True)
+                elif num < limit:
+                    grown[(*own, column)] = score + log_prob
+        kept = sorted(grown, key=lambda own: -total(own, grown[own], False))[:size]
+        beam = {own: grown[own] for own in kept}
+        all_totals = sorted([*ends.values(), *(total(own, beam[own], False) for own in kept)], reverse=True)
+        ended.update({own: score for own, score in ends.items() if score in all_totals[:size]})
+        if not beam or not goes_on(beam, num + 1):
+            break
+    best = sorted(ended, key=lambda own: -ended[own] / (len(own) + 1) ** length_penalty)[:size]
+    return [(text_of(network, own), ended[own]) for own in best], num
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0])
+@pytest.mark.parametrize("beam_size", [1, 2, 4])
+@torch.no_grad()
+def test_the_search_is_that_of_single_hypotheses(beam_size: int, length_penalty: float) -> None:
+    model = TableLM(Vocabulary(["a", "b", "c"]))
+    num_texts, all_steps = set(), set()
+    for seed in range(12):
+        network = ToyAttention(["▁a", "▁b", "<blk>", "▁c"], seed=seed, sharpness=2.0)
+        network.max_tokens = 9
+        encoded = encoded_frames(seed=seed)
+        config = {**WIDE, "beam_size": beam_size, "length_penalty": length_penalty, "lm_scale": 0.3}
+        decoder = AttentionDecoder(network, lm=model, **config)
+        network.num_steps = 0
+        found = decoder(encoded, nbest=beam_size)
+        num_steps = network.num_steps - network.num_prompts
+        wanted, wanted_steps = step_by_step(network, encoded, beam_size, length_penalty, 0.3, model)
+        assert [each.text for each in found] == [text for text, _ in wanted]
+        assert [each.score for each in found] == pytest.approx([score for _, score in wanted], abs=1e-4)
+        assert num_steps == wanted_steps
+        num_texts.add(len(found))
+        all_steps.add(num_steps)
+    assert beam_size in num_texts and len(all_steps) > 1
+
+
+def test_contexts_of_the_language_model_are_kept_while_they_are_needed() -> None:
+    network, model = ToyAttention(PIECES, end_bias=-50.0), ForgetfulLM(WORDS)
+    network.max_tokens, network.frame_shift = 100, 1.0
+    decoder = AttentionDecoder(network, lm=model, beam_size=4, max_tokens_per_second=20)
+    utterances = [encoded_frames(num, seed=num) for num in (5, 1, 3)]
+    padded = torch.nn.utils.rnn.pad_sequence(utterances, batch_first=True)
+    decoder(padded, [len(each) for each in utterances])
+    assert model.most_held < 0.5 * len(model.made)
+    assert len(model.held) <= 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"length_penalty": -0.1}, "length_penalty is -0.1; it must be 0 or more"),
+        ({"length_penalty": math.inf}, "length_penalty is inf; it must be 0 or more"),
+        ({"max_tokens_per_second": 0.0}, "max_tokens_per_second is 0.0; it must be above 0"),
+    ],
+)
+def test_settings_are_checked(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(AsrError, match=message):
+        AttentionDecoder(ToyAttention(PIECES), **settings)
 
 
 def test_a_batch_ends_with_its_longest_text() -> None:

@@ -76,3 +76,33 @@ class TableLM(LanguageModel):
             self._idx_of[history] = len(self._histories)
             self._histories.append(history)
         return self._idx_of[history]
+
+
+class ForgetfulLM(TableLM):
+    """Answers only for contexts that were kept, or made since."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        super().__init__(vocabulary)
+        self.held: set[int] = set()
+        self.made: set[int] = set()
+        self.most_held = 0
+
+    def start(self, num_streams: int) -> Tensor:
+        context = super().start(num_streams)
+        self.held |= set(context.tolist())
+        return context
+
+    def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
+        assert self.held.issuperset(context_idx.tolist())
+        log_prob, following = super().score(context_idx, word_id)
+        self.held |= set(following.tolist())
+        self.made |= self.held
+        self.most_held = max(self.most_held, len(self.held))
+        return log_prob, following
+
+    def final(self, context_idx: Tensor) -> Tensor:
+        assert self.held.issuperset(context_idx.tolist())
+        return super().final(context_idx)
+
+    def retain(self, live: Tensor) -> None:
+        self.held &= set(live.tolist())

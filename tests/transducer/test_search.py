@@ -15,7 +15,7 @@ import torch
 from asr.ctc.interface import CTCHypothesis
 from asr.text.symbols import UNK_ID, Vocabulary
 from asr.transducer import TransducerDecoder
-from tests.reference.table_lm import TableLM
+from tests.reference.table_lm import ForgetfulLM, TableLM
 from tests.reference.toy_transducer import ToyTransducer, internal_score, sum_over_paths
 
 WIDE = {"beam_size": 10**6, "search_beam": math.inf, "token_min_log_prob": -math.inf, "internal_lm_scale": 0.0}
@@ -288,36 +288,6 @@ def test_long_utterances() -> None:
     (found,) = TransducerDecoder(network, beam_size=4)(encoded_frames(500))
     assert found.is_complete
     assert -math.inf < found.score < -1000.0
-
-
-class ForgetfulLM(TableLM):
-    """Answers only for contexts that were kept, or made since."""
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        super().__init__(vocabulary)
-        self.held: set[int] = set()
-        self.made: set[int] = set()
-        self.most_held = 0
-
-    def start(self, num_streams: int) -> torch.Tensor:
-        context = super().start(num_streams)
-        self.held |= set(context.tolist())
-        return context
-
-    def score(self, context_idx: torch.Tensor, word_id: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        assert self.held.issuperset(context_idx.tolist())
-        log_prob, following = super().score(context_idx, word_id)
-        self.held |= set(following.tolist())
-        self.made |= self.held
-        self.most_held = max(self.most_held, len(self.held))
-        return log_prob, following
-
-    def final(self, context_idx: torch.Tensor) -> torch.Tensor:
-        assert self.held.issuperset(context_idx.tolist())
-        return super().final(context_idx)
-
-    def retain(self, live: torch.Tensor) -> None:
-        self.held &= set(live.tolist())
 
 
 def test_contexts_of_the_language_model_are_kept_while_they_are_needed() -> None:
