@@ -306,6 +306,18 @@ def test_texts_begin_with_the_forced_token(transformers: Any) -> None:
     assert own.prompt(*own(BATCH)).tolist() == 3 * [[1, 9]]
 
 
+def test_suppressed_tokens_may_be_beyond_the_columns(transformers: Any) -> None:
+    made, own = network(transformers, "Whisper"), tokenizer(transformers, "Whisper")
+    made.generation_config.suppress_tokens, made.generation_config.begin_suppress_tokens = [-1, 7, 50257], [9, 50256]
+    found = TransformersAttentionModel(made, extractor(transformers, "Whisper"), own, language="en")
+    encoded, num_frames = found(BATCH[0])
+    with torch.no_grad():
+        logits, state = found.start(encoded, num_frames, found.prompt(encoded, num_frames))
+        following, _ = found.step(torch.tensor([3]), torch.tensor([0]), state)
+    assert logits[0, [7, 8, 9]].isinf().tolist() == [True, False, True]
+    assert following[0, [7, 8, 9]].isinf().tolist() == [True, False, False]
+
+
 def test_marks_are_no_text(transformers: Any) -> None:
     own = model(transformers, "Whisper")
     written = {own.tokens.text_of(entry) for entry in range(len(own.tokens.table))}

@@ -108,10 +108,10 @@ class TransformersAttentionModel(AudioReader, TorchEncoder, AttentionModel):
             is_text = torch.tensor([self.tokens.is_text(entry) for entry in range(num_columns)])
             self._must_not = torch.zeros(num_columns, dtype=torch.bool)
             self._must_not[self.tokens.columns] = ~is_text
-            self._must_not[[*(getattr(generation, "suppress_tokens", None) or ())]] = True
+            self._must_not[_within(getattr(generation, "suppress_tokens", None), num_columns)] = True
             self._must_not[end] = False
             self._not_first = self._must_not.clone()
-            self._not_first[[*(getattr(generation, "begin_suppress_tokens", None) or ())]] = True
+            self._not_first[_within(getattr(generation, "begin_suppress_tokens", None), num_columns)] = True
             self._prompt = _Prompt.of(self.network, tokenizer, _Wishes(language, task, prompt))
             # A language that is found out is not among them yet.
             num_prompts = len(self._prompt.tokens) + bool(self._prompt.languages)
@@ -374,6 +374,11 @@ def _as_output(encoded: Tensor, mask: Tensor | None) -> Any:
 def _first(value: Any) -> Any:
     """A configuration's token, of which there may be several or none."""
     return value[0] if isinstance(value, Sequence) else value
+
+
+def _within(tokens: Sequence[int] | None, num_columns: int) -> list[int]:
+    """Those of some tokens that are columns; configurations may name others."""
+    return [token for token in tokens or () if 0 <= token < num_columns]
 
 
 def load(name: str, **options: Any) -> TransformersAttentionModel:
