@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from asr.attention import AttentionDecoder
+from asr.attention import AttentionDecoder, AttentionRecognizer
 from asr.ctc.interface import CTCHypothesis
+from asr.decoding.settings import ResourceOptions
 from asr.errors import AsrError
 from asr.fusion.confidences import SCALE
 from asr.text.symbols import BOS_ID, UNK_ID, Vocabulary
@@ -323,3 +324,12 @@ def test_confidences_compare_with_other_texts() -> None:
         against = sum(math.exp(score - own.score) for text, score in texts.items() if text != own.text)
         for word in own.words:
             assert word.confidence == pytest.approx(1.0 / (1.0 + against**SCALE), abs=1e-4)
+
+
+def test_segments_are_no_longer_than_the_network_reads() -> None:
+    network = ToyAttention(PIECES)
+    network.max_seconds = 10.0
+    with pytest.raises(AsrError, match=r"max_segment_seconds is 10\.5, but the network reads at most 10 s at a time"):
+        AttentionRecognizer(AttentionDecoder(network), ResourceOptions(max_segment_seconds=10.5))
+    recognizer = AttentionRecognizer(AttentionDecoder(network), ResourceOptions(max_segment_seconds=10.0))
+    assert recognizer(encoded_frames(100).flatten())[0].words
