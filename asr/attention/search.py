@@ -25,6 +25,7 @@ from asr.errors import AsrError
 from asr.fusion.beam import CANDIDATES, Fusion, Growing
 from asr.fusion.interface import LEAST_LOG_WEIGHT, Finished, FloatArray, IntArray, Pruned
 from asr.models.attention import AttentionModel
+from asr.models.external.base import named
 
 BoolArray = npt.NDArray[np.bool_]
 _STEPS_BETWEEN_MARKS = 16
@@ -159,8 +160,10 @@ class AttentionBeam:
             encoded[torch.from_numpy(is_empty)] = 0.0
         frames = torch.from_numpy(num_frames).clamp(min=1)
         limit = np.where(is_empty, 0, self._limits(frames.numpy()))
-        prompt = network.prompt(encoded, frames)
-        logits, state = network.start(encoded, frames, prompt)
+        what = f"{network.name}: the decoder cannot read frames of {encoded.shape[2]} dimensions"
+        with named(what, "give the output of this network's encoder"):
+            prompt = network.prompt(encoded, frames)
+            logits, state = network.start(encoded, frames, prompt)
         silent_logits, silent_state = None, None
         if self._config.internal_lm_scale:
             # The internal language model is the decoder with an encoder output of zeros.

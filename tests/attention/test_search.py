@@ -146,6 +146,11 @@ def test_no_utterances() -> None:
     assert AttentionDecoder(ToyAttention(PIECES))(torch.zeros(0, 5, 6)) == []
 
 
+def test_frames_of_another_network() -> None:
+    with pytest.raises(AsrError, match=r"toy: the decoder cannot read frames of 7 dimensions .* network's encoder"):
+        AttentionDecoder(ToyAttention(PIECES))(encoded_frames(dim=7))
+
+
 def test_threads_share_a_decoder() -> None:
     decoder = AttentionDecoder(ToyAttention(PIECES), lm=TableLM(WORDS), beam_size=4)
     utterances = [encoded_frames(20, seed=seed) for seed in range(8)]
