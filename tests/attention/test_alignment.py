@@ -80,15 +80,15 @@ def test_words_have_times() -> None:
                 assert word.start_frame <= word.end_frame <= 20
 
 
-class OfAllFrames(ToyAttention):
-    """Takes padding for frames."""
+class Attending(ToyAttention):
+    """Says what it attends to; without `reads_lengths`, padding is taken for frames."""
 
-    reads_lengths = False
+    reads_lengths = True
 
     def attention(
         self, encoded: torch.Tensor, num_frames: torch.Tensor, prompt: torch.Tensor, token: torch.Tensor
     ) -> torch.Tensor:
-        frames = torch.full_like(num_frames, encoded.shape[1])
+        frames = num_frames if self.reads_lengths else torch.full_like(num_frames, encoded.shape[1])
         _, state = self.start(encoded, frames, prompt)
         found = [self._weight(state)]
         for column in token.T:
@@ -97,17 +97,21 @@ class OfAllFrames(ToyAttention):
         return torch.stack(found, 1)[None]
 
     def _weight(self, state: State) -> torch.Tensor:
-        return (state.encoded @ state.hidden.unsqueeze(2)).squeeze(2).softmax(1)
+        weight = (state.encoded @ state.hidden.unsqueeze(2)).squeeze(2)
+        is_used = torch.arange(weight.shape[1]) < state.num_frames.unsqueeze(1)
+        return weight.masked_fill(~is_used, -torch.inf).softmax(1)
 
 
+@pytest.mark.parametrize("reads_lengths", [True, False])
 @torch.no_grad()
-def test_padding_may_count_for_the_network() -> None:
-    network = OfAllFrames(["▁a", "b", "<blk>", "▁b"], end_bias=-8.0)
-    network.max_tokens = 8
+def test_padding_does_not_count(reads_lengths: bool) -> None:
+    network = Attending(["▁a", "b", "<blk>", "▁b"], end_bias=-8.0)
+    network.max_tokens, network.reads_lengths = 8, reads_lengths
     encoded, num_frames = torch.randn(4, 30, 6, generator=torch.Generator().manual_seed(0)), [30, 13, 9, 0]
     decoder = AttentionDecoder(network)
     together = decoder(encoded, num_frames, nbest=2)
-    assert together == [decoder(each[:num], nbest=2) for each, num in zip(encoded, num_frames, strict=True)]
+    alone = [decoder(each[:num], nbest=2) for each, num in zip(encoded, num_frames, strict=True)]
+    assert [[each.tokens for each in texts] for texts in together] == [[each.tokens for each in own] for own in alone]
     assert len({token.end_frame - token.start_frame for token in together[1][0].tokens}) > 1
     for found, num in zip(together[:2], num_frames[:2], strict=True):
         own = encoded[together.index(found), None, :num]
