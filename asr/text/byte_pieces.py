@@ -75,6 +75,11 @@ def from_gpt2(piece: str, prefix: str) -> str:
     return begins * prefix + "".join([_CHARACTERS[_GPT2_BYTES[char]] for char in piece[begins:]])
 
 
+def from_text(text: str) -> str:
+    """A text as a byte-level piece."""
+    return "".join(_CHARACTERS[byte] for byte in text.encode())
+
+
 def bytes_of(piece: str) -> bytes:
     """The bytes that a byte-level piece stands for."""
     return bytes(map(_BYTES.__getitem__, piece))
@@ -82,5 +87,4 @@ def bytes_of(piece: str) -> bytes:
 
 def as_bytes(word: str) -> str:
     """A word as such a network's training text has it: its bytes, and spaces around CJK characters."""
-    parts = " ".join(part for part in _CJK.split(word) if part)
-    return "".join(_CHARACTERS[byte] for byte in parts.encode())
+    return from_text(" ".join(part for part in _CJK.split(word) if part))

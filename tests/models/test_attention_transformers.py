@@ -17,6 +17,7 @@ from asr.errors import AsrError
 from asr.models.attention import load_attention_model
 from asr.models.attention.cross_attention import CrossAttention
 from asr.models.attention.transformers import TransformersAttentionModel, _as_output
+from asr.models.external.transformers import tokens_of
 from asr.text.byte_pieces import from_gpt2
 from tests.models.external_audio import noise, write_foreign_code
 
@@ -465,6 +466,15 @@ def test_words_of_whisper_are_those_of_its_tokenizer(transformers: Any) -> None:
         words = [tokens.text_of(*entries[begin:end]) for begin, end in tokens.group(entries)]
         assert words == text.split()
     assert tokens.spell("été") == [tuple(from_gpt2(piece, "▁") for piece in theirs.tokenize(" été"))]
+
+
+def test_words_may_be_added_to_the_tokenizer(transformers: Any) -> None:
+    theirs = tokenizer(transformers, "Whisper")
+    theirs.add_tokens(["日本", "né"])
+    tokens = tokens_of(theirs, len(theirs), 259)
+    entries = [tokens.columns.index(column) for column in theirs.convert_tokens_to_ids(["Ġa", "日本", "Ġab", "né"])]
+    words = [tokens.text_of(*entries[begin:end]) for begin, end in tokens.group(entries)]
+    assert words == ["a日本", "abné"]
 
 
 def test_words_of_whisper_are_listed(transformers: Any) -> None:

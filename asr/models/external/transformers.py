@@ -26,7 +26,7 @@ from asr.models.external.base import (
     positive_number,
     reason_of,
 )
-from asr.text.byte_pieces import are_gpt2, bytes_of, from_gpt2
+from asr.text.byte_pieces import are_gpt2, bytes_of, from_gpt2, from_text
 from asr.text.ctc_tokens import PIECE_PREFIX, CTCTokens
 
 _FILES = (
@@ -213,7 +213,9 @@ def tokens_of(tokenizer: Any, num_columns: int, blank: int | None, hidden: Colle
     for symbol, column in vocab.items():
         if isinstance(column, int) and 0 <= column < num_columns:
             if column not in hidden:
-                symbols[column] = from_gpt2(symbol, PIECE_PREFIX) if is_gpt2 and symbol not in added else symbol
+                symbols[column] = symbol
+                if is_gpt2:
+                    symbols[column] = from_text(symbol) if symbol in added else from_gpt2(symbol, PIECE_PREFIX)
         elif symbol not in getattr(tokenizer, "all_special_tokens", ()):
             raise AsrError(
                 f"the tokenizer's symbol {symbol!r} has the id {column!r}; the network has {num_columns} columns, so "
