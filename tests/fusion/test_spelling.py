@@ -60,6 +60,23 @@ def test_tokens_in_the_words_letter_case_are_compared_exactly() -> None:
         spelled_words(["HELLO", "WELL"], lower, is_plain=False)
 
 
+@pytest.mark.parametrize("symbols", [["▁Hello", "▁well"], ["▁hello", "▁well", "▁W"], ["▁hello", "▁well", "."]])
+def test_other_case_or_punctuation_among_the_tokens_decides(symbols: list[str]) -> None:
+    assert spelled_words(["hello", "well"], CTCTokens(["<blk>", *symbols])).form is not None
+
+
+def test_hyphens_at_the_ends_of_words_do_not_decide() -> None:
+    form = spelled_words(["well-", "-hello"], CASED, True).form
+    assert form is not None and form.words_of("well-known") == ["well", "known"]
+
+
+def test_parts_of_characters_are_in_lower_case() -> None:
+    tokens = CTCTokens(["<blk>", "▁Aũ", "ŏb"], byte_level=True)
+    spelled = spelled_words(["aé"], tokens, True)
+    assert [tokens.bytes_of(entry) for entry in (1, 2)] == [b"A\xc3", b"\xa9b"]
+    assert [spelled.bytes_of(tokens, entry) for entry in (1, 2)] == [b"a\xc3", b"\xa9b"]
+
+
 def test_few_exceptions_do_not_decide() -> None:
     words = ["hello", "well", "known", "now"]
     assert spelled_words([*(100 * words), "Hello", "well."], CASED).form is not None
