@@ -122,6 +122,17 @@ def test_internal_scores_are_subtracted() -> None:
     assert_as_enumerated(decoder(encoded, nbest=10**6), expected)
 
 
+def test_internal_scores_are_subtracted_if_there_is_a_language_model() -> None:
+    pieces = TableLM(Vocabulary(["▁a", "b", "▁b"]))
+    for models, scale in (
+        ({}, 0.0),
+        ({"words": ["a"]}, 0.0),
+        ({"lm": TableLM(WORDS)}, 0.2),
+        ({"token_lm": pieces}, 0.2),
+    ):
+        assert AttentionDecoder(ToyAttention(PIECES), **models).config.internal_lm_scale == scale
+
+
 @pytest.mark.parametrize("internal_lm_scale", [0.0, 0.1])
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0])
 def test_a_batch_is_its_utterances(internal_lm_scale: float, length_penalty: float) -> None:
