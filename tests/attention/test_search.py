@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -91,6 +92,20 @@ def test_words_are_scored_by_the_language_model(symbols: list[str]) -> None:
     for each in found:
         assert each.lm_score == pytest.approx(sentence_score(model, each.text), abs=1e-4)
         assert [word.is_spelled for word in each.words] == [word.text not in WORDS for word in each.words]
+
+
+UNIGRAMS = "\\data\\\nngram 1=5\n\n\\1-grams:\n-2\t<unk>\n-99\t<s>\n-0.6\t</s>\n-0.5\ta\n-0.7\tb\n\n\\end\\\n"
+
+
+def test_listed_words_may_be_unknown_to_the_ngram_model(tmp_path: Path) -> None:
+    (tmp_path / "unigrams.arpa").write_text(UNIGRAMS)
+    network, encoded, model = ToyAttention(PIECES), encoded_frames(), TableLM(WORDS)
+    models = {"words": ["a", "b", "ab"], "ngram": tmp_path / "unigrams.arpa", "lm": model, "lm_weight": 1.0}
+    found = AttentionDecoder(network, **models, **WIDE)(encoded, nbest=10**6)
+    wanted = AttentionDecoder(network, lm=model, **WIDE)(encoded, nbest=10**6)
+    assert any("ab" in each.text.split() for each in found)
+    assert [each.text for each in found] == [each.text for each in wanted]
+    assert [each.lm_score for each in found] == pytest.approx([each.lm_score for each in wanted], abs=1e-4)
 
 
 def test_listed_words_only() -> None:
