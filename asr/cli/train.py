@@ -17,7 +17,7 @@ from pickle import UnpicklingError
 from typing import Any
 
 import pytorch_lightning as pl
-from jsonargparse import ActionConfigFile  # type: ignore[attr-defined]
+from jsonargparse import ActionConfigFile, Namespace  # type: ignore[attr-defined]
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning.callbacks import ModelCheckpoint
@@ -228,15 +228,26 @@ class _Parser(LightningArgumentParser):  # type: ignore[misc]
         super().__init__(*args, **{**kwargs, "allow_abbrev": False})
         self._negative_number_matcher = NEGATIVE_NUMBER
         self._old_keys: OldKeys | None = None
+        self._groups: set[str] = set()
 
     def add_class_arguments(self, theclass: type, *args: Any, **kwargs: Any) -> Any:
         added = super().add_class_arguments(theclass, *args, **kwargs)
         if not args:  # otherwise the class is a group of the recipe, such as the trainer
             self._old_keys = OldKeys(theclass, {name.partition(".")[0] for name in added})
+            self._groups = {name for name in added if name in (self.groups or {})}
         return added
 
     def parse_object(self, obj: Any, *args: Any, **kwargs: Any) -> Any:
-        return super().parse_object(self._old_keys.in_groups(obj) if self._old_keys else obj, *args, **kwargs)
+        """As in jsonargparse, which takes anything for a group, and null for any key."""
+        config = super().parse_object(self._old_keys.in_groups(obj) if self._old_keys else obj, *args, **kwargs)
+        for group in self._groups:
+            if not isinstance(config.get(group, Namespace()), Namespace):
+                raise AsrError(f"{group} is {config[group]!r}; give its keys, or leave it out.")
+        if self._old_keys:
+            keys = [action.dest for action in self._actions if action.default is not None]
+            nulls = dict.fromkeys(key for key in keys if config.get(key, key) is None)
+            self.validate(Namespace(nulls), False, True)  # checks null, too, but not what is missing
+        return config
 
     def parse_args(self, args: Sequence[str] | None = None, *more: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         if args is not None and self._old_keys:
@@ -469,4 +480,5 @@ def _sentence(message: str) -> str:
     """The key, the error, and the value if it is short."""
     lines = (line.strip().removeprefix("- ") for line in message.splitlines())
     kept = (line for line in lines if not line.startswith(_NOISE))
-    return " ".join(line for line in kept if not line.startswith("Given value:") or len(line) <= _LONGEST_VALUE)
+    kept = (line for line in kept if not line.startswith("Given value:") or len(line) <= _LONGEST_VALUE)
+    return " ".join(kept).rstrip(".")

@@ -134,7 +134,10 @@ def test_a_second_recipe_may_have_some_old_keys_only(tmp_path: Path) -> None:
         (["--model.optimisation.peak_lr", "1"], "unrecognized arguments: --optimisation.peak_lr=1"),
         (["--data.init_args.fbank.num_mel_bin", "3"], "num_mel_bin"),
         (["--model.init_args", "{leak: 1, objective: {leak: 1}}"], "leak and objective.leak are the same option;"),
-        (["--model.init_args", "{leak: 1, objective: 3}"], "objective is 3; give its keys, among them leak."),
+        (["--model.init_args", "{leak: 1, objective: 3}"], "objective is 3; give its keys, among them leak; 'asr"),
+        (["--model.init_args", "{objective: null}"], "objective is None; give its keys, or leave it out; 'asr"),
+        (["--model.init_args", "{objective: [1]}"], "objective is [1]; give its keys, or leave it out; 'asr"),
+        (["--model.init_args", "{objective: {leak: null}}"], 'Parser key "objective.leak": Expected a <class'),
     ],
 )
 def test_unknown_keys_are_one_sentence(
