@@ -184,8 +184,8 @@ def _external_from(args: argparse.Namespace) -> FusionRecognizer:
     settings = {name: value for name, value in settings.items() if value is not None}
     of_network = {name: getattr(args, name) for name in _OF_NETWORK if getattr(args, name) is not None}
     load: Any = load_transducer if is_transducer else load_attention_model
-    resources = ResourceOptions(**given_options(args, options_of(ResourceOptions)))
     try:
+        resources = ResourceOptions(**given_options(args, options_of(ResourceOptions)))
         network = load(_name(args), **of_network).to(device_from(args.device))
         return FusionRecognizer(decoder_type(network, **_language_models(args), **settings), resources)
     except AsrError as error:

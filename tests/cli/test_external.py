@@ -68,6 +68,11 @@ def test_words_and_options_are_those_of_the_decoder(run: Run, recording: Path, a
     assert record["scores"]["total"] == pytest.approx(wanted.total, abs=1e-3)
 
 
+def test_segments_that_are_too_short_are_named_by_their_option(run: Run, recording: Path) -> None:
+    code, _, said = run(recording, "--max-segment-seconds", 0.5)
+    assert code == 2 and "--max-segment-seconds is 0.5; give 1 second or more" in said
+
+
 def test_hot_words_and_lists_of_words(run: Run, recording: Path, tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text("ab\na\n")
     (tmp_path / "hot.txt").write_text("ab\n")
