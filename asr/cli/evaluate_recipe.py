@@ -106,6 +106,7 @@ def run_recipe(
     add_arguments(parser)
     # Wrong options are reported before anything is recognized.
     systems = {name: _arguments(args, recipe, name, parser, check) for name in recipe.systems}
+    _score_alike([*systems.values()])
     present = {name: path for name, path in recipe.sets.items() if Path(path).is_file()}
     for name, path in recipe.sets.items():
         if name not in present:
@@ -148,6 +149,17 @@ def _arguments(
     except (AsrError, ValueError) as error:
         raise AsrError(f"{recipe.path}: the options of {name!r} are not valid: {str(error).rstrip('.')}.") from error
     return parsed
+
+
+def _score_alike(systems: Sequence[argparse.Namespace]) -> None:
+    """Has all systems scored by the same rules: otherwise, their references would differ."""
+    for name in ("ignore_case", "ignore_punctuation"):
+        asked = any(getattr(system, name) for system in systems)
+        for system in systems:
+            setattr(system, name, asked)
+    scoring = "sclite" if any(system.scoring == "sclite" for system in systems) else "auto"
+    for system in systems:
+        system.scoring = scoring
 
 
 def _evaluate(

@@ -72,6 +72,18 @@ def test_what_is_done_stays_and_the_rest_follows(tmp_path, recipe, cuts, evaluat
 
 
 @pytest.mark.slow
+def test_systems_are_scored_by_the_same_rules(tmp_path, cuts, evaluate, tiny_bundle_folder):
+    lower = gzip.decompress(cuts.read_bytes()).replace(f'"{TEXT[0]}"'.encode(), f'"{TEXT[0].lower()}"'.encode())
+    cuts.write_bytes(gzip.compress(lower))
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"sets: {{tones: {cuts}}}\nsystems: {{plain: --mode ngram, loose: --mode ngram --ignore-case}}\n")
+    arguments = ("--recipe", path, "--bundle", tiny_bundle_folder, "--output", tmp_path / "out", "--json")
+    code, text, _ = evaluate(*arguments)
+    assert (code, [row["wer"] for row in json.loads(text)]) == (0, [0.0, 0.0])
+    assert (tmp_path / "out" / "tones.html").is_file()
+
+
+@pytest.mark.slow
 def test_networks_from_elsewhere_are_systems(tmp_path, cuts, evaluate, tiny_bundle_folder, monkeypatch):
     monkeypatch.setenv("ASR_CACHE", str(tmp_path / "cache"))  # of graphs
     name = scripted(tmp_path / "a.pt")
