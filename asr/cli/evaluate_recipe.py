@@ -17,12 +17,15 @@ from typing import Any, NoReturn
 
 from asr.cli.main import Parser
 from asr.errors import AsrError
+from asr.options import flag_of
 from asr.reports.evaluation import Evaluation
 from asr.reports.page import PageOptions, make_page
 from asr.serialization import require_writable, write_whole_text
 from asr.text.documents import parse_yaml, read_text
 
 _RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+# Options that a recipe replaces.
+_OF_RECIPES = ("hypotheses", "reference", "cuts", "compare", "export", "details")
 _FORM = "it needs 'sets' (NAME: manifest of 'asr prepare') and 'systems' (NAME: options of 'asr evaluate')"
 
 
@@ -96,8 +99,7 @@ def run_recipe(
         check: refuses options of recognition that have no effect with the others.
         evaluate: runs `asr evaluate` with one test set and one system.
     """
-    alone = ("hypotheses", "reference", "cuts", "compare", "export", "details")
-    if given := [name for name in alone if getattr(args, name)]:
+    if given := [name for name in _OF_RECIPES if getattr(args, name)]:
         raise AsrError(f"--recipe defines the sets and systems; leave out {given[0]}.")
     if not args.output:
         raise AsrError("--recipe writes tables, transcripts and reports; name their folder with --output.")
@@ -144,7 +146,10 @@ def _arguments(
     given = copy.copy(args)
     given.recipe, given.json = None, False
     try:
-        parsed: argparse.Namespace = parser.parse_args(shlex.split(recipe.systems[name]), given)
+        parsed: argparse.Namespace = parser.parse_args(shlex.split(recipe.systems[name]), copy.copy(given))
+        for option in (*_OF_RECIPES, "recipe", "output", "resume", "json"):
+            if getattr(parsed, option) != getattr(given, option):
+                raise AsrError(f"{flag_of(option)} is not for a system, but for the whole recipe; leave it out")
         check(parsed)
     except (AsrError, ValueError) as error:
         raise AsrError(f"{recipe.path}: the options of {name!r} are not valid: {str(error).rstrip('.')}.") from error
