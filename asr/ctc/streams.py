@@ -114,7 +114,7 @@ class ExternalStreams:
         if confidences:
             self._new_search = functools.partial(decoder.stream, confidences=True)
         network.stream()
-        self._new_search()
+        self._new_search().finish()  # so that it gives its language model back
         self._rules = options.endpoint_rules(network.frame_shift)
         self._step = max(1, round(_ENDPOINT_SECONDS / network.frame_shift))
         self.times = StageTimes()

@@ -14,6 +14,7 @@ from torch import Tensor
 from asr.ctc import CTCDecoder
 from asr.ctc.streams import ExternalStreams
 from asr.errors import AsrError
+from asr.lm.interface import LanguageModel
 from asr.results import StreamResult
 from asr.streaming import StreamingOptions
 from asr.transducer import TransducerDecoder
@@ -187,6 +188,20 @@ def test_short_and_resampled_streams(rate: int) -> None:
         assert (found.reason, found.end) == ("end", num / rate)
     assert run(streams, [], rate)[0].reason == "end"
     assert finals(run(streams, (noise(1.0)[:rate] * 0.5).split(300), rate))[0].end <= 1.0
+
+
+def test_all_streams_share_a_language_model() -> None:
+    decoder = TransducerDecoder(network(), words=["a", "ab", "b"], hot_words={"ab a": 3.0})
+    made, make = list[LanguageModel](), decoder.models.for_good
+
+    def counted() -> LanguageModel | None:
+        made.append(make())  # type: ignore[arg-type]
+        return made[-1]
+
+    decoder.models.for_good = counted  # type: ignore[method-assign]
+    for _ in range(2):
+        assert run(ExternalStreams(decoder.network, decoder, StreamingOptions()), [noise(0.2)])
+    assert len(made) == 1
 
 
 def test_what_is_refused() -> None:
