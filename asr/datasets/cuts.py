@@ -70,7 +70,10 @@ def cut_waveform(cut: MonoCut, sampling_rate: int) -> Tensor:
     try:
         samples = cut.resample(sampling_rate).load_audio()
     except Exception as error:  # lhotse's backends each raise their own
-        raise AsrError(f"{cut.id}: the audio of the cut cannot be read ({str(error).splitlines()[0]}).") from error
+        reason = str(error).partition("\n")[0].removesuffix(" Details:").rstrip(".")
+        raise AsrError(
+            f"{cut.id}: the audio of the cut cannot be read ({reason}); does the file exist, and is it audio?"
+        ) from error
     return torch.from_numpy(to_mono(samples.T, sampling_rate))
 
 
