@@ -459,8 +459,8 @@ def _recognize_cuts(
             times.add(outcome.result.times)
             cache = later_cache(cache, outcome.result.cache)
             record.update(outcome.result.as_dict())
-            wrong = count_errors(cut_text(cuts[outcome.name]).split(), hypotheses[outcome.name]).num_errors
-            details.add(outcome.name, outcome.result, wrong)
+            pair = {"reference": cut_text(cuts[outcome.name]).split(), "hypothesis": hypotheses[outcome.name]}
+            details.add(outcome.name, outcome.result, count_errors(**_as_compared(args, pair)).num_errors)
         details.records[outcome.name] = record
         if output is not None:
             output.add(record)

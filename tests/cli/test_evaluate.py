@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import soundfile
 
 import asr
 from asr.bundle import Bundle
+from asr.cli.evaluation_details import Details
 from asr.cli.main import main
 from asr.lm.rnn.export import save_network
 from asr.testing.tones import RATE, TEXT, tones
@@ -229,6 +231,18 @@ def test_a_users_own_language_models_take_the_place_of_the_bundles(
     assert (code, json.loads(text)["wer"]) == (0, 0.0)
     code, _, errors = evaluate(*arguments, "--large-ngram", tmp_path / "nowhere")
     assert (code, "nowhere: the n-gram model cannot be read" in errors) == (2, True)
+
+
+@pytest.mark.slow
+def test_lattices_are_kept_by_errors_that_count(tmp_path, cuts, evaluate, tiny_bundle_folder, monkeypatch):
+    cuts.write_bytes(
+        gzip.compress(gzip.decompress(cuts.read_bytes()).replace(TEXT[0].encode(), TEXT[0].lower().encode()))
+    )
+    found = []
+    monkeypatch.setattr(Details, "add", lambda self, name, result, num_errors: found.append(num_errors))
+    arguments = ("--cuts", cuts, "--bundle", tiny_bundle_folder, "--mode", "ngram")
+    assert evaluate(*arguments)[0] == evaluate(*arguments, "--ignore-case")[0] == 0
+    assert sum(found[:3]) > 0 and found[3:] == [0, 0, 0]
 
 
 @pytest.mark.slow
