@@ -43,7 +43,7 @@ class _State(NamedTuple):
     Attributes:
         cache: keys and values of the decoder's layers, K rows.
         utt: (K,) which of the encoded utterances each row is of.
-        encoded: the encoder's output as the network takes it, one row.
+        encoded: the encoder's output of all utterances, and of one after it has been read.
         mask: (K, T) which frames are used, or None for all.
     """
 
@@ -210,9 +210,7 @@ class TransformersAttentionModel(AudioReader, TorchEncoder, AttentionModel):
     def _read(self, token: Tensor, state: _State) -> tuple[Tensor, _State]:
         """Reads tokens (K, U) -> logits (K, C) of the next one."""
         # After the first call, keys and values of the encoder's output are in the cache, and only its shape counts.
-        encoded = state.encoded
-        if len(encoded) != len(token):
-            encoded = encoded[:1].expand(len(token), -1, -1)
+        encoded = state.encoded if len(state.encoded) == len(token) else state.encoded.expand(len(token), -1, -1)
         masks: dict[str, Any] = {}
         if state.mask is not None:
             masks["attention_mask"] = state.mask.repeat_interleave(self._units_of_frame, 1)
@@ -224,7 +222,7 @@ class TransformersAttentionModel(AudioReader, TorchEncoder, AttentionModel):
             **masks,
         )
         logits: Tensor = output.logits[:, -1].float()
-        return logits, state
+        return logits, state._replace(encoded=state.encoded[:1])
 
     def _measured(self) -> tuple[float, int]:
         """Seconds from one frame to the next, and how many units of the encoder's input (samples, frames) are one."""
