@@ -101,8 +101,8 @@ class _Tree:
 
     def finished(self, ended: list[list[_Ended]], num: int) -> list[list[Finished]]:
         """The best texts of each utterance, whose tokens have no frames yet."""
-        parent, entry, total = (np.concatenate(each) for each in (self._parent, self._entry, self._total))
-        parents, entries = parent.tolist(), entry.tolist()
+        entry, total = np.concatenate(self._entry), np.concatenate(self._total)
+        parents, entries = np.concatenate(self._parent).tolist(), entry.tolist()
         left = _Left(*map(np.concatenate, zip(*self._left, strict=True)))
         step = np.repeat(np.arange(len(self._left)), [len(each.utt) for each in self._left])
         found: list[list[Finished]] = [[] for _ in ended]
