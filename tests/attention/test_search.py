@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,8 +17,9 @@ from asr.ctc.interface import CTCHypothesis
 from asr.decoding.settings import ResourceOptions
 from asr.errors import AsrError
 from asr.fusion.confidences import SCALE
-from asr.text.symbols import BOS_ID, UNK_ID, Vocabulary
+from asr.text.symbols import BOS_ID, Vocabulary
 from tests.reference.table_lm import ForgetfulLM, TableLM
+from tests.reference.texts import sentence_score, text_of
 from tests.reference.toy_attention import ToyAttention, internal_score, text_score
 
 WIDE = {"beam_size": 10**6, "search_beam": math.inf, "token_min_log_prob": -math.inf, "internal_lm_scale": 0.0}
@@ -32,11 +33,6 @@ def encoded_frames(num_frames: int = 5, dim: int = 6, seed: int = 1) -> torch.Te
     return torch.randn(num_frames, dim, generator=torch.Generator().manual_seed(seed))
 
 
-def text_of(network: ToyAttention, columns: Sequence[int]) -> str:
-    symbols = "".join(network.tokens.symbols[column] for column in columns)
-    return " ".join(symbols.replace("▁", " ").replace("|", " ").split())
-
-
 def by_enumeration(
     network: ToyAttention, encoded: torch.Tensor, gain: Score = lambda columns: 0.0, length_penalty: float = 1.0
 ) -> dict[str, tuple[float, float]]:
@@ -47,7 +43,7 @@ def by_enumeration(
     for own in (each for num in range(network.max_tokens + 1) for each in itertools.product(columns, repeat=num)):
         score = text_score(network, encoded, own) + gain(own)
         if score > -math.inf:
-            found.setdefault(text_of(network, own), []).append((score, len(own)))
+            found.setdefault(text_of(network.tokens, own), []).append((score, len(own)))
     scores = {}
     for text, same in found.items():
         total = float(np.logaddexp.reduce([score for score, _ in same]))
@@ -61,12 +57,6 @@ def assert_as_enumerated(hypotheses: list[CTCHypothesis], expected: dict[str, tu
     assert [each.text for each in hypotheses] == sorted(expected, key=lambda text: -expected[text][1])
     for each in hypotheses:
         assert each.score == pytest.approx(expected[each.text][0], abs=1e-4)
-
-
-def sentence_score(model: TableLM, text: str) -> float:
-    """Of the words of a text, `<unk>` for those that are not listed, and `</s>`."""
-    vocabulary = model.vocabulary
-    return model.score_sentence(tuple(vocabulary.id_of(w) if w in vocabulary else UNK_ID for w in text.split()))
 
 
 @pytest.mark.parametrize("length_penalty", [0.0, 0.6, 1.0])
@@ -84,7 +74,7 @@ def test_words_are_scored_by_the_language_model(symbols: list[str]) -> None:
     found = AttentionDecoder(network, lm=model, **settings, **WIDE)(encoded, nbest=10**6)
 
     def gain(columns: tuple[int, ...]) -> float:
-        words = text_of(network, columns).split()
+        words = text_of(network.tokens, columns).split()
         num_unlisted = sum(word not in WORDS for word in words)
         return 0.7 * sentence_score(model, " ".join(words)) + 0.4 * len(words) - 1.5 * num_unlisted
 
@@ -112,7 +102,9 @@ def test_listed_words_only() -> None:
     network, encoded, model = ToyAttention(PIECES), encoded_frames(), TableLM(WORDS)
     settings = {"lm_scale": 0.7, "spelling_penalty": -math.inf}
     found = AttentionDecoder(network, lm=model, **settings, **WIDE)(encoded, nbest=10**6)
-    expected = by_enumeration(network, encoded, lambda columns: 0.7 * sentence_score(model, text_of(network, columns)))
+    expected = by_enumeration(
+        network, encoded, lambda columns: 0.7 * sentence_score(model, text_of(network.tokens, columns))
+    )
     listed = {text: score for text, score in expected.items() if all(word in WORDS for word in text.split())}
     assert len(listed) < len(expected)
     assert_as_enumerated(found, listed)
@@ -124,7 +116,7 @@ def test_words_in_plain_form() -> None:
     found = AttentionDecoder(network, lm=model, lm_scale=0.7, spelling_penalty=-1.5, **WIDE)(encoded, nbest=10**6)
 
     def gain(columns: tuple[int, ...]) -> float:
-        words = text_of(network, columns).lower().replace(",", "").replace("-", " ").split()
+        words = text_of(network.tokens, columns).lower().replace(",", "").replace("-", " ").split()
         return 0.7 * sentence_score(model, " ".join(words)) - 1.5 * sum(word not in WORDS for word in words)
 
     assert_as_enumerated(found, by_enumeration(network, encoded, gain))
@@ -272,7 +264,7 @@ def step_by_step(
         if not beam or not goes_on(beam, num + 1):
             break
     best = sorted(ended, key=lambda own: -ended[own] / (len(own) + 1) ** length_penalty)[:size]
-    return [(text_of(network, own), ended[own]) for own in best], num
+    return [(text_of(network.tokens, own), ended[own]) for own in best], num
 
 
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0])

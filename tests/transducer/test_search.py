@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from asr.ctc.interface import CTCHypothesis
-from asr.text.symbols import UNK_ID, Vocabulary
+from asr.text.symbols import Vocabulary
 from asr.transducer import TransducerDecoder
 from tests.reference.table_lm import ForgetfulLM, TableLM
+from tests.reference.texts import sentence_score, text_of
 from tests.reference.toy_transducer import ToyTransducer, internal_score, sum_over_paths
 
 WIDE = {"beam_size": 10**6, "search_beam": math.inf, "token_min_log_prob": -math.inf, "internal_lm_scale": 0.0}
@@ -30,11 +31,6 @@ def encoded_frames(num_frames: int = 2, dim: int = 6, seed: int = 1) -> torch.Te
     return torch.randn(num_frames, dim, generator=torch.Generator().manual_seed(seed))
 
 
-def text_of(network: ToyTransducer, columns: Sequence[int]) -> str:
-    symbols = "".join(network.tokens.symbols[column] for column in columns)
-    return " ".join(symbols.replace("▁", " ").replace("|", " ").split())
-
-
 def by_enumeration(
     network: ToyTransducer, encoded: torch.Tensor, gain: Score = lambda columns: 0.0
 ) -> dict[str, float]:
@@ -44,7 +40,7 @@ def by_enumeration(
     for own in (each for num in range(LONGEST + 1) for each in itertools.product(columns, repeat=num)):
         score = sum_over_paths(network, encoded, own, max_symbols=2) + gain(own)
         if score > -math.inf:
-            text = text_of(network, own)
+            text = text_of(network.tokens, own)
             found[text] = float(np.logaddexp(found.get(text, -math.inf), score))
     return found
 
@@ -54,12 +50,6 @@ def assert_as_enumerated(hypotheses: list[CTCHypothesis], expected: dict[str, fl
     assert [each.text for each in hypotheses] == sorted(expected, key=lambda text: -expected[text])
     for each in hypotheses:
         assert each.score == pytest.approx(expected[each.text], abs=1e-4)
-
-
-def sentence_score(model: TableLM, text: str) -> float:
-    """Of the words of a text, `<unk>` for those that are not listed, and `</s>`."""
-    vocabulary = model.vocabulary
-    return model.score_sentence(tuple(vocabulary.id_of(w) if w in vocabulary else UNK_ID for w in text.split()))
 
 
 @pytest.mark.parametrize("durations", [(), (0, 1, 2), (1, 3)])
@@ -78,7 +68,7 @@ def test_words_are_scored_by_the_language_model(symbols: list[str], durations: t
     found = TransducerDecoder(network, lm=model, **settings, **WIDE)(encoded, nbest=10**6)
 
     def gain(columns: tuple[int, ...]) -> float:
-        words = text_of(network, columns).split()
+        words = text_of(network.tokens, columns).split()
         num_unlisted = sum(word not in WORDS for word in words)
         return 0.7 * sentence_score(model, " ".join(words)) + 0.4 * len(words) - 1.5 * num_unlisted
 
@@ -92,7 +82,9 @@ def test_listed_words_only() -> None:
     network, encoded, model = ToyTransducer(PIECES), encoded_frames(), TableLM(WORDS)
     settings = {"lm_scale": 0.7, "spelling_penalty": -math.inf, "max_symbols_per_frame": 2}
     found = TransducerDecoder(network, lm=model, **settings, **WIDE)(encoded, nbest=10**6)
-    expected = by_enumeration(network, encoded, lambda columns: 0.7 * sentence_score(model, text_of(network, columns)))
+    expected = by_enumeration(
+        network, encoded, lambda columns: 0.7 * sentence_score(model, text_of(network.tokens, columns))
+    )
     listed = {text: score for text, score in expected.items() if all(word in WORDS for word in text.split())}
     assert len(listed) < len(expected)
     assert_as_enumerated(found, listed)
@@ -105,7 +97,7 @@ def test_words_in_plain_form() -> None:
     found = TransducerDecoder(network, lm=model, **settings, **WIDE)(encoded, nbest=10**6)
 
     def gain(columns: tuple[int, ...]) -> float:
-        words = text_of(network, columns).lower().replace(",", "").replace("“", "").replace("-", " ").split()
+        words = text_of(network.tokens, columns).lower().replace(",", "").replace("“", "").replace("-", " ").split()
         num_unlisted = sum(word not in WORDS for word in words)
         return 0.7 * sentence_score(model, " ".join(words)) + 0.4 * len(words) - 1.5 * num_unlisted
 
@@ -120,7 +112,7 @@ def test_words_without_a_language_model() -> None:
     decoder = TransducerDecoder(network, words=WORDS.ordinary, max_symbols_per_frame=2, spelling_penalty=-2.0, **WIDE)
 
     def gain(columns: tuple[int, ...]) -> float:
-        return -2.0 * sum(word not in WORDS for word in text_of(network, columns).split())
+        return -2.0 * sum(word not in WORDS for word in text_of(network.tokens, columns).split())
 
     assert_as_enumerated(decoder(encoded, nbest=10**6), by_enumeration(network, encoded, gain))
 
@@ -150,7 +142,7 @@ def test_hot_words_gain() -> None:
     found = TransducerDecoder(network, hot_words={"ab": 3.0, "a b": 2.0}, **settings)(encoded, nbest=10**6)
 
     def gain(columns: tuple[int, ...]) -> float:
-        words = text_of(network, columns).split()
+        words = text_of(network.tokens, columns).split()
         num_phrases = list(itertools.pairwise(words)).count(("a", "b"))
         hot = 3.0 * words.count("ab") + 2.0 * 2 * num_phrases
         return 0.5 * hot - 5.0 * sum(word not in WORDS for word in words)
@@ -163,7 +155,7 @@ def test_hot_words_alone() -> None:
     decoder = TransducerDecoder(network, hot_words={"ab": 3.0, "A B": 2.0}, max_symbols_per_frame=2, **WIDE)
 
     def gain(columns: tuple[int, ...]) -> float:
-        words = text_of(network, columns).lower().replace(",", "").split()
+        words = text_of(network.tokens, columns).lower().replace(",", "").split()
         return 3.0 * words.count("ab") + 2.0 * 2 * list(itertools.pairwise(words)).count(("a", "b"))
 
     assert_as_enumerated(decoder(encoded, nbest=10**6), by_enumeration(network, encoded, gain))
