@@ -54,6 +54,8 @@ MOVED = {
     **_names("asr.decoding.backend", "asr.decoding.chunk_backend", "Chunk ChunkBackend SearchSink"),
     **_names("asr.decoding.interface", "asr.decoding.settings", "DecodingOptions"),
     **_names("asr.decoding.lattice", "asr.decoding.lattice_records", "LatticeRecords collects_on lattice_margin"),
+    **_names("asr.lm.combine", "asr.lm.checks", "CheckedLM"),
+    **_names("asr.lm.interface", "asr.lm.checks", "require_language_model"),
 }
 """Old module -> the modules that its names are in now; or a name of a module that calls `offer` -> its module now."""
 

@@ -49,8 +49,9 @@ from asr.graph.decoding_graph import GraphModule
 from asr.kernels.jit import each_in_threads, torch_on_one_thread, uncompiled
 from asr.kernels.linear import byte_products
 from asr.kernels.memory import limit_compiled_shapes, no_autograd, on_cpu_by_default, release_now_and_then, to_device
+from asr.lm.checks import require_language_model
 from asr.lm.hot_words import DEFAULT_SCORE, HotWords
-from asr.lm.interface import LanguageModel, require_language_model
+from asr.lm.interface import LanguageModel
 from asr.models.adaptation import RecognizedSpeech, Speaker, SpeakerTransform, adapt, score_of_speaker
 from asr.models.interface import ACOUSTIC_SECONDS, NormalizingNetwork, SpeakerStatistics, in_parts, moves_only
 from asr.models.levels import with_equal_levels

@@ -30,7 +30,7 @@ ALLOWED = {
     "audio": "errors kernels old_paths",
     "metrics": "errors text",
     "nist": "errors metrics text",
-    "lm": "distributed errors kernels options serialization text",
+    "lm": "distributed errors kernels old_paths options serialization text",
     "graph": "errors kernels lm serialization text torch_archive",
     "hub": "errors locks serialization",
     "bundle": "errors graph hub kernels lm serialization text",
@@ -59,14 +59,14 @@ ONLY_IN = {
     "lhotse": "asr.datasets.*",
     "numba": "asr.kernels.*",
     "aiohttp": "asr.server",
-    "triton": "asr.decoding.gpu.* asr.kernels.*_triton asr.lm.ngram.lookup_triton "
+    "triton": "asr.decoding.gpu.* asr.kernels.*_triton asr.lm.*_triton "
     "asr.lm.rnn.outputs.softmax_loss_triton asr.testing.*",
 }  # fmt: skip
 # Compiled loops take arrays one by one where they are not yet named tuples.
 KERNELS = (
     "asr.ctc.prefix_kernel asr.kernels.* asr.decoding.cpu.* asr.decoding.gpu.kernels "
     "asr.decoding.gpu.cut_off asr.decoding.gpu.losing_arcs asr.decoding.gpu.spread asr.decoding.gpu.traceback "
-    "asr.lm.*_numba asr.lm.*_triton"
+    "asr.decoding.gpu.word_scores asr.lm.*_numba asr.lm.*_triton"
 )
 MOST_LINES, MOST_PARAMETERS = 800, 8
 # This list may only shrink.

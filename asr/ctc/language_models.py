@@ -28,7 +28,8 @@ from asr.errors import AsrError
 from asr.kernels.lookup import LookupTables
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
-from asr.lm.combine import CheckedLM, Interpolated, mapped_to, on_device
+from asr.lm.checks import CheckedLM
+from asr.lm.combine import Interpolated, mapped_to, on_device
 from asr.lm.hot_words import with_phrases
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.arpa import LN_10

@@ -25,7 +25,8 @@ from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels.jit import has_loops
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
-from asr.lm.combine import LISTED_SHARE, CheckedLM, Difference, Interpolated, SentencesLM, mapped_to
+from asr.lm.checks import CheckedLM
+from asr.lm.combine import LISTED_SHARE, Difference, Interpolated, SentencesLM, mapped_to
 from asr.lm.hot_words import HotWords, with_phrases
 from asr.lm.interface import LanguageModel, device_of
 from asr.lm.ngram.model import NgramLM

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import torch
 
-from asr.decoding.backend import FrameBackend, Searchable
+from asr.decoding.backend import FrameBackend, Searchable, SearchGraph
 from asr.decoding.chunk_backend import ChunkBackend
 from asr.decoding.cpu.chunk import NumbaChunkSearch
 from asr.decoding.cpu.chunk_lm import NumbaChunkSearchWithLM
@@ -117,12 +117,16 @@ def _triton_search(
     graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, keep_lattice: bool
 ) -> ChunkBackend:
     from asr.decoding.gpu.chunk_lm import TritonChunkSearchWithLM
-    from asr.decoding.gpu.cuda_graph import CudaGraphSearch
+    from asr.decoding.gpu.cuda_graph import CudaGraphSearch, LmInside
     from asr.decoding.gpu.frame import FrameLimits, TritonFrameBackend
 
     device = graph.final_score.device
     limits = FrameLimits(options, lm is not None, device)
+    margin, captures = lattice_margin(options) if keep_lattice else None, device.type == "cuda"
     if lm is None:
-        margin = lattice_margin(options) if keep_lattice else None
-        return CudaGraphSearch(graph, limits, capture=device.type == "cuda", margin=margin)
-    return TritonChunkSearchWithLM(graph, options, lm, TritonFrameBackend(graph, limits))
+        return CudaGraphSearch(graph, limits, captures, margin=margin)
+    frame_by_frame = TritonChunkSearchWithLM(graph, options, lm, TritonFrameBackend(graph, limits))
+    if not isinstance(graph, SearchGraph):
+        return frame_by_frame  # a lattice is searched once, which is not worth a capture
+    inside = LmInside(lm, options.lm_scale, frame_by_frame)
+    return CudaGraphSearch(graph, limits, captures, margin=margin, inside=inside)

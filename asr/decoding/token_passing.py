@@ -101,6 +101,9 @@ class SearchOutcome:
         return best_arcs(self.endings, self.backtrace)
 
 
+_MOST_IDLE = 64  # kinds of backends, of which some may belong to language models that are no longer used
+
+
 class _Frames(NamedTuple):
     """What is searched: log_prob (N, T, C), num_frames (N,), and their original numbers (N, T) if some are skipped."""
 
@@ -155,9 +158,8 @@ class TokenPassingDecoder:
         if isinstance(backend, str):
             backend = functools.partial(select_backend, name=backend_name(backend, graph.device))
         self._make_backend = backend
-        # Backends of searches that have ended, by whether a lattice was kept and by the CUDA stream that their buffers
-        # belong to. Those with a language model are not kept.
-        self._idle_backends: defaultdict[tuple[bool, int], deque[ChunkBackend]] = defaultdict(deque)
+        # Backends of searches that have ended, see `_idle_of`.
+        self._idle_backends: defaultdict[tuple[bool, int, int], deque[ChunkBackend]] = defaultdict(deque)
         if (keep_lattice or lm_fusion != "search") and graph.has_epsilons:
             raise AsrError(
                 "The graph has arcs that read no frame, so no lattice can be made. Build the graph without input "
@@ -263,8 +265,7 @@ class TokenPassingDecoder:
         stream = search.start(torch.zeros_like(frames.num_frames), lm_state)
         search.advance(stream, frames.log_prob, frames.num_frames)
         endings = endings_of(self._search_graph, self.options, lm, *search.all_active())
-        if lm is None:
-            self._give_back(backend, keep_lattice)
+        self._give_back(backend, lm, keep_lattice)
         return self._outcome(frames, endings, backtrace, records)
 
     def _search_in_chunks(
@@ -278,7 +279,7 @@ class TokenPassingDecoder:
         search = ChunkedSearch(self._search_graph, self.options, lm, backend, self._make_backend, self._keep_lattice)
         last = search.search(frames.log_prob, frames.num_frames, lm_state)
         endings = endings_of(self._search_graph, self.options, lm, *last)
-        self._give_back(backend, keep_lattice=True)
+        self._give_back(backend, None, keep_lattice=True)
         return self._outcome(frames, endings, search.backtrace, search.records)
 
     def _frames(self, log_prob: Tensor, num_frames: Tensor) -> _Frames:
@@ -301,16 +302,25 @@ class TokenPassingDecoder:
 
     def _take_backend(self, lm: LanguageModel | None, keep_lattice: bool) -> ChunkBackend:
         """Takes an idle backend or makes one; on a GPU, its buffers belong to the current stream."""
-        if lm is None:
-            try:
-                return self._idle_backends[keep_lattice, _stream_number(self._device)].pop()
-            except IndexError:
-                pass  # all are in use
-        return self._make_backend(self._search_graph, self.options, lm, keep_lattice)
+        try:
+            return self._idle_of(lm, keep_lattice).pop()
+        except IndexError:  # all are in use
+            return self._make_backend(self._search_graph, self.options, lm, keep_lattice)
 
-    def _give_back(self, backend: ChunkBackend, keep_lattice: bool) -> None:
-        """Lets later searches take a backend without a language model, after its buffers have been read."""
-        self._idle_backends[keep_lattice, _stream_number(self._device)].append(backend)
+    def _give_back(self, backend: ChunkBackend, lm: LanguageModel | None, keep_lattice: bool) -> None:
+        """Lets later searches take a backend, after its buffers have been read.
+
+        On a CPU, those with a language model are not kept, because nothing is saved.
+        """
+        if lm is None or self._device.type == "cuda":
+            self._idle_of(lm, keep_lattice).append(backend)
+
+    def _idle_of(self, lm: LanguageModel | None, keep_lattice: bool) -> deque[ChunkBackend]:
+        """Idle backends with or without a lattice, of the current CUDA stream, to which their buffers belong, and of
+        this language model, which they hold, so that no other has its id."""
+        if len(self._idle_backends) > _MOST_IDLE:
+            self._idle_backends.clear()
+        return self._idle_backends[keep_lattice, _stream_number(self._device), 0 if lm is None else id(lm)]
 
 
 def _stream_number(device: torch.device) -> int:

@@ -222,6 +222,35 @@ class HashTable:
         put = self._kernels.put_keys(self.keys, self.values, key, _MULTIPLIER, self._hash_shift)
         return put
 
+    def find_queued(self, key: Tensor) -> Tensor:
+        """key (Q,) -> slot (Q,), -1 where absent, on a GPU with Triton; the host does not wait for the device."""
+        assert self._kernels is not None
+        slot: Tensor = self._kernels.find_places(self.keys, key, _MULTIPLIER, self._hash_shift)
+        return slot
+
+    def insert_queued(self, key: Tensor, found: Tensor, has_room: Tensor) -> tuple[Tensor, Tensor]:
+        """Adds those of the keys (Q,) that `find_queued` did not find; the host does not wait for the device.
+
+        The caller writes the values of new slots. It must set `count` once it knows how many keys are new.
+
+        Args:
+            key: (Q,).
+            found: (Q,), the result of `find_queued`.
+            has_room: (1,) int64; if it is 0, nothing is added, and absent keys get no slot.
+
+        Returns:
+            slot (Q,), and is_first (Q,) int64, 1 for the first query of each new key.
+        """
+        assert self._kernels is not None
+        added: tuple[Tensor, Tensor]
+        added = self._kernels.insert_absent(self.keys, self.values, key, _MULTIPLIER, self._hash_shift, found, has_room)
+        return added
+
+    def store_queued(self, is_first: Tensor, index: Tensor, source: Tensor, target: Tensor) -> None:
+        """target[index] = source, (Q,) int64 each, for the keys that `insert_queued` has added."""
+        assert self._kernels is not None
+        self._kernels.store_where(is_first, index, source, target)
+
     def added(self, slot: Tensor) -> None:
         """Registers the new keys, which are in these slots (D,)."""
         self.values.index_fill_(0, slot, 0)
@@ -295,6 +324,12 @@ class HashTable:
             num_slots *= 2
         if num_slots > self.num_slots:
             self._rebuild(num_slots // BUCKET_SIZE, (self.keys.view(-1) != EMPTY).nonzero().squeeze(1))
+
+    def clear(self) -> None:
+        """Drops every key, in place."""
+        self.keys.fill_(EMPTY)
+        self.values.zero_()
+        self.count = 0
 
     def keep(self, is_kept: Tensor) -> None:
         """Drops every key whose slot is not marked in is_kept (num_slots,)."""

@@ -57,13 +57,19 @@ def _insert(
     width: tl.tensor,
     slot: tl.tensor,
     value: tl.tensor,
+    has_room: tl.tensor,
     SOME_KNOWN: tl.constexpr,
+    MAY_LACK: tl.constexpr,
     L: tl.constexpr,
 ) -> None:
     """Inserts keys (Q,) -> slot (Q,) int64; value (P,) is raised to `num_keys` minus the first query of each new key.
 
-    With SOME_KNOWN, slot already has the places of keys that are not new, and is negative for the others.
+    With SOME_KNOWN, slot already has the places of keys that are not new, and is negative for the others. With
+    MAY_LACK, nothing is inserted if has_room (1,) int64 is 0: in a full table, the search for a place would not end.
     """
+    if MAY_LACK:  # noqa: SIM102, the compiler decides the first condition
+        if tl.load(has_room) == 0:
+            return
     # Lanes beyond the last key repeat what the last one does, which changes nothing.
     query = tl.minimum(tl.program_id(0) * L + tl.arange(0, L), num_keys - 1)
     wanted = tl.load(key + query)
@@ -135,6 +141,62 @@ def put_keys(table: Tensor, value: Tensor, key: Tensor, multiplier: int, shift: 
     return slot, is_absent, is_absent & (first == torch.arange(len(key), device=key.device))
 
 
+@triton.jit(do_not_specialize=["num_keys"])
+def _mark_first(
+    found: tl.tensor, slot: tl.tensor, value: tl.tensor, num_keys: tl.tensor, is_first: tl.tensor, L: tl.constexpr
+) -> None:
+    """Writes is_first (Q,) int64: whether each query added its key; found (Q,) is negative for keys that were absent,
+    and slot (Q,) has their places, where value (P,) is as `_insert` leaves it."""
+    query = tl.program_id(0) * L + tl.arange(0, L)
+    is_valid = query < num_keys
+    own = tl.load(slot + query, mask=is_valid, other=-1)
+    is_new = is_valid & (tl.load(found + query, mask=is_valid, other=0) < 0) & (own >= 0)
+    first = num_keys - tl.load(value + own, mask=is_new, other=0)
+    tl.store(is_first + query, (is_new & (first == query)).to(tl.int64), mask=is_valid)
+
+
+def find_places(table: Tensor, key: Tensor, multiplier: int, shift: int) -> Tensor:
+    """See `HashTable.find_queued`; arguments as for `find_keys`."""
+    slot = torch.empty_like(key)
+    _launch_find(table, key, multiplier, shift, slot)
+    return slot
+
+
+def insert_absent(
+    table: Tensor, value: Tensor, key: Tensor, multiplier: int, shift: int, found: Tensor, has_room: Tensor
+) -> tuple[Tensor, Tensor]:
+    """See `HashTable.insert_queued`; table to shift as for `put_keys`."""
+    slot, is_first = found.clone(), torch.empty_like(found)
+    _launch_insert(table, value, key, multiplier, shift, slot, some_known=True, has_room=has_room)
+    with torch.cuda.device_of(key):
+        _mark_first[(triton.cdiv(len(key), _LANES),)](found, slot, value, len(key), is_first, L=_LANES)
+    return slot, is_first
+
+
+@triton.jit(do_not_specialize=["num_queries"])
+def _store_where(
+    is_stored: tl.tensor,
+    index: tl.tensor,
+    source: tl.tensor,
+    num_queries: tl.tensor,
+    target: tl.tensor,
+    L: tl.constexpr,
+) -> None:
+    """target[index] = source, (Q,) int64 each, where is_stored (Q,) int64 is not 0."""
+    query = tl.program_id(0) * L + tl.arange(0, L)
+    is_valid = tl.load(is_stored + query, mask=query < num_queries, other=0) > 0
+    place = tl.load(index + query, mask=is_valid, other=0)
+    tl.store(target + place, tl.load(source + query, mask=is_valid, other=0), mask=is_valid)
+
+
+def store_where(is_stored: Tensor, index: Tensor, source: Tensor, target: Tensor) -> None:
+    """target[index] = source, (Q,) int64 each, where is_stored (Q,) int64 is not 0; the host does not wait."""
+    with torch.cuda.device_of(source):
+        _store_where[(triton.cdiv(len(source), _LANES),)](
+            is_stored, index, source, len(source), target, L=_LANES
+        )  # fmt: skip
+
+
 def _launch_find(table: Tensor, key: Tensor, multiplier: int, shift: int, slot: Tensor) -> None:
     with torch.cuda.device_of(key):
         _find[(triton.cdiv(len(key), _LANES),)](
@@ -143,11 +205,20 @@ def _launch_find(table: Tensor, key: Tensor, multiplier: int, shift: int, slot: 
 
 
 def _launch_insert(
-    table: Tensor, value: Tensor, key: Tensor, multiplier: int, shift: int, slot: Tensor, some_known: bool
+    table: Tensor,
+    value: Tensor,
+    key: Tensor,
+    multiplier: int,
+    shift: int,
+    slot: Tensor,
+    some_known: bool,
+    has_room: Tensor | None = None,
 ) -> None:
     with torch.cuda.device_of(key):
         _insert[(triton.cdiv(len(key), _LANES),)](
             *(table, table.numel(), key, len(key), multiplier, shift, table.shape[1], slot, value),
+            slot if has_room is None else has_room,
             SOME_KNOWN=some_known,
+            MAY_LACK=has_room is not None,
             L=_LANES,
         )

@@ -9,6 +9,7 @@ Shapes: Q queries, V words, M models, L live contexts, K contexts, N streams, D 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import threading
@@ -19,9 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from asr import old_paths
 from asr.errors import AsrError
 from asr.kernels.jit import kernel
 from asr.kernels.lookup import AnyTables, AnyType, LookupTables, compiled_expansion, compiled_lookup, expand, look_up
+from asr.kernels.memory import no_autograd
 from asr.lm.contexts import FORGET_FROM, ContextTable, DenseContexts, has_room, pack_contexts, unpack_contexts
 from asr.lm.interface import LanguageModel, device_of
 from asr.text.symbols import EOS_ID, SPECIAL_WORDS, UNK_ID, Vocabulary
@@ -150,6 +153,27 @@ class CombinedLM(LanguageModel):
         for step in self.steps:
             rows.append(step.applied(rows))
         return rows[-1]
+
+    def reserve(self, num_queries: int) -> tuple[Tensor, ...] | None:
+        tensors: list[Tensor] = []
+        reserved: list[LanguageModel] = []
+        for model in self.models:
+            own = model.reserve(num_queries)
+            if own is None:
+                for each in reserved:
+                    each.release(0)
+                return None
+            reserved.append(model)
+            tensors += own
+        return (*tensors, *self.contexts.reserve(num_queries))
+
+    def release(self, num_queries: int) -> bool:
+        had_room: list[bool] = []
+        with contextlib.ExitStack() as each:  # which releases all, even if one is interrupted
+            for model in self.models:
+                each.callback(lambda own=model: had_room.append(own.release(num_queries)))
+            each.callback(lambda: had_room.append(self.contexts.release()))
+        return all(had_room)
 
     def lookup_tables(self) -> CombinedTables | None:
         """The tables of all the models; None if one has none, or if there is only one model."""
@@ -347,6 +371,12 @@ class WrappedLM(LanguageModel):
     def state_after(self, state: Tensor, sentences: Sequence[Sequence[int]]) -> Tensor:
         return self._lm.state_after(state, sentences)
 
+    def reserve(self, num_queries: int) -> tuple[Tensor, ...] | None:
+        return self._lm.reserve(num_queries)
+
+    def release(self, num_queries: int) -> bool:
+        return self._lm.release(num_queries)
+
     def lookup_tables(self) -> LookupTables | None:
         return self._lm.lookup_tables()
 
@@ -456,10 +486,14 @@ class SentencesLM(WrappedLM):
         lm: the model; its `score` of `</s>` must be that of `final`.
     """
 
+    @no_autograd()
     def __init__(self, lm: LanguageModel) -> None:
         super().__init__(lm)
         self._any_type = AnyType()
-        self._begin: Tensor | None = None  # the context of `<s>`, (1,), until contexts are forgotten
+        # The context of `<s>`, (1,), in one tensor for good, which a CUDA graph may read; it changes if others are
+        # forgotten.
+        self._begin = torch.zeros(1, dtype=torch.int64, device=device_of(lm))
+        self._is_known = False
 
     @property
     def inner(self) -> LanguageModel:
@@ -470,18 +504,24 @@ class SentencesLM(WrappedLM):
         log_prob, next_idx = self._lm.score(context_idx, word_id)
         return log_prob, torch.where(word_id == EOS_ID, self._first(), next_idx)
 
+    def reserve(self, num_queries: int) -> tuple[Tensor, ...] | None:
+        self._first()  # before the reservation, during which `start` may not be called
+        own = self._lm.reserve(num_queries)
+        return None if own is None else (*own, self._begin)
+
     def lookup_tables(self) -> SentencesTables | None:
         first = int(self._first())  # before the tables, which are valid until the next call
         tables = self._lm.lookup_tables()
         return None if tables is None else SentencesTables(first, self._any_type(tables))
 
     def retain(self, live: Tensor) -> None:
-        self._begin = None
+        self._is_known = False
         super().retain(live)
 
     def _first(self) -> Tensor:
-        if self._begin is None:
-            self._begin = self._lm.start(1)
+        if not self._is_known:
+            self._begin.copy_(self._lm.start(1))
+            self._is_known = True
         return self._begin
 
 
@@ -634,74 +674,6 @@ def on_device(lm: LanguageModel, device: torch.device) -> LanguageModel:
     return lm if device_of(lm) == device else MovedLM(lm, device)
 
 
-class CheckedLM(WrappedLM):
-    """A user's own model, whose answers must have the right shapes and be numbers: a search would silently drop the
-    words of a NaN, and use a single score for all queries.
-
-    Numbers on a GPU are not checked, because that would wait for it at every call.
-
-    Raises:
-        AsrError: by `start`, `score` and `final`: the answers are something else, or a score is NaN or +inf.
-    """
-
-    def start(self, num_streams: int) -> Tensor:
-        context_idx = super().start(num_streams)
-        self._require("start", context_idx, num_streams, is_score=False)
-        return context_idx
-
-    def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
-        ends = (word_id == EOS_ID).nonzero().squeeze(1)
-        if len(ends):
-            return self._score_with_ends(context_idx, word_id, ends)
-        log_prob, next_idx = super().score(context_idx, word_id)
-        self._require("score, log_prob", log_prob, len(word_id), is_score=True)
-        self._require("score, next_idx", next_idx, len(word_id), is_score=False)
-        bad = self._first_bad(log_prob)
-        if bad is not None:
-            self._refuse("score", log_prob[bad], self.vocabulary.words[int(word_id[bad])], context_idx[bad])
-        return log_prob, next_idx
-
-    def _score_with_ends(self, context_idx: Tensor, word_id: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
-        """`score`, with `final` for `</s>`, at the positions ends (E,): a user's `score` need not know it."""
-        if len(ends) == len(word_id):  # no empty call of the user's
-            return self.final(context_idx), context_idx
-        others = (word_id != EOS_ID).nonzero().squeeze(1)
-        log_prob, next_idx = self.score(context_idx[others], word_id[others])
-        all_log_prob = log_prob.new_empty(len(word_id)).index_copy_(0, others, log_prob)
-        all_log_prob[ends] = self.final(context_idx[ends]).to(log_prob.dtype)
-        return all_log_prob, context_idx.index_copy(0, others, next_idx)
-
-    def final(self, context_idx: Tensor) -> Tensor:
-        log_prob = super().final(context_idx)
-        self._require("final", log_prob, len(context_idx), is_score=True)
-        bad = self._first_bad(log_prob)
-        if bad is not None:
-            self._refuse("final", log_prob[bad], "</s>", context_idx[bad])
-        return log_prob
-
-    def _require(self, what: str, found: Tensor, num: int, *, is_score: bool) -> None:
-        if found.shape == (num,) and (found.is_floating_point() if is_score else found.dtype == torch.int64):
-            return
-        wanted = "log-probabilities, floats" if is_score else "contexts, torch.int64"
-        raise AsrError(
-            f"{type(self._lm).__name__}.{what}: for {num} queries it has the shape {tuple(found.shape)} and the type "
-            f"{found.dtype}; expected a tensor of as many {wanted}."
-        )
-
-    @staticmethod
-    def _first_bad(log_prob: Tensor) -> int | None:
-        if log_prob.is_cuda:
-            return None
-        is_number = log_prob < torch.inf
-        return None if bool(is_number.all()) else int(is_number.int().argmin())
-
-    def _refuse(self, method: str, log_prob: Tensor, word: str, context: Tensor) -> None:
-        raise AsrError(
-            f"{type(self._lm).__name__}.{method}: log P({word} | context {int(context)}) is {float(log_prob)}; "
-            "give a number, or -inf for a word that is impossible."
-        )
-
-
 class FiniteLM(WrappedLM):
     """A model whose scores are finite, so that they can be multiplied by 0; compiled loops do not look them up."""
 
@@ -732,6 +704,9 @@ class NumberedLM(WrappedLM):
 
     def _forget_all(self) -> None:
         self._numbers, self._forget_at = ContextTable(device_of(self._lm)), FORGET_FROM
+
+    def reserve(self, num_queries: int) -> None:
+        """None."""
 
     def start(self, num_streams: int) -> Tensor:
         return self._numbers.index_of(super().start(num_streams))
@@ -767,3 +742,6 @@ def _is_wrapped_combination(lm: LanguageModel) -> bool:
     while isinstance(inner, (WrappedLM, MovedLM)):
         inner = inner._lm
     return inner is not lm and isinstance(inner, CombinedLM) and len(inner.models) > 1
+
+
+old_paths.offer(__name__)

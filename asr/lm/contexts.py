@@ -14,6 +14,7 @@ from torch import Tensor
 
 from asr.errors import AsrError
 from asr.kernels.hash_table import MAX_LOAD, HashTable, marked_positions, slot_of
+from asr.kernels.memory import no_autograd
 
 _FIRST_BUCKETS = 1 << 9
 
@@ -45,10 +46,21 @@ class ContextTable:
     """
 
     def __init__(self, device: torch.device | str = "cpu", num_buckets: int = _FIRST_BUCKETS) -> None:
-        self._table = HashTable(num_buckets, torch.device(device))
-        self._key_of = torch.zeros(num_buckets, dtype=torch.int64, device=device)
+        self._device = torch.device(device)
+        self._num_buckets = num_buckets
+        self._queued: QueuedNumbers | None = None
+        self._calls = _ROOM_IN_CALLS
+        self.clear()
+
+    def clear(self) -> None:
+        """Drops all keys. Arrays that calls were reserved for are kept, since a CUDA graph may have captured them."""
+        if self._queued is None:
+            self._table = HashTable(self._num_buckets, self._device)
+            self._key_of = torch.zeros(self._num_buckets, dtype=torch.int64, device=self._device)
+        else:
+            self._table.clear()
         # Numbers that are not in use and have room in `_key_of`, ascending.
-        self._free = torch.arange(num_buckets, device=device)
+        self._free = torch.arange(len(self._key_of), device=self._device)
         self._counts = np.zeros(_NUM_COUNTS, dtype=np.int64)
 
     def __len__(self) -> int:
@@ -67,6 +79,8 @@ class ContextTable:
 
     def index_of(self, key: Tensor) -> Tensor:
         """Numbers (Q,) int64 of keys (Q,), which are not negative; new keys are added in ascending order."""
+        if self._queued is not None and self._queued.is_reserved:
+            return self._queued.index_of(key, self._table, self._key_of)
         if self._table.can_put:
             slot, _, is_first = self._table.put(key)
             num_new = int(is_first.sum())  # the only time the host waits for the device
@@ -87,6 +101,26 @@ class ContextTable:
         is_kept[idx] = True
         self._table.keep(is_kept.index_select(0, self._table.values))
         self._free = (~is_kept).nonzero().squeeze(1)
+
+    def reserve(self, num_queries: int) -> tuple[Tensor, ...]:
+        """See `LanguageModel.reserve`; for calls of `index_of`, on a GPU with Triton."""
+        room = self._calls * num_queries
+        self._table.reserve(room)
+        self._reserve_numbers(room)
+        if self._queued is None or len(self._queued.free) != room:
+            self._queued = QueuedNumbers(room, self._free.device)
+        self._queued.begin(self._free)
+        return (self._table.keys, self._table.values, self._key_of, *self._queued.tensors())
+
+    def release(self) -> bool:
+        """See `LanguageModel.release`."""
+        assert self._queued is not None
+        num_new, had_room = self._queued.end()
+        self._table.count += num_new
+        self._free = self._free[num_new:]
+        if not had_room:
+            self._calls *= 2
+        return had_room
 
     def lookup_tables(self, room: int) -> NumberingTables:
         """The arrays for a loop on a CPU, with room for `room` new keys, or for as many as the last loop could not add.
@@ -130,6 +164,58 @@ class ContextTable:
             num = len(self._key_of)
             self._key_of = torch.cat([self._key_of, torch.zeros_like(self._key_of)])
             self._free = torch.cat([self._free, torch.arange(num, 2 * num, device=self._free.device)])
+
+
+_ROOM_IN_CALLS = 4
+
+
+class QueuedNumbers:
+    """Numbers keys while the host does not wait for the device, which counts the new ones.
+
+    Args:
+        room: F, how many new keys may be numbered.
+        device: a GPU.
+
+    Attributes:
+        free: (F,) the numbers to assign next.
+        is_reserved: whether calls are to be queued.
+    """
+
+    def __init__(self, room: int, device: torch.device) -> None:
+        self.free = torch.zeros(room, dtype=torch.int64, device=device)
+        self._num_new = torch.zeros(1, dtype=torch.int64, device=device)
+        self._lacks = torch.zeros(1, dtype=torch.bool, device=device)
+        self.is_reserved = False
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All tensors, which stay the same."""
+        return self.free, self._num_new, self._lacks
+
+    def begin(self, free: Tensor) -> None:
+        """Before the first call; free (F or more,) are the numbers that are not in use."""
+        self.free.copy_(free[: len(self.free)])
+        self._num_new.zero_()
+        self._lacks.zero_()
+        self.is_reserved = True
+
+    def index_of(self, key: Tensor, table: HashTable, key_of: Tensor) -> Tensor:
+        """Numbers (Q,) of keys (Q,); of new ones for which there is no room, any numbers in use."""
+        found = table.find_queued(key)
+        has_room = self._num_new + len(key) <= len(self.free)
+        self._lacks.logical_or_(~has_room)
+        slot, is_first = table.insert_queued(key, found, has_room.long())
+        place = is_first.cumsum(0)
+        number = self.free.index_select(0, (self._num_new + place - 1).clamp(0, len(self.free) - 1))
+        table.store_queued(is_first, slot, number, table.values)
+        table.store_queued(is_first, number, key, key_of)
+        self._num_new.add_(place[-1:])
+        return table.values.index_select(0, slot.clamp(min=0))
+
+    def end(self) -> tuple[int, bool]:
+        """After the last call: how many keys are new, and whether there was room for all; waits for the device."""
+        self.is_reserved = False
+        num_new, lacks = torch.cat([self._num_new, self._lacks.long()]).tolist()
+        return num_new, not lacks
 
 
 # Indices into `NumberingTables.counts`: keys added by the loop, keys it may add, and keys for which there was no room.
@@ -200,18 +286,22 @@ class DenseContexts:
         forget_from: how many numbers may be in use before `retain` forgets any.
     """
 
+    @no_autograd()
     def __init__(self, num_models: int, device: torch.device, forget_from: int = FORGET_FROM) -> None:
         self.num_models = num_models
         self._device = device
         self._forget_from = forget_from
         self._unused = ContextTable(num_buckets=1).lookup_tables(0)
-        self._clear()
-
-    def _clear(self) -> None:
         self._numberings = [ContextTable(self._device) for _ in range(max(0, self.num_models - 2))]
         self._forget_at = self._forget_from
         # Whether an index was too large. To test it in every call, the host would have to wait for a GPU.
-        self._exceeds: Tensor | None = None
+        self._exceeds = torch.zeros((), dtype=torch.bool, device=self._device)
+
+    def _clear(self) -> None:
+        for numbering in self._numberings:
+            numbering.clear()
+        self._forget_at = self._forget_from
+        self._exceeds.zero_()
 
     def __len__(self) -> int:
         return max((len(numbering) for numbering in self._numberings), default=0)
@@ -255,11 +345,27 @@ class DenseContexts:
 
     def check(self) -> None:
         """Raises AsrError if a context did not fit its bits."""
-        if self._exceeds is not None and bool(self._exceeds):
+        if bool(self._exceeds):
             raise AsrError(
                 f"A context index of a combined language model is not one of 0 to 2**{_PACKED_BITS - 1} - 1; number "
                 "the histories as they are met, and limit them, for example by a capacity."
             )
+
+    def reserve(self, num_queries: int) -> tuple[Tensor, ...]:
+        """See `LanguageModel.reserve`; for calls of `pack` and `unpack`, on a GPU with Triton."""
+        tensors = [self._exceeds]
+        for numbering in self._numberings:
+            tensors += numbering.reserve(num_queries)
+        return tuple(tensors)
+
+    def release(self) -> bool:
+        """See `LanguageModel.release`."""
+        try:
+            had_room = [numbering.release() for numbering in self._numberings]
+        except BaseException:
+            self._clear()  # what the device has added is not known
+            raise
+        return all(had_room)
 
     def lookup_tables(self) -> tuple[NumberingTables, ...]:
         """The M - 2 numberings for loops, with room for new numbers; see `ContextTable.lookup_tables`.
@@ -277,8 +383,7 @@ class DenseContexts:
 
     def _packed(self, upper: Tensor, lower: Tensor) -> Tensor:
         excess = torch.bitwise_or(upper >> (_PACKED_BITS - 1), lower >> _PACKED_BITS)
-        exceeds = torch.any(excess)
-        self._exceeds = exceeds if self._exceeds is None else torch.logical_or(self._exceeds, exceeds)
+        self._exceeds.logical_or_(torch.any(excess))
         if excess.device.type == "cpu":
             self.check()
         return torch.bitwise_or(torch.bitwise_left_shift(upper, _PACKED_BITS), lower)

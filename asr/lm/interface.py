@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from asr.errors import AsrError
+from asr import old_paths
 from asr.kernels.lookup import LookupTables
 from asr.serialization import copied_to_processes
 from asr.text.symbols import Vocabulary
@@ -79,6 +79,29 @@ class LanguageModel(ABC):
             live: (L,) the contexts that the search holds.
         """
 
+    def reserve(self, num_queries: int) -> tuple[Tensor, ...] | None:
+        """Prepares calls of `score` in which the host does not wait for a GPU, so that a CUDA graph can capture them.
+
+        Until `release`, each call of `score` has this number of queries, which may repeat, and queues the same work on
+        the same tensors. No other method may be called. A call for which there is too little room gives wrong answers.
+
+        Returns:
+            The tensors that calls read and write besides their arguments. If one is not the one of an earlier
+            reservation, what was captured then is of no more use. None if the model cannot do that, as by default.
+        """
+        return None
+
+    def release(self, num_queries: int) -> bool:
+        """Ends a reservation, and takes over what the calls have added; the host waits for the device.
+
+        Args:
+            num_queries: number of queries of all calls, without repetitions that only filled up a call.
+
+        Returns:
+            Whether there was room for all calls. If not, the next reservation makes more.
+        """
+        return True
+
     def retain(self, live: Tensor) -> None:  # noqa: B027, optional
         """Tells the model which contexts the search still holds; it may forget all others.
 
@@ -121,52 +144,6 @@ def device_of(lm: LanguageModel) -> torch.device:
 def contexts_at_start(lm: LanguageModel, num_streams: int, state: Tensor | None) -> Tensor:
     """The contexts (N,) with which streams begin: after `<s>` alone, or after the sentences that left state (N, D)."""
     return lm.start(num_streams) if state is None else lm.start_from(state)
-
-
-def require_language_model(model: object) -> None:
-    """Checks what a user gives as a language model, with one query of two words.
-
-    Raises:
-        AsrError: it is something else, or its answers are not those of the interface.
-    """
-    if not isinstance(model, LanguageModel):
-        raise AsrError(
-            f"language_model is of the class {type(model).__name__}; give an asr.lm.interface.LanguageModel, which "
-            "asr.lm.cached.engine.CachedRNNLM(network) makes of a network."
-        )
-    start = model.start(2)
-    answer: object = model.score(start, torch.full_like(start, len(model.vocabulary) - 1))
-    if not isinstance(answer, (tuple, list)) or len(answer) != 2:
-        length = f" of {len(answer)}" if isinstance(answer, (tuple, list)) else ""
-        raise AsrError(
-            f"{type(model).__name__}.score: it returns a {type(answer).__name__}{length}; expected a tuple of two, "
-            "log-probabilities and contexts."
-        )
-    log_prob, next_idx = answer
-    for what, found, is_score in (
-        ("start", start, False),
-        ("score, log_prob", log_prob, True),
-        ("score, next_idx", next_idx, False),
-        ("final", model.final(next_idx), True),
-    ):
-        if not (_are_two_scores(found) if is_score else _are_two_contexts(found)):
-            shown = f"{found.tolist()} ({found.dtype})" if isinstance(found, Tensor) else f"a {type(found).__name__}"
-            raise AsrError(
-                f"{type(model).__name__}.{what}: for two queries it is {shown}; expected a tensor of two "
-                f"{'log-probabilities, floats' if is_score else 'contexts, torch.int64 of 0 or more'}."
-            )
-
-
-def _are_two_scores(found: object) -> bool:
-    if not isinstance(found, Tensor) or found.shape != (2,) or not found.is_floating_point():
-        return False
-    return not bool(torch.isnan(found).any())
-
-
-def _are_two_contexts(found: object) -> bool:
-    if not isinstance(found, Tensor) or found.shape != (2,) or found.dtype != torch.int64:
-        return False
-    return bool((found >= 0).all())
 
 
 CacheableTerms = Literal["none", "history", "group", "tree"]
@@ -270,6 +247,11 @@ class StatefulNetwork(WordScorer):
         """Whether `project` multiplies; if not, it only selects columns."""
         return False
 
+    @property
+    def can_be_captured(self) -> bool:
+        """Whether `step`, `project` and `log_prob` only queue work on a GPU, so that a CUDA graph can capture them."""
+        return False
+
     def project(self, state: Tensor) -> Tensor:
         """What the output layer reads of a state: state (Q, S) -> hidden (Q, H), by default its last columns."""
         return state[:, self.state_size - self.hidden_size :]
@@ -290,3 +272,6 @@ class StatefulNetwork(WordScorer):
     def step_tables(self) -> tuple[Any, ...] | None:
         """What `asr.lm.cached.engine_numba` reads to run the hidden layer on bytes; None if its loop cannot."""
         return None
+
+
+old_paths.offer(__name__)

@@ -23,21 +23,25 @@ from unittest import mock
 import torch
 
 from asr.decoding.backend import ActiveTokens, Candidates, Frame, SearchGraph
-from asr.decoding.gpu import cut_off, kernels, losing_arcs, spread, traceback
-from asr.decoding.gpu.cuda_graph import BufferSizes, FrameBuffers
+from asr.decoding.gpu import cut_off, kernels, losing_arcs, spread, traceback, word_scores
+from asr.decoding.gpu.cuda_graph import BufferSizes, FrameBuffers, LmInside
 from asr.decoding.gpu.frame import FrameLimits, TritonFrameBackend
 from asr.decoding.rescoring import LatticeGraph
 from asr.decoding.settings import DecodingOptions
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels import hash_table_triton
+from asr.lm.cached import engine_triton
+from asr.lm.cached.approximations import CacheOptions
+from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.ngram import lookup_triton
 from asr.lm.ngram.model import NgramLM
+from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.lm.rnn.outputs import softmax_loss_triton
 
 MODULES: tuple[ModuleType, ...] = (
-    *(kernels, cut_off, losing_arcs, spread, traceback, hash_table_triton, lookup_triton),
-    softmax_loss_triton,
+    *(kernels, cut_off, losing_arcs, spread, traceback, word_scores, hash_table_triton, lookup_triton),
+    *(engine_triton, softmax_loss_triton),
 )
 """All modules with kernels."""
 
@@ -151,7 +155,8 @@ def launch_all(graph: DecodingGraph, ngram: NgramLM) -> None:
         for num_streams in (1, 3, 16):
             own = replace(sizes, streams=num_streams)
             FrameBuffers(searched.emitting, FrameLimits(options, False, _CPU), own, False, margin).read()
-    # With a language model: over the graph, and over a lattice, whose states are int64.
+    _launch_frames_with_lm(graph, options, sizes)
+    # Frame by frame with a language model: over the graph, and over a lattice, whose states are int64.
     log_prob = torch.zeros(1, 3, len(graph.tokens)).log_softmax(2)
     found = TokenPassingDecoder(graph, options, backend="torch").search(log_prob, torch.tensor([3]), keep_lattice=True)
     assert found.lattice is not None
@@ -166,6 +171,24 @@ def launch_all(graph: DecodingGraph, ngram: NgramLM) -> None:
             backend.survivors_counted(replace(candidates, score=torch.zeros(num_streams)))
     _launch_look_ups(ngram)
     _launch_softmax_loss()
+
+
+def _launch_frames_with_lm(graph: DecodingGraph, options: DecodingOptions, sizes: BufferSizes) -> None:
+    arcs = SearchGraph(graph, options).emitting
+    network = RNNLanguageModel(graph.vocabulary, RNNLMConfig(embedding_size=8, hidden_size=8, maxent_order=2))
+    for capacity_bytes in (None, 1 << 24):
+        lm = CachedRNNLM(network, CacheOptions(capacity_bytes=capacity_bytes, compiled=False))
+        # As on a GPU, where these are not the CPU's.
+        lm.trie.edges._kernels = hash_table_triton
+        lm._triton_engine = engine_triton.TritonEngine(lm.expansion, network, lm.capacity)
+        for num_words in (16, 17):
+            assert lm.reserve(num_words) is not None
+            for margin in (None, 4.1):
+                own, limits = replace(sizes, words=num_words), FrameLimits(options, True, _CPU)
+                FrameBuffers(arcs, limits, own, False, margin, LmInside(lm, 0.7)).read()
+            lm.release(0)
+    key = torch.arange(16)
+    hash_table_triton.store_where(key, key, key, key)
 
 
 def _launch_look_ups(ngram: NgramLM) -> None:

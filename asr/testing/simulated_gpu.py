@@ -232,6 +232,9 @@ class _Operations(TorchDispatchMode):
             self._device.launch(lambda: work(*held_args, **held_kwargs))
             return args[0]
         result = work(*held_args, **held_kwargs)
+        if self._device.graph is not None and name.startswith(("empty", "new_empty")):
+            # What is captured is computed once here, and may read places from memory that is not yet written.
+            result.zero_()  # type: ignore[union-attr]
         if self._device.graph is not None and not any(one.alias_info for one in func._schema.returns):
             outputs = [one for one in tree_flatten(result)[0] if isinstance(one, Tensor)]
 

@@ -139,7 +139,7 @@ def check_backends_are_lent_once(bundle: Bundle) -> None:
         return decoder._take_backend(None, False)
 
     def given_back() -> None:
-        decoder._idle_backends[False, 0].append(made())
+        decoder._idle_of(None, False).append(made())
 
     _check_lent_once(given_back, take, TokenPassingDecoder._take_backend.__code__)
 
@@ -236,7 +236,7 @@ class HostMutant:
             yield
 
 
-_IDLE = "self._idle_backends[keep_lattice, _stream_number(self._device)]"
+_IDLE = "self._idle_of(lm, keep_lattice)"
 HOST_MUTANTS = (
     HostMutant(
         "language models are made outside their workers' streams",
@@ -303,8 +303,8 @@ HOST_MUTANTS = (
         "an idle backend is looked for, and then taken",
         TokenPassingDecoder,
         "_take_backend",
-        f"try:\n            return {_IDLE}.pop()\n        except IndexError:\n            pass",
-        f"if {_IDLE}:\n            return {_IDLE}.pop()",
+        f"try:\n        return {_IDLE}.pop()\n    except IndexError:  # all are in use\n",
+        f"if {_IDLE}:\n        return {_IDLE}.pop()\n    else:\n",
         check_backends_are_lent_once,
         IndexError,
     ),

@@ -8,6 +8,7 @@ shows that such a fault could go unnoticed.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import sys
 import tempfile
@@ -35,6 +36,11 @@ from asr.decoding.token_passing import TokenPassingDecoder
 from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels import hash_table_triton
 from asr.kernels.hash_table import marked_positions
+from asr.lm.cached import engine_triton
+from asr.lm.cached.approximations import CacheOptions
+from asr.lm.cached.engine import CachedRNNLM
+from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
+from asr.text.symbols import EOS_ID, Vocabulary
 from scripts.benchmarks.interleaving import Interleaving, interleaved_programs
 
 _CPU = torch.device("cpu")
@@ -181,6 +187,40 @@ def check_losing_arcs(seed: int, block: int) -> None:
         _same(f"losing arcs, {name}", part[:num_losing], torch.cat(columns))
 
 
+def check_recurrent_lm(seed: int, lanes: int) -> None:
+    """Queries of random histories, with repetitions, in calls of a fixed size; with too little room at first."""
+    generator, num_words, num = torch.Generator().manual_seed(seed), 8, 3 * lanes + 1
+    torch.manual_seed(seed)
+    config = RNNLMConfig(embedding_size=4, hidden_size=4, maxent_order=2, maxent_size=64)
+    network = RNNLanguageModel(Vocabulary([f"w{i}" for i in range(num_words)]), config).eval()
+    plain, lm = (CachedRNNLM(network, CacheOptions(compiled=False)) for _ in range(2))
+    lm.trie.edges._kernels = hash_table_triton
+    lm._triton_engine = engine_triton.TritonEngine(lm.expansion, network, None)
+    lm._triton_engine._most_rows = 2  # too few
+    contexts, expected_contexts = lm.start(1), plain.start(1)
+    lanes_of = [mock.patch.object(module, "_LANES", lanes) for module in (hash_table_triton, engine_triton)]
+    with lanes_of[0], lanes_of[1], torch.no_grad():
+        had_room = False
+        while not had_room:
+            assert lm.reserve(num) is not None
+            own, expected_own = contexts, expected_contexts
+            generator.manual_seed(seed)
+            for _ in range(4):
+                which = torch.randint(len(own), (num,), generator=generator)
+                word_id = torch.randint(EOS_ID, EOS_ID + num_words, (num,), generator=generator)
+                log_prob, next_idx = lm.score(own[which], word_id)
+                expected, expected_next = plain.score(expected_own[which], word_id)
+                own, expected_own = torch.cat([own, next_idx]), torch.cat([expected_own, expected_next])
+                if int(lm._triton_engine._counts[engine_triton.HAS_ROOM.value]):
+                    _same("scores", bool(torch.allclose(log_prob, expected, atol=1e-5)), True)
+                else:
+                    break
+            had_room = lm.release(0)
+    pairs = set(zip(own.tolist(), expected_own.tolist(), strict=True))
+    _same("contexts", (len(set(own.tolist())), len(pairs)), 2 * (len(set(expected_own.tolist())),))
+    _same("rows", lm.hidden.rows.num_used, len(set(lm.trie.hidden_row[lm.trie.hidden_row >= 0].tolist())))
+
+
 class _Expanded:
     """Candidates in the form of `ArcExpansion`'s results."""
 
@@ -325,6 +365,20 @@ MUTANTS = (
         "pass",
     ),
     Mutant(
+        "language model: who computes a state is not forgotten after a call",
+        None,
+        engine_triton,
+        "    tl.store(owner + own, tl.full([L], _NO_OWNER, tl.int32), mask=is_valid)\n",
+        "",
+    ),
+    Mutant(
+        "language model: the states of a call overwrite those of the last one",
+        None,
+        engine_triton,
+        "tl.load(free_row + tl.load(counts + NUM_ROWS) + place, mask",
+        "tl.load(free_row + place, mask",
+    ),
+    Mutant(
         "counts of streams are stored, not added",
         None,
         search_kernels,
@@ -338,12 +392,13 @@ MUTANTS = (
 def shared_memory_checks(seed: int, block: int, module: ModuleType | None = None) -> list[Callable[[], None]]:
     """The quick checks with one seed and block size; with a module, only those that run its kernels."""
     alone: dict[ModuleType | None, Callable[[int, int], None]]
-    alone = {losing_arcs: check_losing_arcs, cut_off: check_cut_off}
+    alone = {losing_arcs: check_losing_arcs, cut_off: check_cut_off, engine_triton: check_recurrent_lm}
     if module in alone:
         return [lambda: alone[module](seed, block)]
     checks = [lambda: check_hash_table(seed, block), lambda: check_recombination(seed, block)]
     if module is None:
-        checks += [lambda: check_losing_arcs(seed, block), lambda: check_cut_off(seed, block)]
+        others = (check_losing_arcs, check_cut_off, check_recurrent_lm)
+        checks += [functools.partial(check, seed, block) for check in others]
     return checks
 
 

@@ -62,16 +62,16 @@ def test_kernels_in_buffers_of_a_fixed_size(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("triton", reason="the kernels need triton; its interpreter runs them without a GPU")
-    from asr.decoding.gpu.cuda_graph import CudaGraphSearch
+    from asr.decoding.gpu.cuda_graph import CudaGraphSearch, Rooms
     from asr.decoding.gpu.frame import FrameLimits
 
     # So few streams already move to smaller buffers as others end.
-    rooms = {"fewest_streams": 1, "room_factor": 2}
+    rooms = Rooms(fewest=1, factor=2)
     searches: list[CudaGraphSearch] = []
 
     def made(graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, _: bool) -> ChunkBackend:
         frame_limits = FrameLimits(options, False, torch.device("cpu"))
-        searches.append(CudaGraphSearch(graph, frame_limits, False, frames_per_call, initial_capacity, **rooms))
+        searches.append(CudaGraphSearch(graph, frame_limits, False, frames_per_call, initial_capacity, rooms=rooms))
         return searches[-1]
 
     _check_same_paths(made, beam, limits, monkeypatch)

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from asr.errors import AsrError
 from asr.kernels.jit import jit_required
+from asr.lm.checks import CheckedLM, require_language_model
 from asr.lm.combine import (
-    CheckedLM,
     CombinedLM,
     Difference,
     Interpolated,
@@ -32,7 +32,7 @@ from asr.lm.combine import (
     mapped_to,
 )
 from asr.lm.corpus import read_word_stream
-from asr.lm.interface import LanguageModel, require_language_model
+from asr.lm.interface import LanguageModel
 from asr.lm.ngram.estimate import estimate_kneser_ney
 from asr.lm.ngram.model import NgramLM
 from asr.text.symbols import EOS_ID, SPECIAL_WORDS, UNK_ID, Vocabulary

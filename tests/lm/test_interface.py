@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from asr.errors import AsrError
-from asr.lm.interface import LanguageModel, contexts_at_start, device_of, require_language_model
+from asr.lm.checks import require_language_model
+from asr.lm.interface import LanguageModel, contexts_at_start, device_of
 from asr.text.symbols import Vocabulary
 from tests.reference.table_lm import TableLM
 

@@ -51,6 +51,10 @@ class TableLM(LanguageModel):
         words = (BOS_ID, *word_ids, EOS_ID)
         return sum(self.log_prob_of(words[:i], words[i]) for i in range(1, len(words)))
 
+    def reserve(self, num_queries: int) -> tuple[Tensor, ...]:
+        """No calls are captured, so the host may answer them."""
+        return ()
+
     def start(self, num_streams: int) -> Tensor:
         return torch.full((num_streams,), self._place((BOS_ID,)), dtype=torch.int64)
 

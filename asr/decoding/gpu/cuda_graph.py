@@ -1,18 +1,22 @@
-"""The search without a language model, as a fixed sequence of kernels per frame that a CUDA graph can capture.
+"""The search as a fixed sequence of kernels per frame that a CUDA graph can capture.
 
 Frames run in buffers of a fixed size, and the host does not wait for the device. Entries that do not fit are dropped,
 but counted. The host reads the counts after several frames, and if the buffers were too small, it repeats these frames
-with larger ones.
+with larger ones. A language model inside the search does the same (`LanguageModel.reserve`).
 
 Shapes: N streams, T frames, C tokens, K active tokens, D tokens of streams that have ended, A candidates,
-R backpointers. For buffers, these are capacities.
+R backpointers, W words queried in a frame. For buffers, these are capacities.
 """
 
 from __future__ import annotations
 
+import contextlib
+import operator
 import threading
 import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 import triton
@@ -20,17 +24,19 @@ from torch import Tensor
 
 from asr.decoding.backend import ActiveTokens, ArcSet, Searchable
 from asr.decoding.backtrace import Backtrace
-from asr.decoding.chunk_backend import Chunk, SearchSink
+from asr.decoding.chunk_backend import Chunk, ChunkBackend, SearchSink
 from asr.decoding.gpu import frame, kernels
 from asr.decoding.gpu.frame import ArcExpansion, FrameLimits, Recombination
 from asr.decoding.gpu.losing_arcs import LosingArcBuffers
+from asr.decoding.gpu.word_scores import WordScores
 from asr.decoding.lattice_records import LatticeRecords
 from asr.kernels.hash_table import marked_positions
+from asr.lm.interface import LanguageModel
 
 
 @dataclass(frozen=True)
 class BufferSizes:
-    """Capacities: streams N, frames T, columns C, paths K, ended paths D, arcs A, records R, losing arcs L."""
+    """Capacities: streams N, frames T, columns C, paths K, ended paths D, arcs A, records R, losing arcs L, words W."""
 
     streams: int
     frames: int
@@ -40,6 +46,57 @@ class BufferSizes:
     arcs: int
     records: int
     losing: int
+    words: int = 0
+
+
+@dataclass
+class Reservation:
+    """Calls of a language model that are reserved, see `LanguageModel.reserve`.
+
+    Attributes:
+        tensors: what the calls read and write.
+        num_queries: number of queries of all calls; set by the search.
+        had_room: whether there was room for them; set at the end.
+    """
+
+    tensors: tuple[Tensor, ...] = ()
+    num_queries: int = 0
+    had_room: bool = True
+
+
+@dataclass(frozen=True)
+class LmInside:
+    """A language model inside the search.
+
+    Args:
+        lm: the language model.
+        scale: weight of its scores.
+        otherwise: the backend that goes on where the language model cannot be reserved.
+    """
+
+    lm: LanguageModel
+    scale: float
+    otherwise: ChunkBackend | None = None
+
+    @contextlib.contextmanager
+    def reserved(self, num_words: int) -> Iterator[Reservation | None]:
+        """Reserves calls with this number of queries while it is entered; gives None if that is not possible."""
+        tensors = self.lm.reserve(num_words)
+        if tensors is None:
+            yield None
+            return
+        reservation = Reservation(tensors)
+        try:
+            yield reservation
+        finally:
+            reservation.had_room = self.lm.release(reservation.num_queries)
+
+
+class Rooms(NamedTuple):
+    """Buffers have room for the fewest streams, or for this number times a power of the factor."""
+
+    fewest: int = 8
+    factor: int = 4
 
 
 class FrameBuffers:
@@ -51,21 +108,31 @@ class FrameBuffers:
         sizes: capacities.
         keeps_all: whether to keep all possible candidates before recombination.
         margin: losing arcs with a score gap up to this are kept; None keeps none.
+        inside: the language model, if the limits have one. Its calls must be reserved while frames are read.
 
     Attributes:
         log_prob: (N, T, C) float32, scaled log-probabilities; filled by the caller.
         num_frames: (N,) int64, number of frames of each stream, descending; filled by the caller.
         score_offset: (N,) float64, added to relative scores to give absolute ones.
         paths: stream, state (int32), score (float32), backpointer (int64), (K + D,) each; ended paths from K on.
+        path_context, path_lm_score: (K + D,) int64 and float64, with a language model.
         counts: (NUM_COUNTS,) int64, see `kernels.NUM_COUNTS`.
         record_begin: (T,) int64, where each frame's records begin.
         previous, record_arc: (R,) int64, the backpointers.
-        record_stream: (R,) int32, their streams, if losing arcs are kept.
+        record_stream: (R,) int32, their streams, if losing arcs are kept; record_score (R,) float64, the scores of
+            their words, if there is a language model as well.
         losing: the losing arcs, or None.
+        words: the scores of words, or None.
     """
 
     def __init__(
-        self, arcs: ArcSet, limits: FrameLimits, sizes: BufferSizes, keeps_all: bool, margin: float | None = None
+        self,
+        arcs: ArcSet,
+        limits: FrameLimits,
+        sizes: BufferSizes,
+        keeps_all: bool,
+        margin: float | None = None,
+        inside: LmInside | None = None,
     ) -> None:
         device = arcs.score.device
         self.sizes = sizes
@@ -91,6 +158,13 @@ class FrameBuffers:
         self.previous, self.record_arc = zeros(sizes.records, torch.int64), zeros(sizes.records, torch.int64)
         self.record_stream = zeros(0 if margin is None else sizes.records, torch.int32)
         self.losing = None if margin is None else LosingArcBuffers(limits, margin, self._expansion, sizes.losing)
+        self.words: WordScores | None = None
+        num_with_lm = 0
+        if inside is not None:
+            self.words = WordScores(arcs, limits, inside.lm, inside.scale, self._expansion, sizes.words)
+            num_with_lm = num_paths
+        self.path_context, self.path_lm_score = zeros(num_with_lm, torch.int64), zeros(num_with_lm, torch.float64)
+        self.record_score = zeros(0 if inside is None else len(self.record_stream), torch.float64)
         num_tiles = self._expansion.num_tiles
         self._tile_count, self._tile_end = zeros(num_tiles, torch.int64), zeros(num_tiles, torch.int64)
 
@@ -117,12 +191,15 @@ class FrameBuffers:
             sizes.columns,
             self.keeps_all,
         )
-        ended.run(found.stream, found.state, None, found.score, found.num_kept)
-        kernels.shift_offsets[triton.cdiv(sizes.streams, limits.block),](
-            *(found.best, self.score_offset, ended.num_inside, found.threshold, self.count(kernels.IS_SHORT.value)),
-            *(limits.min_active, sizes.streams),
-            B=limits.block,
-        )
+        words = self.words
+        if words is not None:
+            words.run(self.path_context, self.path_lm_score, self.counts)
+        context_idx = None if words is None else words.context_idx
+        ended.run(found.stream, found.state, context_idx, found.score, found.num_kept)
+        # With a language model, all candidates that might survive were kept.
+        self._shift_offsets(found.best, limits.min_active if words is None else 0)
+        if words is not None:
+            self._shift_offsets(words.best, 0)
         kept = (ended.threshold, found.num_kept, sizes.arcs)
         kernels.count_stays[(found.num_tiles,)](
             *(ended.value, found.stream, *kept, self._tile_count),
@@ -138,16 +215,31 @@ class FrameBuffers:
             *(self._tile_count, self._tile_end, self.num_frames, self.counts, *self.paths, *capacity),
             *(self.previous, self.record_arc, sizes.records, self.record_stream),
             found.backpointer if self.losing is None else self.losing.number,
+            *((found.arc,) * 3 if words is None else (words.context_idx, words.lm_score, words.arc_score)),
+            *(self.path_context, self.path_lm_score, self.record_score),
             KEEPS_LATTICE=self.losing is not None,
+            HAS_LM=words is not None,
             B=limits.block,
         )
         if self.losing is not None:
-            self.losing.run(found, ended, self.counts)
+            self.losing.run(found, ended, self.counts, None if words is None else words.arc_score)
         kernels.end_frame[(1,)](
             *(self.counts, self.record_begin, found.arcs_end, sizes.paths, self._tile_end, found.num_tiles),
             *(*capacity, sizes.records),
         )
 
+    def _shift_offsets(self, best: Tensor, min_active: int) -> None:
+        """Adds the best scores (N,) of the streams, as `ordered` integers, to their offsets."""
+        limits, found, num_streams = self._limits, self._expansion, self.sizes.streams
+        kernels.shift_offsets[triton.cdiv(num_streams, limits.block),](
+            *(best, self.score_offset, self._recombined.num_inside, found.threshold),
+            *(self.count(kernels.IS_SHORT.value), min_active, num_streams),
+            B=limits.block,
+        )
+
+
+# At first there is room for a word in so many candidates.
+_CANDIDATES_PER_WORD = 4
 
 # Only one thread may capture at a time.
 _capturing = threading.Lock()
@@ -164,10 +256,13 @@ class FrameReplay:
         buffers: buffers without tokens, whose tensors must not be replaced.
         capture: whether to capture a CUDA graph; ignored without a GPU. If capturing fails, there is a warning, and the
             kernels are launched one by one, with the same results.
+        tensors: what the frames read and write besides: those of the language model.
     """
 
-    def __init__(self, buffers: FrameBuffers, capture: bool) -> None:
+    def __init__(self, buffers: FrameBuffers, capture: bool, tensors: Sequence[Tensor] = ()) -> None:
         self._buffers = buffers
+        # They live as long as the graph, which may otherwise be replayed on memory that belongs to others.
+        self._tensors = tensors
         self._graph: torch.cuda.CUDAGraph | None = None
         if capture and buffers.counts.is_cuda:
             try:
@@ -178,6 +273,10 @@ class FrameReplay:
                     f"a frame could not be captured as a CUDA graph; its kernels are launched one by one: {error}",
                     stacklevel=2,
                 )
+
+    def is_of(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether these are the tensors that it was made for."""
+        return len(tensors) == len(self._tensors) and all(map(operator.is_, tensors, self._tensors))
 
     def read(self, num_frames: int) -> None:
         """Searches this many frames, without waiting for them."""
@@ -204,7 +303,7 @@ class FrameReplay:
 
 
 class CudaGraphSearch:
-    """A `ChunkBackend` without a language model or input epsilons, in which the host rarely waits for the device.
+    """A `ChunkBackend` without input epsilons, in which the host rarely waits for the device.
 
     After `frames_per_call` frames, the host reads the counts. If the buffers were too small, it creates larger ones and
     repeats these frames, from a copy of the tokens before them. As streams end, the others move to smaller buffers,
@@ -218,8 +317,8 @@ class CudaGraphSearch:
         initial_capacity: first capacity of the buffers, `FIRST_CAPACITY` if None; they grow.
         margin: `asr.decoding.lattice_records.lattice_margin` if a lattice, which is one of whole utterances, is kept;
             None otherwise.
-        fewest_streams, room_factor: buffers have room for the first number of streams, or for it times a power of the
-            second.
+        rooms: for how many streams buffers have room.
+        inside: the language model inside the search, if there is one.
     """
 
     def __init__(
@@ -231,15 +330,16 @@ class CudaGraphSearch:
         initial_capacity: int | None = None,
         margin: float | None = None,
         *,
-        fewest_streams: int = 8,
-        room_factor: int = 4,
+        rooms: Rooms | None = None,
+        inside: LmInside | None = None,
     ) -> None:
         initial_capacity = initial_capacity or frame.FIRST_CAPACITY
         self._margin = margin
-        self._fewest_streams, self._room_factor = fewest_streams, room_factor
+        self._rooms = rooms or Rooms()
         self._frames_per_call = frames_per_call
         self._arcs = graph.emitting
         self._limits = limits
+        self._inside = inside
         self._capture = capture
         self._initial_capacity = initial_capacity
         # By the number of streams that they have room for.
@@ -276,7 +376,14 @@ class CudaGraphSearch:
             num_going, end = sum(length > begin for length in lengths), min(begin + self._frames_per_call, longest)
             some = Chunk(log_prob[:num_going, begin:end], num_frames[:num_going] - begin, own_score_offset[:num_going])
             first = backtrace.num_records
-            counts, buffers = self._read_at_once(alive, some, backtrace)
+            read = self._read_at_once(alive, some, backtrace)
+            if read is None:
+                score_offset[order] = own_score_offset
+                ended.stream = order[ended.stream]
+                alive.stream = order[alive.stream]
+                rest = Chunk(chunk.log_prob[:, begin:], (chunk.num_frames - begin).clamp(min=0), score_offset)
+                return self._search_otherwise(alive, [unread, ended], rest, sink, begin)
+            counts, buffers = read
             alive, newly_ended = (
                 _tokens(buffers, 0, counts[kernels.NUM_PATHS.value]),
                 _tokens(buffers, buffers.sizes.paths, counts[kernels.NUM_ENDED.value]),
@@ -285,24 +392,33 @@ class CudaGraphSearch:
                 frames, records = range(begin, begin + some.log_prob.shape[1]), range(first, backtrace.num_records)
                 self._add_losing(buffers, sink.lattice, frames, records, counts[kernels.NUM_LOSING.value], order)
             ended = ActiveTokens.join([ended, newly_ended])
-            if backtrace.is_due:
+            if backtrace.is_due or self._inside is not None:
                 sink.collect([alive, ended, unread])
         score_offset[order] = own_score_offset
         ended = ActiveTokens.join([ended, alive])
         ended.stream = order[ended.stream]
         return ActiveTokens.join([unread, ended])
 
-    def _read_at_once(self, alive: ActiveTokens, chunk: Chunk, backtrace: Backtrace) -> tuple[list[int], FrameBuffers]:
-        """Searches a few frames -> the counts, and the buffers, which still hold everything except the backpointers."""
+    def _read_at_once(
+        self, alive: ActiveTokens, chunk: Chunk, backtrace: Backtrace
+    ) -> tuple[list[int], FrameBuffers] | None:
+        """Searches a few frames -> the counts, and the buffers, which still hold everything except the backpointers.
+
+        None if the language model has no room for the frames.
+        """
         log_prob, _, score_offset = chunk
         sizes, keeps_all = self._sizes_for(len(score_offset), log_prob.shape[2]), False
         sizes = _ensure_capacity(sizes, paths=len(alive))
         while True:
-            buffers, replay = self._buffers_of(sizes, keeps_all)
-            self._fill(buffers, alive, chunk, backtrace.num_records)
-            replay.read(log_prob.shape[1])
-            # The only place where the host waits.
-            counts = torch.cat([buffers.counts, buffers.record_begin]).tolist()
+            with self._reserved(sizes.words) as reservation:
+                if reservation is None:
+                    return None
+                buffers, replay = self._buffers_of(sizes, keeps_all, reservation, alive.context_idx[:1])
+                self._fill(buffers, alive, chunk, backtrace.num_records)
+                replay.read(log_prob.shape[1])
+                # The only place where the host waits, apart from the language model's.
+                counts = torch.cat([buffers.counts, buffers.record_begin]).tolist()
+                reservation.num_queries = counts[kernels.NUM_QUERIES.value]
             counts, record_begin = counts[: kernels.NUM_COUNTS], counts[kernels.NUM_COUNTS :]
             enough = _ensure_capacity(
                 sizes,
@@ -311,9 +427,10 @@ class CudaGraphSearch:
                 ended=counts[kernels.MOST_ENDED.value],
                 records=counts[kernels.MOST_RECORDS.value],
                 losing=counts[kernels.MOST_LOSING.value],
+                words=counts[kernels.MOST_WORDS.value],
             )
             is_short = bool(counts[kernels.IS_SHORT.value])
-            if enough == sizes and not is_short:
+            if enough == sizes and not is_short and reservation.had_room:
                 break
             sizes, keeps_all = enough, keeps_all or is_short
             self.num_retries += 1
@@ -323,6 +440,20 @@ class CudaGraphSearch:
         backtrace.add_blocks(buffers.previous[:num_records], graph_arc, record_begin[: log_prob.shape[1]])
         score_offset.copy_(buffers.score_offset[: len(score_offset)])
         return counts, buffers
+
+    def _reserved(self, num_words: int) -> contextlib.AbstractContextManager[Reservation | None]:
+        return contextlib.nullcontext(Reservation()) if self._inside is None else self._inside.reserved(num_words)
+
+    def _search_otherwise(
+        self, alive: ActiveTokens, others: list[ActiveTokens], rest: Chunk, sink: SearchSink, begin: int
+    ) -> ActiveTokens:
+        """Searches the rest of a chunk, from frame `begin` on, with the other backend -> all tokens, `others` too."""
+        assert self._inside is not None and self._inside.otherwise is not None, "there is no other backend"
+        if sink.lattice is not None:
+            sink.lattice.begin_chunk(begin)
+        collecting = replace(sink, collect=lambda parts: sink.collect([*others, *parts]))
+        alive = alive.select(torch.sort(alive.stream, stable=True).indices)
+        return ActiveTokens.join([*others, self._inside.otherwise.search(alive, rest, collecting)])
 
     def _add_losing(
         self,
@@ -343,30 +474,42 @@ class CudaGraphSearch:
         src, dst, arc, score_gap = (
             part[:num_losing].clone() for part in (losing.src, losing.dst, losing.arc, losing.score_gap)
         )
-        lattice.add_frames(utt_idx, frame, (src, dst, self._arcs.arc_of(arc), score_gap))
+        lm_scores = None
+        if self._inside is not None:
+            lm_scores = buffers.record_score[: len(records)].clone(), losing.lm_score[:num_losing].clone()
+        lattice.add_frames(utt_idx, frame, (src, dst, self._arcs.arc_of(arc), score_gap), lm_scores)
 
     def _sizes_for(self, num_streams: int, num_columns: int) -> BufferSizes:
         """Sizes for this many streams: those of the last call, or a share of those for another number of streams."""
-        room = self._fewest_streams
+        room = self._rooms.fewest
         while room < num_streams:
-            room *= self._room_factor
+            room *= self._rooms.factor
         if room in self._sizes:
             return replace(self._sizes[room], columns=num_columns)
-        sizes = BufferSizes(room, self._frames_per_call, num_columns, *(5 * (self._initial_capacity,)))
+        num_words = 0 if self._inside is None else max(1, self._initial_capacity // _CANDIDATES_PER_WORD)
+        sizes = BufferSizes(room, self._frames_per_call, num_columns, *(5 * (self._initial_capacity,)), num_words)
         if not self._sizes:
             return sizes
         known = self._sizes[min(self._sizes, key=lambda other: abs(other.bit_length() - room.bit_length()))]
-        names = ("paths", "ended", "arcs", "records", "losing")
+        names = ("paths", "ended", "arcs", "records", "losing", "words")
         shares = {name: triton.next_power_of_2(getattr(known, name) * room // known.streams) for name in names}
-        return replace(sizes, **{name: max(self._initial_capacity, share) for name, share in shares.items()})
+        return replace(sizes, **{name: max(getattr(sizes, name), share) for name, share in shares.items()})
 
-    def _buffers_of(self, sizes: BufferSizes, keeps_all: bool) -> tuple[FrameBuffers, FrameReplay]:
+    def _buffers_of(
+        self, sizes: BufferSizes, keeps_all: bool, reservation: Reservation, some_context: Tensor
+    ) -> tuple[FrameBuffers, FrameReplay]:
         held, key = self._buffers.setdefault(sizes.streams, {}), (sizes, keeps_all)
         if key not in held:
             # Buffers of other sizes are no longer needed.
             held = self._buffers[sizes.streams] = {old: both for old, both in held.items() if old[0] == sizes}
-            buffers = FrameBuffers(self._arcs, self._limits, sizes, keeps_all, self._margin)
-            held[key] = (buffers, FrameReplay(buffers, self._capture))
+            buffers = FrameBuffers(self._arcs, self._limits, sizes, keeps_all, self._margin, self._inside)
+        else:
+            buffers, replay = held[key]
+        if buffers.words is not None:
+            buffers.words.some_context.copy_(some_context)
+        if key not in held or not replay.is_of(reservation.tensors):
+            buffers.clear()
+            held[key] = (buffers, FrameReplay(buffers, self._capture, reservation.tensors))
         return held[key]
 
     @staticmethod
@@ -379,6 +522,9 @@ class CudaGraphSearch:
         buffers.score_offset[: len(score_offset)] = score_offset
         for own, part in zip(buffers.paths, (alive.stream, alive.state, alive.score, alive.backpointer), strict=True):
             own[: len(part)] = part
+        if buffers.words is not None:
+            buffers.path_context[: len(alive)] = alive.context_idx
+            buffers.path_lm_score[: len(alive)] = alive.lm_score
         buffers.counts.zero_()
         buffers.counts[kernels.NUM_PATHS.value] = len(alive)
         buffers.counts[kernels.NUM_RECORDS.value] = num_records
@@ -395,5 +541,10 @@ def _ensure_capacity(sizes: BufferSizes, **needed: int) -> BufferSizes:
 
 def _tokens(buffers: FrameBuffers, begin: int, num: int) -> ActiveTokens:
     stream, state, score, backpointer = (part[begin : begin + num].clone() for part in buffers.paths)
-    no_context = torch.zeros_like(backpointer)
-    return ActiveTokens(stream.long(), state.long(), no_context, score, no_context.double(), backpointer)
+    if buffers.words is None:
+        context_idx = torch.zeros_like(backpointer)
+        lm_score = context_idx.double()
+    else:
+        own = slice(begin, begin + num)
+        context_idx, lm_score = buffers.path_context[own].clone(), buffers.path_lm_score[own].clone()
+    return ActiveTokens(stream.long(), state.long(), context_idx, score, lm_score, backpointer)

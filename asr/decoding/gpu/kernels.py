@@ -156,9 +156,12 @@ MOST_RECORDS = tl.constexpr(9)
 FIRST_RECORD = tl.constexpr(10)
 NUM_LOSING = tl.constexpr(11)
 MOST_LOSING = tl.constexpr(12)
-NUM_COUNTS = 13
+MOST_WORDS = tl.constexpr(13)
+NUM_QUERIES = tl.constexpr(14)
+NUM_COUNTS = 15
 """Length of the counts, int64, whose indices are above: current numbers (NUM_), and the maximum numbers needed (MOST_).
-The buffer for backpointers holds those from FIRST_RECORD to NUM_RECORDS."""
+The buffer for backpointers holds those from FIRST_RECORD to NUM_RECORDS. NUM_QUERIES are all words that the language
+model was asked for."""
 
 
 @triton.jit
@@ -186,7 +189,14 @@ def compact_tokens(
     record_capacity: tl.tensor,
     record_stream: tl.tensor,
     number: tl.tensor,
+    context_idx: tl.tensor,
+    lm_score: tl.tensor,
+    arc_score: tl.tensor,
+    path_context: tl.tensor,
+    path_lm_score: tl.tensor,
+    record_score: tl.tensor,
     KEEPS_LATTICE: tl.constexpr,
+    HAS_LM: tl.constexpr,
     B: tl.constexpr,
 ) -> None:
     """Writes the surviving tokens and their backpointers.
@@ -200,6 +210,8 @@ def compact_tokens(
         previous, record_arc: (R,) int64, written.
         record_stream: (R,) int32, the stream of each backpointer, and number (A,) int64, the backpointer of each
             survivor; written only if KEEPS_LATTICE.
+        context_idx, lm_score, arc_score: (A,) of the candidates; path_context int64, path_lm_score float64 (K + D,),
+            written; used only if HAS_LM. record_score (R,) float64 are the words' scores; written if both.
     """
     tile = tl.program_id(0)
     num = tl.minimum(tl.load(total), capacity)
@@ -221,6 +233,9 @@ def compact_tokens(
     tl.store(path_state + place, tl.load(state + position, mask=stays, other=0), mask=has_room)
     tl.store(path_score + place, own_value, mask=has_room)
     tl.store(path_record + place, own_record, mask=has_room)
+    if HAS_LM:
+        tl.store(path_context + place, tl.load(context_idx + position, mask=has_room, other=0), mask=has_room)
+        tl.store(path_lm_score + place, tl.load(lm_score + position, mask=has_room, other=0.0), mask=has_room)
     place = own_record - tl.load(counts + FIRST_RECORD)
     has_room = stays & (place < record_capacity)
     tl.store(previous + place, tl.load(record + position, mask=stays, other=0), mask=has_room)
@@ -228,6 +243,8 @@ def compact_tokens(
     if KEEPS_LATTICE:
         tl.store(record_stream + place, own_stream, mask=has_room)
         tl.store(number + position, own_record, mask=stays)
+        if HAS_LM:
+            tl.store(record_score + place, tl.load(arc_score + position, mask=has_room, other=0.0), mask=has_room)
 
 
 @triton.jit(do_not_specialize=["num_tiles"])

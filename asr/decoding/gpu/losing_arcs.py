@@ -128,7 +128,10 @@ def write_losing(
     dst: tl.tensor,
     losing_arc: tl.tensor,
     score_gap: tl.tensor,
+    arc_score: tl.tensor,
+    losing_score: tl.tensor,
     num_places: tl.tensor,
+    HAS_LM: tl.constexpr,
     B: tl.constexpr,
 ) -> None:
     """Writes the losing arcs of a frame after those of earlier frames.
@@ -139,6 +142,8 @@ def write_losing(
         number: (A,) int64, the backpointer of each survivor.
         counts: see `kernels.NUM_COUNTS`.
         src, dst, losing_arc: (L,) int64 and score_gap (L,) float32, written.
+        arc_score: (A,) float64, the language model's scores of the candidates' words, and losing_score (L,) float64,
+            written; used only if HAS_LM.
         num_places: L; arcs that do not fit are dropped.
     """
     tile = tl.program_id(0)
@@ -156,6 +161,8 @@ def write_losing(
     tl.store(dst + place, tl.load(number + own_winner, mask=has_room, other=0), mask=has_room)
     tl.store(losing_arc + place, tl.load(arc + position, mask=has_room, other=0).to(tl.int64), mask=has_room)
     tl.store(score_gap + place, gap, mask=has_room)
+    if HAS_LM:
+        tl.store(losing_score + place, tl.load(arc_score + position, mask=has_room, other=0.0), mask=has_room)
 
 
 @triton.jit(do_not_specialize=["num_tiles"])
@@ -177,7 +184,8 @@ class LosingArcBuffers:
 
     Attributes:
         number: (A,) int64, the backpointer of each survivor of a frame; filled by the caller.
-        src, dst, arc: (L,) int64, score_gap (L,) float32; see `LatticeRecords.add_frames`.
+        src, dst, arc: (L,) int64, score_gap (L,) float32, lm_score (L,) float64, which is used with a language model
+            only; see `LatticeRecords.add_frames`.
     """
 
     def __init__(self, limits: FrameLimits, margin: float, found: ArcExpansion, num_losing: int) -> None:
@@ -192,11 +200,17 @@ class LosingArcBuffers:
         self.number = zeros(found.num_arcs)
         self.src, self.dst, self.arc = zeros(num_losing), zeros(num_losing), zeros(num_losing)
         self.score_gap = torch.zeros(num_losing, dtype=torch.float32, device=device)
+        self.lm_score = torch.zeros(num_losing if limits.has_lm else 0, dtype=torch.float64, device=device)
         self._worst = torch.zeros(found.num_streams, dtype=torch.int32, device=device)
         self._tile_count, self._tile_end = zeros(found.num_tiles), zeros(found.num_tiles)
 
-    def run(self, found: ArcExpansion, recombined: Recombination, counts: Tensor) -> None:
-        """Adds the losing arcs of the frame that has just been recombined, and updates `counts` (NUM_COUNTS,)."""
+    def run(
+        self, found: ArcExpansion, recombined: Recombination, counts: Tensor, arc_score: Tensor | None = None
+    ) -> None:
+        """Adds the losing arcs of the frame that has just been recombined, and updates `counts` (NUM_COUNTS,).
+
+        arc_score (A,) float64 are the scores of the candidates' words, None without a language model.
+        """
         limits, grid = self._limits, (found.num_tiles,)
         counted = (found.num_kept, found.num_arcs)
         self._worst.fill_(LOWEST.value)
@@ -209,7 +223,9 @@ class LosingArcBuffers:
         torch.cumsum(self._tile_count, 0, out=self._tile_end)
         write_losing[grid](
             *(*asked, self._tile_end, found.backpointer, found.arc, self.number, counts),
-            *(self.src, self.dst, self.arc, self.score_gap, self._num_losing),
+            *(self.src, self.dst, self.arc, self.score_gap),
+            *(self.lm_score if arc_score is None else arc_score, self.lm_score, self._num_losing),
+            HAS_LM=arc_score is not None,
             B=limits.block,
         )
         end_losing[(1,)](counts, self._tile_end, found.num_tiles, self._num_losing)

@@ -4,7 +4,8 @@ Every word history that has been queried is a node of a trie (`HistoryTrie`); a 
 edge (history, word) has the word's score and leads to the longer history. A history gets its hidden row when its first
 successor is queried; all histories of a call without a hidden row go through the hidden layer together.
 
-`TorchEngine` answers calls on any device and with any options; on CPUs `NumbaEngine` replaces it where it can.
+`TorchEngine` answers calls on any device and with any options; on CPUs `NumbaEngine` replaces it where it can, and
+on a GPU `TritonEngine` while a search reserves calls.
 
 Shapes: Q queries, M missing queries, R new edges or nodes, S state, H hidden, M history words.
 """
@@ -13,12 +14,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from asr.kernels.hash_table import BYTES_PER_SLOT, marked_positions
-from asr.kernels.jit import has_package
+from asr.kernels.jit import gpu_module, has_package
 from asr.kernels.memory import no_autograd
 from asr.lm.cached.approximations import CacheOptions, QuantizedHistory, Recombination
 from asr.lm.cached.engine_numba import CachedLMTables, NumbaEngine
@@ -28,6 +30,9 @@ from asr.lm.cached.states import HiddenLayer, HiddenStore, HistoryExpansion, Que
 from asr.lm.cached.trie import BEFORE_START, BYTES_PER_NODE, START, HistoryTrie
 from asr.lm.interface import LanguageModel, StatefulNetwork
 from asr.text.symbols import BOS_ID, EOS_ID, Vocabulary
+
+if TYPE_CHECKING:
+    from asr.lm.cached.engine_triton import TritonEngine
 
 
 class TorchEngine:
@@ -286,7 +291,19 @@ class CachedRNNLM(LanguageModel):
             self._numba_engine = NumbaEngine(
                 self.expansion, self.projections, tables, self.recombination, self.capacity, options.loop_room
             )
+        self._triton_engine: TritonEngine | None = None
+        kernels = gpu_module("asr.lm.cached.engine_triton", self.device)
+        if kernels is not None and self._can_queue(network, networks, options):
+            self._triton_engine = kernels.TritonEngine(self.expansion, network, self.capacity)
         self.reset()
+
+    @staticmethod
+    def _can_queue(network: StatefulNetwork, hidden_networks: Sequence[StatefulNetwork], options: CacheOptions) -> bool:
+        """Whether calls can leave everything to the device: no approximation that shares or drops rows, one network."""
+        keeps_all = options.cache_scores and options.cache_hidden and options.batching == "frame"
+        is_plain = options.recombination_length is None and options.history_precision is None
+        is_plain = is_plain and options.hidden_products == "float32" and list(hidden_networks) == [network]
+        return keeps_all and is_plain and network.can_be_captured and network.cacheable_terms == "none"
 
     def _capacity(self, capacity_bytes: int) -> Capacity:
         of_history = self.output.bytes_of_history
@@ -310,7 +327,7 @@ class CachedRNNLM(LanguageModel):
     def reset(self) -> None:
         """Forgets every history; earlier context indices become invalid. Statistics are kept."""
         parts = self.trie, self.hidden, self.output, self.recombination, self.sharing, self.projections, self.capacity
-        for part in parts:
+        for part in (*parts, self._triton_engine):
             if part is not None:
                 part.clear()
         row = self.hidden.append(self.network.initial_state().unsqueeze(0))
@@ -369,7 +386,8 @@ class CachedRNNLM(LanguageModel):
         """
         if self.capacity is None:
             return
-        if live.numel() == 0 and self._numba_engine is not None and self.capacity.is_half_used():
+        has_fast_engine = self._numba_engine is not None or self._triton_engine is not None
+        if live.numel() == 0 and has_fast_engine and self.capacity.is_half_used():
             self._counts.num_evictions += 1
             self._counts.num_evicted_contexts += self.trie.num_nodes
             self.reset()
@@ -378,6 +396,8 @@ class CachedRNNLM(LanguageModel):
 
     @no_autograd()
     def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
+        if self._triton_engine is not None and self._triton_engine.num_reservations:
+            return self._triton_engine.score(context_idx, word_id)
         begin = self._clock()
         counts = self._counts
         num_edges = counts.num_edges
@@ -393,6 +413,20 @@ class CachedRNNLM(LanguageModel):
     def final(self, context_idx: Tensor) -> Tensor:
         log_prob, _ = self.score(context_idx, torch.full_like(context_idx, EOS_ID))
         return log_prob
+
+    def reserve(self, num_queries: int) -> tuple[Tensor, ...] | None:
+        return None if self._triton_engine is None else self._triton_engine.reserve(num_queries)
+
+    def release(self, num_queries: int) -> bool:
+        assert self._triton_engine is not None
+        try:
+            had_room = self._triton_engine.release(num_queries)
+        except BaseException:
+            # As in `TorchEngine`: what the device has added is not known.
+            self.reset()
+            raise
+        self._counts.peak_bytes = max(self._counts.peak_bytes, self._bytes_held())
+        return had_room
 
     def lookup_tables(self) -> CachedLMTables | None:
         """The arrays that a compiled loop reads and adds to.

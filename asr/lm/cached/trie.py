@@ -62,15 +62,21 @@ class RowAllocator:
         larger = max(self.capacity + int(self.growth * self.capacity), needed)
         return larger if self.limit is None else max(needed, min(larger, self.limit))
 
-    def take(self, num: int) -> Tensor:
-        """The numbers of `num` free rows, (num,); there must be as many."""
+    def free(self, num: int) -> Tensor:
+        """The numbers that `take` would give, (num,)."""
         if num > self.num_free:
             raise IndexError(f"{num} rows asked for, {self.num_free} of {self.capacity} free")
-        reused, self._freed = self._freed[:num], self._freed[num:]
-        first = self._num_started
-        self._num_started += num - reused.numel()
-        fresh = torch.arange(first, self._num_started, device=self.device)
+        reused, first = self._freed[:num], self._num_started
+        fresh = torch.arange(first, first + num - reused.numel(), device=self.device)
         return torch.cat((reused, fresh)) if reused.numel() else fresh
+
+    def take(self, num: int) -> Tensor:
+        """The numbers of `num` free rows, (num,); there must be as many."""
+        taken = self.free(num)
+        num_reused = min(num, self._freed.numel())
+        self._freed = self._freed[num_reused:]
+        self._num_started += num - num_reused
+        return taken
 
     def give_back(self, rows: Tensor) -> None:
         """Frees rows (R,), which must be in use and distinct. The lowest are allocated again first."""

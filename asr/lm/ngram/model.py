@@ -391,6 +391,9 @@ class NgramLM(LanguageModel):
         low, high = torch.aminmax(context_idx)
         check_contexts(int(low), int(high), self.num_states, f"a language model ({self.name})")
 
+    def reserve(self, num_queries: int) -> tuple[Tensor, ...] | None:
+        return None if self._kernel is None else ()
+
     def lookup_tables(self) -> NgramTables | None:
         return None if self._loop is None else self._tables
 

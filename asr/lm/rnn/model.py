@@ -159,6 +159,14 @@ class RNNLanguageModel(nn.Module, StatefulNetwork):
     def cacheable_terms(self) -> CacheableTerms:
         return self.output.cacheable_terms
 
+    @property
+    def can_be_captured(self) -> bool:
+        if not isinstance(self.output, NceOutput):
+            return False
+        # Tables in the host's memory are of other classes.
+        tables = (self.embedding, self.output.rows, self.output.bias, self.maxent)
+        return all(table is None or isinstance(table, (nn.Embedding, HashedMaxEnt)) for table in tables)
+
     def forward(
         self, batch: TokenBatch, states: list[Tensor] | None, generator: torch.Generator
     ) -> tuple[Tensor, list[Tensor]]:

@@ -18,7 +18,7 @@ from asr.decoding.backtrace import Backtrace, endings_of
 from asr.decoding.chunk_backend import ChunkBackend
 from asr.decoding.frame import FrameSearch, TokenSearch, TorchFrameBackend
 from asr.decoding.gpu.chunk_lm import TritonChunkSearchWithLM
-from asr.decoding.gpu.cuda_graph import CudaGraphSearch
+from asr.decoding.gpu.cuda_graph import CudaGraphSearch, LmInside
 from asr.decoding.gpu.frame import FrameLimits, TritonFrameBackend
 from asr.decoding.lattice import Lattice
 from asr.decoding.lattice_records import LatticeRecords, lattice_margin
@@ -32,29 +32,32 @@ pytestmark = pytest.mark.slow
 
 CPU = torch.device("cpu")
 INFINITE = float("inf")
-# search beam, output beam, limits, first capacity, frames before the host looks, with a language model
-CASES = [
+# search beam, output beam, limits, first capacity, frames before the host looks (None: each), with a language model
+CASES: list[tuple[float, float, tuple[int, int], int, int | None, bool]] = [
     (6.0, 4.0, (3, 12), 16, 4, False),
     (INFINITE, 30.0, (0, 10**6), 512, 32, False),
     (0.3, INFINITE, (6, 7), 64, 3, False),
-    (6.0, 4.0, (3, 12), 64, 32, True),
-    (0.3, INFINITE, (6, 7), 64, 32, True),
+    (6.0, 4.0, (3, 12), 64, None, True),
+    (0.3, INFINITE, (6, 7), 64, None, True),
+    (6.0, 4.0, (3, 12), 16, 4, True),
+    (0.3, INFINITE, (6, 7), 512, 32, True),
 ]
 
 
 def made_search(
-    searched: Searchable, options: DecodingOptions, lm: LanguageModel | None, capacity: int, frames_per_call: int
+    searched: Searchable, options: DecodingOptions, lm: LanguageModel | None, capacity: int, frames_per_call: int | None
 ) -> ChunkBackend:
     limits = FrameLimits(options, lm is not None, CPU, block=64)
-    if lm is None:
-        margin = lattice_margin(options)
-        return CudaGraphSearch(searched, limits, False, frames_per_call, capacity, margin)
-    return TritonChunkSearchWithLM(searched, options, lm, TritonFrameBackend(searched, limits, capacity))
+    if frames_per_call is None:
+        assert lm is not None
+        return TritonChunkSearchWithLM(searched, options, lm, TritonFrameBackend(searched, limits, capacity))
+    margin, inside = lattice_margin(options), None if lm is None else LmInside(lm, options.lm_scale)
+    return CudaGraphSearch(searched, limits, False, frames_per_call, capacity, margin, inside=inside)
 
 
 @pytest.mark.parametrize(("beam", "output_beam", "limits", "capacity", "frames_per_call", "with_lm"), CASES)
 def test_the_records_are_the_same(
-    beam: float, output_beam: float, limits: tuple[int, int], capacity: int, frames_per_call: int, with_lm: bool
+    beam: float, output_beam: float, limits: tuple[int, int], capacity: int, frames_per_call: int | None, with_lm: bool
 ) -> None:
     graph = random_graph(4, num_states=12, num_arcs=60, final_prob=0.3)
     # Buffers hold the longest stream first.
@@ -84,15 +87,15 @@ def test_the_records_are_the_same(
     assert all(map(torch.equal, own, expected))
 
 
-@pytest.mark.parametrize("with_lm", [False, True])
-def test_the_lattices_are_the_same(with_lm: bool) -> None:
+@pytest.mark.parametrize(("with_lm", "frames_per_call"), [(False, 3), (True, None), (True, 3)])
+def test_the_lattices_are_the_same(with_lm: bool, frames_per_call: int | None) -> None:
     graph = random_graph(7, num_states=12, num_arcs=50, final_prob=0.3)
     log_prob, num_frames = random_log_prob(7, 3, 5), torch.tensor([2, 5, 0])
     options = DecodingOptions(search_beam=4.0, output_beam=3.0, min_active_states=2, max_active_states=30)
 
     def made(searched: Searchable, own: DecodingOptions, lm: LanguageModel | None, keep_lattice: bool) -> ChunkBackend:
         assert keep_lattice
-        return made_search(searched, own, lm, 64, 3)
+        return made_search(searched, own, lm, 64, frames_per_call)
 
     def decoded(backend: Any) -> list[tuple[Any, Lattice | None]]:
         lm = TableLM(graph.vocabulary, 7) if with_lm else None
