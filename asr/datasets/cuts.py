@@ -231,11 +231,13 @@ _LIBRISPEECH_ID = re.compile(r"(?P<chapter>\d+-\d+)-(?P<number>\d{4})(?P<variant
 
 
 def cut_session(cut: MonoCut) -> tuple[str, float]:
-    """What a cut is a part of, and its place there: a chapter of LibriSpeech, by its id, or else its recording."""
+    """What a cut is a part of, and its place there: a chapter of LibriSpeech, by its id, or else a file."""
     found = _LIBRISPEECH_ID.fullmatch(cut.id)
     if found is not None:
         return f"{found['chapter']}{found['variant'] or ''}", float(found["number"])
-    return cut.recording_id, float(cut.start)
+    # Not by the recording's id: in the manifests of `asr prepare`, each utterance of a file has its own.
+    source = cut_source(cut)
+    return cut.recording_id if source is None else source[0], float(cut.start)
 
 
 def bucket_sampler(

@@ -65,6 +65,30 @@ def test_cuts_of_a_recording_and_utterances_of_a_chapter_follow_one_another(
 
 
 @pytest.mark.slow
+def test_utterances_that_asr_prepare_found_in_one_file_follow_one_another(
+    tmp_path, evaluate, tiny_bundle_folder, recognizer
+):
+    soundfile.write(tmp_path / "r.wav", torch.cat(WAVEFORMS[:2]).numpy(), RATE, subtype="FLOAT")
+    middle, end = (sum(map(len, WAVEFORMS[:count])) / RATE for count in (1, 2))
+    lines = {
+        "wav.scp": [f"r {tmp_path / 'r.wav'}"],
+        # The first in the list is the last in the file.
+        "segments": [f"a-later r {middle} {end}", f"b-first r 0 {middle}"],
+        "text": [f"a-later {TEXT[1]}", f"b-first {TEXT[0]}"],
+    }
+    (tmp_path / "train").mkdir()
+    for name, content in lines.items():
+        (tmp_path / "train" / name).write_text("".join(f"{line}\n" for line in content))
+    assert main(["prepare", "kaldi", "--corpus", str(tmp_path / "train"), "--output", str(tmp_path)]) == 0
+    output = tmp_path / "words.jsonl"
+    arguments = ("--cuts", tmp_path / "kaldi_train.jsonl.gz", "--bundle", tiny_bundle_folder, "--mode", "rnn")
+    assert evaluate(*arguments, "--carry-history", "--output", output)[0] == 0
+    found = {record["id"]: record["scores"]["lm"] for record in map(json.loads, output.read_text().splitlines())}
+    first, later = recognizer(WAVEFORMS[:2], sessions=["r", "r"])
+    assert found == pytest.approx({"b-first": first.lm_score, "a-later": later.lm_score}, abs=1e-3)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--cache-mb", "0.05")])
 def test_each_file_is_a_recording_of_its_own(tmp_path, capsys, tiny_bundle_folder, recognizer, options):
     names = [tmp_path / f"{name}.wav" for name in "ab"]
