@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import lru_cache, partial
 from pathlib import Path
 
 from lhotse import CutSet, MonoCut, MultiCut, Recording, SupervisionSegment
@@ -104,20 +103,15 @@ def prepare_part(
     require_writable(cuts_path, text_path, report_path, inputs=[corpus_dir] if corpus_dir.is_file() else [])
     cuts: list[MonoCut | MultiCut] = []
     skipped = list(listing.skipped)
-    # Utterances of one file follow one another, so a small cache suffices.
-    inspect = lru_cache(maxsize=64)(inspect_audio)
-    with ThreadPoolExecutor(max(1, num_jobs)) as pool:
-        for done, result in enumerate(pool.map(partial(_cut_or_reason, inspect), listing.utterances), start=1):
-            if isinstance(result, SkippedItem):
-                skipped.append(result)
-            else:
-                cuts.append(result)
-            if on_progress is not None:
-                on_progress(done, len(listing.utterances))
+    files = _inspected({utterance.audio for utterance in listing.utterances}, num_jobs, on_progress)
+    for utterance in listing.utterances:
+        result = _cut_or_reason(utterance, files[utterance.audio])
+        if isinstance(result, SkippedItem):
+            skipped.append(result)
+        else:
+            cuts.append(result)
     if not cuts:
-        raise AsrError(
-            f"{corpus_dir}: none of the {len(listing.utterances)} audio files of {part} is usable: {skipped[-1].reason}"
-        )
+        raise AsrError(f"{corpus_dir}: none of the {len(files)} audio files of {part} is usable: {skipped[-1].reason}")
     report = PartReport(
         corpus=corpus.name,
         part=part,
@@ -153,13 +147,32 @@ def copy_lexicon(corpus: Corpus, corpus_dir: Path, output_dir: Path) -> Path | N
     return target
 
 
-def _cut_or_reason(
-    inspect: Callable[[Path], tuple[int, int, int]], utterance: Utterance
-) -> MonoCut | MultiCut | SkippedItem:
+def _inspected(
+    paths: Iterable[Path], num_jobs: int, on_progress: Progress | None
+) -> dict[Path, tuple[int, int, int] | AsrError]:
+    """What `inspect_audio` returns for each file, or its error; a file with many utterances is decoded once."""
+    paths = sorted(paths)
+    found: dict[Path, tuple[int, int, int] | AsrError] = {}
+    with ThreadPoolExecutor(max(1, num_jobs)) as pool:
+        for path, result in zip(paths, pool.map(_content_or_error, paths), strict=True):
+            found[path] = result
+            if on_progress is not None:
+                on_progress(len(found), len(paths))
+    return found
+
+
+def _content_or_error(path: Path) -> tuple[int, int, int] | AsrError:
     try:
-        num_samples, sampling_rate, num_channels = inspect(utterance.audio)
+        return inspect_audio(path)
     except AsrError as error:
-        return SkippedItem(utterance.utterance_id, str(error))
+        return error
+
+
+def _cut_or_reason(utterance: Utterance, content: tuple[int, int, int] | AsrError) -> MonoCut | MultiCut | SkippedItem:
+    """The cut of an utterance in a file with this content, see `_inspected`, or why there is none."""
+    if isinstance(content, AsrError):
+        return SkippedItem(utterance.utterance_id, str(content))
+    num_samples, sampling_rate, num_channels = content
     whole = num_samples / sampling_rate
     end = whole if utterance.end is None else min(utterance.end, whole)
     duration = round(end - utterance.begin, 6)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 from lhotse import CutSet
 
+from asr.audio.io import inspect_audio
 from asr.cli.main import main
 from asr.datasets.corpora.base import Corpus, CorpusPart, Utterance
 from asr.datasets.corpora.librispeech import LibriSpeech
@@ -71,7 +73,27 @@ def test_one_bad_file_among_a_thousand_costs_one_result(tmp_path: Path) -> None:
     assert report.num_utterances == len(CutSet.from_file(report.cuts)) == 999
     assert [each.item for each in report.skipped] == ["u0500"]
     assert str(bad) in report.skipped[0].reason and "cut short" in report.skipped[0].reason
-    assert calls == [(i, 1000) for i in range(1, 1001)]
+    assert calls == [(1, 2), (2, 2)]
+
+
+@pytest.mark.slow
+def test_a_file_of_many_utterances_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = write_audio(tmp_path / "good.wav", 0.05)
+    bad = tmp_path / "bad.wav"
+    bad.write_bytes(b"nothing like audio")
+    corpus = _Thousand(good, bad)
+    corpus.files[::2] = [bad] * 500
+    decoded: list[Path] = []
+
+    def counting(path: Path) -> tuple[int, int, int]:
+        decoded.append(path)
+        time.sleep(0.02)  # the other threads come to this file as well
+        return inspect_audio(path)
+
+    monkeypatch.setattr("asr.datasets.prepare.inspect_audio", counting)
+    report = prepare_part(corpus, tmp_path, "all", tmp_path / "out", num_jobs=4)
+    assert sorted(decoded) == [bad, good]
+    assert (report.num_utterances, len(report.skipped)) == (500, 500)
 
 
 def test_a_finished_part_is_not_done_again_unless_it_changed(tmp_path: Path) -> None:
