@@ -31,7 +31,7 @@ from asr.audio.codecs import (
     open_media,
 )
 from asr.audio.pcm import read_wav_header, samples_of
-from asr.audio.resample import ResampleStream, checked_rate
+from asr.audio.resample import ResampleStream, block_sizes, checked_rate, resample
 from asr.audio.samples import LOUDEST, to_mono
 from asr.errors import AsrError
 
@@ -42,6 +42,9 @@ AUDIO_SUFFIXES = (".flac", ".wav", ".mp3", ".sph", ".ogg", ".opus", ".aiff", ".a
 
 _MAX_DECODED_BYTES = 1 << 32
 _BLOCK_VALUES = 1 << 20
+
+# Encodings in which libsndfile finds any sample without decoding those before it. FLAC's are also called PCM.
+_SOUGHT = ("PCM_", "FLOAT", "DOUBLE", "ULAW", "ALAW")
 
 
 def read_audio(path: str | Path, sampling_rate: int = 16000) -> Tensor:
@@ -54,6 +57,45 @@ def read_audio(path: str | Path, sampling_rate: int = 16000) -> Tensor:
             or is larger than 4 GiB when decoded.
     """
     return _joined([*AudioFile(path, sampling_rate)])
+
+
+def read_part(path: str | Path, begin: int, end: int, sampling_rate: int = 16000) -> Tensor:
+    """The samples from `begin` to `end`, exclusive, of those that `read_audio` returns; fewer if the file ends before.
+
+    Uncompressed audio and FLAC are decoded only there. So damage elsewhere is not noticed, and whether channels cancel
+    each other is judged by that part. Files of other formats are decoded as a whole.
+
+    Args:
+        path: the file.
+        begin, end: positions at `sampling_rate`.
+        sampling_rate: of the result, in Hz.
+
+    Raises:
+        AsrError: as for `read_audio`.
+    """
+    part = _part(Path(path), begin, end, sampling_rate)
+    return read_audio(path, sampling_rate)[begin:end] if part is None else part
+
+
+def _part(path: Path, begin: int, end: int, sampling_rate: int) -> Tensor | None:
+    """`read_part`, or None if the whole file must be decoded: because of its format, or to say what is wrong."""
+    with _as_asr_error(path):
+        if _is_media(path):
+            return None
+        with _open(path) as file:
+            rate, num_samples = checked_rate(int(file.samplerate)), file.frames
+            if not file.subtype.startswith(_SOUGHT) or not 0 < num_samples < NO_LENGTH or is_cut_short(file):
+                return None
+            old, new, margin = block_sizes(rate, sampling_rate)
+            num_around = -(-margin // old)  # blocks of resampling on each side
+            first, last = max(0, begin // new - num_around), -(-end // new) + num_around
+            start, stop = min(first * old, num_samples), min(last * old, num_samples)
+            file.seek(start)
+            block = file.read(stop - start, dtype="float32", always_2d=True)
+        if len(block) < stop - start or not (np.abs(block) <= LOUDEST).all():
+            return None
+        samples = resample(torch.from_numpy(to_mono(block, rate)), rate, sampling_rate)
+        return samples[begin - first * new : end - first * new]
 
 
 def open_audio(path: str | Path, sampling_rate: int, whole_seconds: float = 300.0) -> Tensor | AudioFile:

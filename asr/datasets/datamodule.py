@@ -266,9 +266,7 @@ class AcousticDataModule(ResumesEpoch, pl.LightningDataModule):
             )
         self.left_out[split] = left_out
         self.cuts[split] = CutSet.from_cuts(usable)
-        gigabytes = sum(cut.duration for cut in usable) * self.fbank.sampling_rate * 2 / 2**30
-        if self.waveforms.gigabytes + gigabytes <= self.loading.memory_gb:
-            self.waveforms.fill(self.cuts[split])
+        self.waveforms.fill(self.cuts[split], self.loading.memory_gb)
         if isinstance(self.features, FeatureMemory):
             self.features.limit_gigabytes(self.loading.memory_gb - self.waveforms.gigabytes)
 

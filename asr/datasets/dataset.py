@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from asr.audio.fbank import Fbank
-from asr.audio.io import from_int16, read_audio, to_int16
+from asr.audio.io import from_int16, read_audio, read_part, to_int16
 from asr.audio.resample import change_speed
 from asr.datasets.augment import NoiseMixer, SpecAugment, VocalTractPerturbation
 from asr.datasets.cuts import cut_source, cut_text, cut_waveform
@@ -152,7 +152,7 @@ class _Draws(NamedTuple):
 
 
 class WaveformCache:
-    """Decoded audio files, kept in memory as int16 once `fill` has read them; other files are read each time.
+    """Decoded audio files, kept in memory as int16 once `fill` has read them; of others, parts are read each time.
 
     Cuts that are not simply a piece of one file with all its channels are read by lhotse.
 
@@ -169,9 +169,15 @@ class WaveformCache:
         """Memory in use, in GiB."""
         return sum(samples.numel() for samples in self._samples.values()) * 2 / 2**30
 
-    def fill(self, cuts: CutSet) -> None:
-        """Reads the recordings of `cuts`; for those that cannot be read, `waveform` raises the error later."""
-        missing = {path: None for path in map(_file, cuts) if path is not None and path not in self._samples}
+    def fill(self, cuts: CutSet, max_gigabytes: float = math.inf) -> None:
+        """Reads the recordings of `cuts`, unless more than `max_gigabytes` of memory would then be in use.
+
+        For those that cannot be read, `waveform` raises the error later.
+        """
+        # Whole files, of which the cuts may be small parts.
+        missing = {path: cut.recording.duration for cut in cuts if (path := _file(cut)) and path not in self._samples}
+        if self.gigabytes + sum(missing.values()) * self.sampling_rate * 2 / 2**30 > max_gigabytes:
+            return
         with ThreadPoolExecutor(2) as pool:
             for path, samples in zip(missing, pool.map(self._read_or_none, missing), strict=True):
                 if samples is not None:
@@ -187,9 +193,10 @@ class WaveformCache:
         if path is None:
             return cut_waveform(cut, self.sampling_rate)
         samples = self._samples.get(path)
-        waveform = from_int16(samples) if samples is not None else read_audio(path, self.sampling_rate)
         begin = round(cut.start * self.sampling_rate)
-        part = waveform[begin : begin + max(1, round(cut.duration * self.sampling_rate))]
+        end = begin + max(1, round(cut.duration * self.sampling_rate))
+        is_kept = samples is not None
+        part = from_int16(samples[begin:end]) if is_kept else read_part(path, begin, end, self.sampling_rate)
         if part.numel() == 0:
             raise AsrError(
                 f"{path}: the recording ends before {cut.start} s, where cut {cut.id} begins; prepare the corpus again."

@@ -11,7 +11,7 @@ import pytest
 import soundfile
 import torch
 
-from asr.audio.io import find_audio_files, from_int16, inspect_audio, read_audio, to_int16
+from asr.audio.io import find_audio_files, from_int16, inspect_audio, read_audio, read_part, to_int16
 from asr.errors import AsrError
 from tests.datasets.toy_corpora import write_audio
 
@@ -33,6 +33,54 @@ def test_any_rate_and_stereo_are_brought_to_16_khz_mono(tmp_path: Path, rate: in
     assert wave.shape == (8000,)
     expected = 0.3 * torch.sin(2 * torch.pi * 440 * torch.arange(8000) / 16000)
     assert (wave - expected)[200:-200].abs().max() < 0.06
+
+
+@pytest.mark.parametrize(
+    ("suffix", "subtype"),
+    [("flac", None), ("wav", None), ("wav", "ULAW"), ("aiff", "FLOAT"), ("ogg", None), ("mp3", None)],
+)
+@pytest.mark.parametrize(("rate", "channels"), [(16000, 1), (8000, 2), (44100, 1), (44099, 1)])
+def test_a_part_is_that_of_the_whole_file(
+    tmp_path: Path, suffix: str, subtype: str | None, rate: int, channels: int
+) -> None:
+    if rate == 44099 and suffix in ("mp3", "ogg"):
+        rate = 24000
+    path = write_audio(tmp_path / f"a.{suffix}", 1.5, rate, channels, subtype)
+    whole = read_audio(path)
+    for begin, end in (
+        (0, 5),
+        (0, len(whole)),
+        (7001, 12345),
+        (len(whole) - 9, len(whole) + 900),
+        (len(whole), 1 << 20),
+    ):
+        part = read_part(path, begin, end)
+        assert part.dtype == torch.float32
+        torch.testing.assert_close(part, whole[begin:end], rtol=0, atol=1e-6)
+
+
+def test_a_part_is_read_without_the_rest(tmp_path: Path) -> None:
+    path = write_audio(tmp_path / "a.flac", 20.0)
+    whole, content = read_audio(path), path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(AsrError, match="cannot be decoded"):
+        read_audio(path)
+    assert torch.equal(read_part(path, 16000, 32000), whole[16000:32000])
+    with pytest.raises(AsrError, match=r"a\.flac: the audio cannot be decoded"):
+        read_part(path, 15 * 16000, 16 * 16000)
+    path.write_bytes(b"")
+    with pytest.raises(AsrError, match="is empty"):
+        read_part(path, 0, 1)
+
+
+@pytest.mark.parametrize("unsound", [float("nan"), 1e10])
+def test_a_part_with_unsound_samples_is_refused(tmp_path: Path, unsound: float) -> None:
+    samples = np.zeros(1000, dtype=np.float32)
+    samples[700] = unsound
+    soundfile.write(tmp_path / "a.wav", samples, 16000, subtype="FLOAT")
+    assert not read_part(tmp_path / "a.wav", 0, 700).any()
+    with pytest.raises(AsrError, match=r"a\.wav: 1 of 1000 samples are NaN, infinite or beyond"):
+        read_part(tmp_path / "a.wav", 600, 800)
 
 
 def test_clipping_instead_of_wrapping_round() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from lhotse import CutSet, MonoCut, MultiCut, Recording
+from lhotse import CutSet, MonoCut, MultiCut, Recording, SupervisionSegment
 
 from asr.audio.fbank import Fbank
 from asr.audio.io import read_audio
@@ -124,6 +124,33 @@ def test_every_way_to_keep_data_gives_the_same(corpus: dict[str, Any], tmp_path:
         for cut_id, features in epoch.items():
             frames = min(len(features), len(epochs[0][cut_id]))  # padding depends on the company
             assert torch.equal(features[:frames], epochs[0][cut_id][:frames])
+
+
+def test_memory_is_that_of_whole_files(tmp_path: Path) -> None:
+    recording = Recording.from_file(write_audio(tmp_path / "long.wav", 3.0))
+    CutSet.from_cuts(
+        [
+            MonoCut(
+                f"{begin}",
+                begin,
+                0.5,
+                0,
+                [SupervisionSegment(f"{begin}", recording.id, 0, 0.5, text="A")],
+                recording=recording,
+            )
+            for begin in (0.5, 2.0)
+        ]
+    ).to_file(tmp_path / "cuts.jsonl.gz")
+    (tmp_path / "lexicon.txt").write_text(LEXICON, encoding="utf-8")
+    arguments = {"train_cuts": [str(tmp_path / "cuts.jsonl.gz")], "lexicon": [str(tmp_path / "lexicon.txt")]}
+    waveforms = []
+    for seconds in (2.0, 3.0):
+        module = data_module(**arguments, memory_gb=seconds * 32000 / 2**30)
+        module.setup("fit")
+        assert module.waveforms.gigabytes == (3.0 * 32000 / 2**30 if seconds == 3.0 else 0.0)
+        waveforms.append([module.waveforms.waveform(cut) for cut in module.cuts["train"]])
+    for from_file, kept in zip(*waveforms, strict=True):
+        assert len(kept) == 8000 and torch.equal(from_file, kept)
 
 
 @pytest.mark.slow
