@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from aiohttp import BodyPartReader, WSCloseCode, WSMsgType, web
+from aiohttp.log import server_logger
 from torch import Tensor
 
 from asr.audio.io import AudioFile
@@ -28,6 +30,8 @@ from asr.recognizer import Recognizer
 from asr.results import RecognitionResult, StreamResult, Word
 from asr.streaming import StreamingRecognizer
 from asr.transcripts import Transcript, cues, format_transcript
+
+_LOGGER = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
@@ -448,6 +452,15 @@ async def _errors_as_json(request: web.Request, handler: Callable[..., Awaitable
         status, message = web.HTTPBadRequest.status_code, str(error)
     except web.HTTPError as error:
         status, message = error.status, (error.text or error.reason).strip()
+    except (web.HTTPException, ConnectionError):  # no error, or nobody to tell
+        raise
+    except OSError as error:
+        status = web.HTTPInsufficientStorage.status_code
+        message = f"the server cannot keep the recording ({error.strerror or error})."
+        _LOGGER.error("%s Make room in %s, or set TMPDIR.", message, tempfile.gettempdir())
+    except Exception:
+        status, message = web.HTTPInternalServerError.status_code, "the server failed; its log says why."
+        server_logger.exception("Error handling request from %s", request.remote)
     kind = "invalid_request_error" if status < web.HTTPInternalServerError.status_code else "server_error"
     return web.json_response({"error": {"message": message, "type": kind}}, status=status)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import json
 import threading
@@ -431,6 +432,27 @@ def test_a_request_that_cannot_be_answered_gets_one_sentence(recognizer, streami
     message = json.loads(answer)["error"]["message"]
     assert status == 400 and complaint in message
     assert not any(path in message for path in ("/tmp", "asr-", ".."))
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "complaint", "log"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), 507, "cannot keep the recording (No space", "Make room"),
+        (RuntimeError("a bug"), 500, "the server failed; its log says why", "Error handling request"),
+    ],
+)
+def test_failures_of_the_server_are_json_and_in_its_log(
+    recognizer, streaming, monkeypatch, caplog, error, status, complaint, log
+):
+    async def failing(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Server, "_copy", failing)
+    found, _, answer = posted(recognizer, streaming, b"RIFF")
+    assert found == status and complaint in json.loads(answer)["error"]["message"]
+    assert json.loads(answer)["error"]["type"] == "server_error"
+    (record,) = caplog.records
+    assert log in record.getMessage() and bool(record.exc_info) == (status == 500)
 
 
 def test_a_request_has_each_field_once(recognizer, streaming):
