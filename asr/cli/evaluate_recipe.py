@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from asr.cli.main import Parser
+from asr.cli.options import fetched_bundle_folder
 from asr.errors import AsrError
+from asr.lm.transformers import is_transformer
 from asr.options import flag_of
 from asr.reports.evaluation import Evaluation
 from asr.reports.page import PageOptions, make_page
@@ -26,6 +28,8 @@ from asr.text.documents import parse_yaml, read_text
 _RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 # Options that a recipe replaces.
 _OF_RECIPES = ("hypotheses", "reference", "cuts", "compare", "export", "details")
+# Options of a system that name files.
+_FILES = ("ngram", "graph", "large_ngram", "lexicon", "hot_words", "words")
 _FORM = "it needs 'sets' (NAME: manifest of 'asr prepare') and 'systems' (NAME: options of 'asr evaluate')"
 
 
@@ -151,9 +155,25 @@ def _arguments(
             if getattr(parsed, option) != getattr(given, option):
                 raise AsrError(f"{flag_of(option)} is not for a system, but for the whole recipe; leave it out")
         check(parsed)
+        _require_inputs(parsed)
     except (AsrError, ValueError) as error:
         raise AsrError(f"{recipe.path}: the options of {name!r} are not valid: {str(error).rstrip('.')}.") from error
     return parsed
+
+
+def _require_inputs(system: argparse.Namespace) -> None:
+    """Fetches the bundle of a system, and checks that its files exist: the systems before it may take hours.
+
+    Raises:
+        AsrError: there is no such bundle or file.
+    """
+    if system.bundle is not None:
+        fetched_bundle_folder(system.bundle)
+    names = [*_FILES, *(["rnn_lm"] if system.rnn_lm and not is_transformer(system.rnn_lm) else [])]
+    for name in names:
+        path = getattr(system, name)
+        if path is not None and not Path(path).exists():
+            raise AsrError(f"{flag_of(name)} {path}: there is no such file")
 
 
 def _score_alike(systems: Sequence[argparse.Namespace]) -> None:

@@ -106,6 +106,25 @@ def test_networks_from_elsewhere_are_systems(tmp_path, cuts, evaluate, tiny_bund
 
 
 @pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--bundle nowhere", "nowhere: there is no bundle here"),
+        ("--mode rnn --rnn-lm nowhere", "--rnn-lm nowhere: there is no such file"),
+        ("--lexicon nowhere", "--lexicon nowhere: there is no such file"),
+        ("--acoustic-model torchscript:a.pt --graph nowhere", "--graph nowhere: there is no such file"),
+    ],
+)
+def test_what_a_system_lacks_is_told_before_any_system_recognizes(
+    tmp_path, cuts, evaluate, tiny_bundle_folder, options, message
+):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"sets: {{tones: {cuts}}}\nsystems:\n  good: --mode ngram\n  bad: {options}\n")
+    code, _, errors = evaluate("--recipe", path, "--bundle", tiny_bundle_folder, "--output", tmp_path / "out")
+    assert code == 2 and "the options of 'bad' are not valid: " in errors and message in errors
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("sets: [", "this is not valid YAML"),
