@@ -37,7 +37,7 @@ from asr.models.chunks import ChunkAugmentation, ChunkBatch, ChunkLoader, ChunkS
 from asr.models.distillation import TeacherPosteriors
 from asr.models.lfmmi import LfMmi, NumeratorPiece, numerator_piece
 from asr.models.tdnnf import ChainNetwork
-from asr.models.training import WeightAverage, adamw, clip_gradients, planned_steps
+from asr.models.training import WeightAverage, adamw, clip_gradients, planned_steps, require_sizes
 
 _TEACHER = "teacher_posteriors"  # in checkpoints: `TeacherPosteriors.key`
 
@@ -328,11 +328,7 @@ class LitChainModel(pl.LightningModule):
         """Checks that the network fits the data, and opens the loaders."""
         prepare_wrapping(self, self.trainer, may_drop=False)
         data = self._data()
-        if self.network.num_tokens != data.states.num_columns or self.network.num_features != data.corpus.num_features:
-            raise AsrError(
-                f"The network has {self.network.num_tokens} outputs and {self.network.num_features} features, the data "
-                f"{data.states.num_columns} and {data.corpus.num_features}; set num_tokens and num_features."
-            )
+        require_sizes(self.network, data.corpus.num_features, data.states.num_columns)
         data.open(self.network)
         column_accuracy = np.ones(data.states.num_columns, dtype=np.float32)
         column_accuracy[data.states.phone_of_column == 0] = self.objective.silence_accuracy

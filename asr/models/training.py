@@ -147,6 +147,19 @@ def greedy_tokens(log_prob: Tensor, num_frames: Tensor) -> list[list[int]]:
     return sequences
 
 
+def require_sizes(network: AcousticNetwork, num_features: int, num_tokens: int) -> None:
+    """Checks that a network fits the data.
+
+    Raises:
+        AsrError: it has another number of features or tokens.
+    """
+    if (network.num_features, network.num_tokens) != (num_features, num_tokens):
+        raise AsrError(
+            f"the network has num_features {network.num_features} and num_tokens {network.num_tokens}, but the data "
+            f"have {num_features} and {num_tokens}; set them in model.init_args.network.init_args."
+        )
+
+
 # The networks' parameters that have a dimension of tokens, and which dimension that is.
 _TOKEN_DIMENSION = {
     "out.weight": 0,
@@ -325,13 +338,7 @@ class LitAcousticModel(pl.LightningModule):
     def on_fit_start(self) -> None:
         """Checks that the network fits the data, and prepares the objective with the training transcripts."""
         data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
-        wanted = (data.feature_dim, data.num_tokens)
-        has = (self.network.num_features, self.network.num_tokens)
-        if wanted != has:
-            raise AsrError(
-                f"the network has num_features {has[0]} and num_tokens {has[1]}, but the data have {wanted[0]} and "
-                f"{wanted[1]}; change the network in the recipe's YAML."
-            )
+        require_sizes(self.network, data.feature_dim, data.num_tokens)
         texts = map(cut_text, data.cuts["train"])
         # A resumed run has loaded its weights by now, but `global_step` is still 0.
         if self.initial_checkpoint is not None and not self._is_resumed:
