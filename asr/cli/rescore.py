@@ -136,7 +136,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output-format",
         choices=[name for name, one in FORMATS.items() if one.is_joinable and name != "jsonl"],
-        help="format of the output; txt: the words alone (default: lines 'id words')",
+        help="format of the output; txt: the words alone (default: lines 'id words', with _ for spaces in ids)",
     )
     parser.add_argument("--output", metavar="FILE", help="write to this file (default: -, stdout)")
 
@@ -368,7 +368,8 @@ def _line(args: argparse.Namespace, utterance: _Utterance, ranked: list[Rescored
         transcript = Transcript(plain_name(utterance.name), words, words[-1].end if words else 0.0, {})
         return format_transcript(transcript, args.output_format)
     if not args.jsonl:
-        return f"{utterance.name} {best.text}".rstrip() + "\n"
+        # A name with spaces, such as that of a file, could not be told from the words.
+        return f"{'_'.join(utterance.name.split())} {best.text}".rstrip() + "\n"
     words_as_dict = [
         {
             "word": word.text,

@@ -43,6 +43,7 @@ from asr.lm.interface import LanguageModel
 from asr.lm.ngram.estimate import estimate_kneser_ney
 from asr.lm.ngram.model import NgramLM
 from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
+from asr.metrics import read_transcripts
 from asr.serialization import ModelSpec
 from asr.testing.tones import TEXT
 from asr.text.symbols import SPECIAL_WORDS, UNK_ID, Vocabulary
@@ -453,6 +454,20 @@ def test_the_command_says_where_sentences_end(folder: Path, capsys: pytest.Captu
     # Its output can be rescored again.
     (folder / "again").write_text(json.dumps(record) + "\n")
     assert {one.sentence_ends for one in read_n_best(folder / "again")["u"]} == {(), (1,)}
+
+
+def test_names_with_spaces_and_line_breaks_stay_one_field(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arpa = str(folder / "2.arpa")
+    assert main(["lm", "ngram", "--text", str(folder / "text"), "--order", "2", "--arpa", arpa]) == 0
+    names = ("my talk", "two\nlines", "speaker/u")
+    lines = (json.dumps({"id": name, "nbest": [{"text": "PAT KIT"}]}) for name in names)
+    (folder / "list").write_text("\n".join(lines))
+    capsys.readouterr()
+    assert main(["rescore", str(folder / "list"), "--ngram", arpa]) == 0
+    text = capsys.readouterr().out
+    assert text == "my_talk PAT KIT\ntwo_lines PAT KIT\nspeaker/u PAT KIT\n"
+    (folder / "words.txt").write_text(text)
+    assert set(read_transcripts(folder / "words.txt").values()) == {("PAT", "KIT")}
 
 
 def test_the_command_reads_folders_of_lattices(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
