@@ -187,7 +187,7 @@ def _words(utterances: Iterable[Utterance | PreparedUtterance]) -> list[str]:
 
 
 def _lexicon(files: list[Path], words: list[str], bundle: Bundle) -> Lexicon:
-    """The lexicon with words as written or in upper case, whichever fits the transcripts better.
+    """The lexicon, in which the words of the transcripts are found in any case.
 
     Raises:
         AsrError: it has phones that the bundle's network does not have.

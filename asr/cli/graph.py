@@ -23,7 +23,8 @@ from asr.lm.ngram.model import NgramLM
 from asr.options import flag_of
 from asr.serialization import output_path, require_writable, write_whole_text
 from asr.text.documents import parse_json, read_text
-from asr.text.lexicon import Lexicon
+from asr.text.lexicon import Lexicon, in_upper_case
+from asr.text.normalize import written_as
 from asr.text.symbols import SPECIAL_WORDS, TokenTable
 
 HELP = """\
@@ -74,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="FILE",
         help="pronunciations in the format of CMUdict or Kaldi, plain, .gz or .xz; the first file that has a word "
-        "wins; words are taken as written or in upper case, whichever matches the n-gram model better",
+        "wins; the case of words does not matter, the graph has the words of the n-gram model",
     )
     parser.add_argument("--arpa", type=Path, metavar="FILE", help="n-gram model, plain, .gz or .xz")
     parser.add_argument(
@@ -260,7 +261,12 @@ def _pronunciation_scores(path: Path | None, lexicon: Lexicon) -> dict[str, list
         return None
     try:
         scores = parse_json(read_text(path, "pronunciation scores"))
-        own = {word: [float(score) for score in scores[word]] for word in scores if word in lexicon}
+        # 'asr chain' has the words of the transcripts in their case, which may be another than the model's.
+        in_any_case = {in_upper_case(word): word for word in scores}
+        names = {
+            word: written_as(word, scores) or in_any_case.get(in_upper_case(word)) for word in lexicon.pronunciations
+        }
+        own = {word: [float(score) for score in scores[name]] for word, name in names.items() if name is not None}
         if not all(math.isfinite(score) for values in own.values() for score in values):  # determinization never ends
             raise ValueError("a score is not a finite number")
     except (ValueError, TypeError, KeyError) as error:

@@ -45,6 +45,8 @@ from asr.lm.rnn.outputs.softmax import FullSoftmaxOutput
 from asr.lm.transformers import is_transformer
 from asr.options import flag_of
 from asr.serialization import atomic_path, output_path, require_writable
+from asr.text.lexicon import in_upper_case
+from asr.text.normalize import written_as
 from asr.text.symbols import EOS_ID, SPECIAL_WORDS, Vocabulary, first_words
 
 VOCABULARY_HELP = """\
@@ -64,7 +66,9 @@ def _add_texts(parser: argparse._ActionsContainer) -> None:
 def add_vocabulary_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("output", type=output_path, help="file for the words, the most frequent first, one per line")
     _add_texts(parser)
-    parser.add_argument("--lexicon", type=Path, help="keep only words at the beginning of a line of this file")
+    parser.add_argument(
+        "--lexicon", type=Path, help="keep only words at the beginning of a line of this file, in any case"
+    )
     parser.add_argument("--max-words", type=int, help="maximum number of words (default: no limit)")
 
 
@@ -77,13 +81,15 @@ def run_vocabulary(args: argparse.Namespace) -> int:
     stream = read_word_stream(args.text, None, args.transcripts)
     words = stream.vocabulary.words
     count = np.bincount(stream.word_id, minlength=len(words))
-    pronounced = set(first_words(args.lexicon) if args.lexicon else words)
-    ids = [i for i in range(len(SPECIAL_WORDS), len(words)) if words[i] in pronounced]
+    ids = list(range(len(SPECIAL_WORDS), len(words)))
+    if args.lexicon:
+        pronounced = set(map(in_upper_case, first_words(args.lexicon)))
+        ids = [i for i in ids if written_as(in_upper_case(words[i]), pronounced) is not None]
     ids = sorted(ids, key=lambda i: (-count[i], words[i]))[: args.max_words]
     if len(words) == len(SPECIAL_WORDS):
         raise AsrError("the texts contain no words; give files with sentences.")
     if not ids:
-        raise AsrError(f"{args.lexicon}: it contains no word of the texts; check that both have the same case.")
+        raise AsrError(f"{args.lexicon}: it contains no word of the texts; give a lexicon of their words.")
     with atomic_path(args.output) as partial:
         Vocabulary(words[i] for i in ids).save(partial)
     coverage = count[ids].sum() / stream.num_words

@@ -125,9 +125,8 @@ class Lexicon:
                 )
             variant = _VARIANT.match(word) if word.endswith(")") else None
             word = variant["word"] if variant else word
-            # In upper case, i and ı would be the same letter.
-            if upper_case and not word.startswith("<") and "ı" not in word:
-                word = word.upper()
+            if upper_case:
+                word = in_upper_case(word)
             if not keep_stress:
                 phones = [_without_stress(phone) for phone in phones]
             spelled = _PHONES.join(phones)
@@ -145,18 +144,26 @@ class Lexicon:
 
     @classmethod
     def for_words(cls, paths: Sequence[str | Path], words: Sequence[str], keep_stress: bool = False) -> Lexicon:
-        """Reads files like `from_files`, in upper case or as written, whichever covers more of the given words.
+        """Reads files like `from_files`; the given words are found in any case, and then have the case that is given.
+
+        The others are in upper case or as written, whichever covers more of the given words.
 
         Args:
             paths: the files.
-            words: the words of a language model or graph.
+            words: the words of a language model, a graph or transcripts.
             keep_stress: as for `from_file`.
 
         Raises:
             AsrError: as for `from_file`.
         """
         upper, written = (cls.from_files(paths, keep_stress, upper_case) for upper_case in (True, False))
-        return written if sum(word in written for word in words) > sum(word in upper for word in words) else upper
+        best = written if sum(word in written for word in words) > sum(word in upper for word in words) else upper
+        joined, known = dict(best.pronunciations.joined), upper.pronunciations.joined
+        lacking = {word: written_as(in_upper_case(word), known) for word in words if word not in best}
+        renamed = {word: name for word, name in lacking.items() if name is not None}
+        for name in set(renamed.values()).difference(words):
+            joined.pop(name, None)
+        return cls._of({**joined, **{word: known[name] for word, name in renamed.items()}}, best.name)
 
     @property
     def phones(self) -> tuple[str, ...]:
@@ -224,6 +231,11 @@ class Lexicon:
         ]
         content = "".join(lines).encode("utf-8")
         Path(path).write_bytes(lzma.compress(content) if Path(path).suffix == ".xz" else content)
+
+
+def in_upper_case(word: str) -> str:
+    """A word in upper case; words such as `<unk>`, and with the Turkish ı, stay: i and ı would be the same letter."""
+    return word if word.startswith("<") or "ı" in word else word.upper()
 
 
 def has_stress(tokens: Iterable[str]) -> bool:
@@ -343,5 +355,5 @@ class Tokenizer:
     def pronunciations(self, word: str) -> list[Pronunciation]:
         """Those of a word as written or else in upper case, as the lexicon is read; none for an unknown word."""
         assert self.lexicon is not None
-        name = word if word in self.lexicon else word.upper()
+        name = word if word in self.lexicon else in_upper_case(word)
         return self.lexicon.pronunciations.get(name, [])

@@ -63,6 +63,23 @@ def test_the_command_writes_a_graph_of_biphones_that_loads_alone(files: Path) ->
     assert finished.num_arcs == phones.num_arcs
 
 
+def test_the_case_of_words_in_the_lexicon_and_in_its_scores_does_not_matter(files: Path) -> None:
+    states = ("--topology", BIPHONE_TOPOLOGY, "--tied-states", str(files / "states.json"))
+    scores = ("--pronunciation-scores", str(files / "scores.json"))
+    graphs = []
+    for lexicon_word, scores_word, model_word in (("ONE", "ONE", "ONE"), ("ONE", "One", "one"), ("one", "ONE", "One")):
+        (files / "lexicon.txt").write_text(f"{lexicon_word} W AH1 N\n{lexicon_word}(2) W N\n")
+        (files / "scores.json").write_text(json.dumps({scores_word: [0.0, -1.5]}))
+        (files / "lm.arpa").write_text(ARPA.replace("ONE", model_word))
+        assert run(files, *states, *scores) == 0
+        graphs.append(DecodingGraph.load(files / "graph.safetensors"))
+        assert model_word in graphs[-1].vocabulary.words
+    assert run(files, *states) == 0
+    for graph in graphs[1:]:
+        assert torch.equal(graph.score, graphs[0].score)
+    assert not torch.equal(DecodingGraph.load(files / "graph.safetensors").score, graphs[0].score)
+
+
 def test_what_does_not_fit_is_refused(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(files, "--topology", BIPHONE_TOPOLOGY) == 2
     assert "--tied-states go together" in capsys.readouterr().err

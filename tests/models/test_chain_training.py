@@ -608,9 +608,11 @@ def chain_command(tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("lexicon", ["a AH\nbay B EY\n", "A AH\nBAY B EY\n"])
 def test_asr_chain_reads_transcripts_in_lower_case_and_says_again_what_it_left_out(
-    chain_command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    chain_command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], lexicon: str
 ) -> None:
+    (tmp_path / "lexicon.txt").write_text(lexicon)
     for _ in range(2):
         assert main(chain_command) == 1
         said = capsys.readouterr()

@@ -112,6 +112,11 @@ def test_words_are_taken_in_the_form_that_the_model_has(tmp_path: Path) -> None:
         Lexicon.for_words([tmp_path / "lower"], words) for words in (("cat", "dog", "<s>"), ("CAT", "<s>", "cow"))
     )
     assert set(lower.pronunciations) == {"cat", "dog"} and set(upper.pronunciations) == {"CAT", "DOG"}
+    (tmp_path / "upper").write_text("CAT k a t\nDOG d o g\nDOG d a g\nPARIS p a r i s\nL'EAU l o\nKIN k i n\n")
+    words = ("cat", "dog", "Dog", "Paris", "l’eau", "kın", "cow")
+    mixed = Lexicon.for_words([tmp_path / "upper"], words)
+    assert set(mixed.pronunciations) == {"cat", "dog", "Dog", "Paris", "l’eau", "KIN"}
+    assert mixed["dog"] == mixed["Dog"] == [("d", "o", "g"), ("d", "a", "g")]
 
 
 @pytest.mark.parametrize(

@@ -272,6 +272,19 @@ def test_texts_without_words_have_no_word_list(tmp_path: Path) -> None:
         run(["lm", "vocabulary", str(tmp_path / "words"), "--transcripts", str(tmp_path / "ids")])
 
 
+def test_a_lexicon_lists_words_in_any_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "text").write_text("the Dog\nthe cow barks\n")
+    (tmp_path / "lexicon").write_text("THE DH AH\nDOG D AO G\nbarks B AA R K S\n")
+    words = tmp_path / "words"
+    command = ["lm", "vocabulary", str(words), "--text", str(tmp_path / "text"), "--lexicon", str(tmp_path / "lexicon")]
+    assert run(command) == 0
+    assert json.loads(capsys.readouterr().out)["words"] == 3
+    assert words.read_text().split() == ["the", "Dog", "barks"]
+    (tmp_path / "lexicon").write_text("A AH\n")
+    with pytest.raises(AsrError, match="it contains no word of the texts"):
+        run(command)
+
+
 @pytest.mark.slow
 @pytest.mark.corpus
 def test_wikitext_perplexity_is_that_of_lmplz(corpora: Path) -> None:
