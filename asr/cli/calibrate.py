@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asr.bundle import FILE_NAME, Bundle, bundle_folder, read_manifest, write_manifest
+from asr.cli.options import add_comparison_options, compared_text
 from asr.decoding.build import available_modes, chosen_mode
 from asr.decoding.settings import ResourceOptions
 from asr.decoding.words import FEATURES, Calibration, fit_calibration
@@ -22,6 +23,8 @@ from asr.errors import AsrError
 from asr.metrics import GAP, align, normalized_cross_entropy
 from asr.recognizer import Recognizer
 from asr.serialization import require_writable
+
+_MISSPELLED = 0.05  # of the words
 
 HELP = """Fits the confidences of a bundle's words and writes them into its bundle.json.
 
@@ -35,6 +38,9 @@ share a calibration. The JSON object on stdout has the number of words, the shar
 cross-entropy on this speech (0: no better than the share of correct words; 1: perfect), also with each speaker's
 confidences fitted on the other speakers.
 
+Words are compared as written. If the transcripts write case or punctuation and the bundle does not, or the other way
+round, give --ignore-case and --ignore-punctuation: otherwise, right words count as wrong ones.
+
 example:
   asr calibrate checkpoints/librispeech --cuts data/librispeech/train-clean-5.jsonl.gz --speakers 1988 2902"""
 
@@ -45,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--speakers", nargs="+", help="only these speakers' utterances (default: all)")
     parser.add_argument("--modes", nargs="+", help="only these modes (default: all modes of the bundle)")
     parser.add_argument("--into", help="the bundle to write the calibration into (default: the one to recognize with)")
+    add_comparison_options(parser)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +88,13 @@ def run(args: argparse.Namespace) -> int:
     if not cuts:
         whose = f" of the speakers {', '.join(args.speakers)}" if args.speakers else ""
         raise AsrError(f"{args.cuts}: there are no utterances{whose}.")
-    speech = [(_speaker(cut), tuple(cut_text(cut).split()), cut_waveform(cut, bundle.sampling_rate)) for cut in cuts]
+    ignored = args.ignore_case, args.ignore_punctuation
+    references = [compared_text(cut_text(cut), *ignored).split() for cut in cuts]
+    _warn_of_spelling(args.cuts, references, bundle.graph.vocabulary.ordinary, ignored)
+    speech = [
+        (_speaker(cut), reference, cut_waveform(cut, bundle.sampling_rate))
+        for cut, reference in zip(cuts, references, strict=True)
+    ]
     report: dict[str, Any] = {}
     calibrations: dict[str, Any] = {}
     for mode in modes:
@@ -89,8 +102,11 @@ def run(args: argparse.Namespace) -> int:
         resources = ResourceOptions(max_segment_seconds=1e6)
         recognizer = Recognizer(bundle, mode, options={"max_token_seconds": None}, resources=resources)
         print(f"{mode}: {len(speech)} utterances", file=sys.stderr)
-        marked = list(_recognized(recognizer, speech))
-        fitted = _fit(marked)
+        marked = list(_recognized(recognizer, speech, ignored))
+        try:
+            fitted = _fit(marked)
+        except AsrError as error:
+            raise AsrError(f"{args.cuts}: in the mode {mode}, {error}") from error
         calibrations[mode] = fitted.as_dict()
         report[mode] = _report(marked, fitted)
     manifest = read_manifest(into)  # another process may have written other modes meanwhile
@@ -104,24 +120,48 @@ def _speaker(cut: Any) -> str:
     return next((str(one.speaker) for one in cut.supervisions if one.speaker), "")
 
 
-_Speech = Sequence[tuple[str, tuple[str, ...], Tensor]]
+def _warn_of_spelling(
+    where: str, references: Iterable[Sequence[str]], vocabulary: Iterable[str], ignored: tuple[bool, bool]
+) -> None:
+    """Tells if many words of the transcripts are in the vocabulary only without case and punctuation."""
+    if all(ignored):
+        return
+    plain = [compared_text(" ".join(reference), True, True).split() for reference in references]
+    known, plain_known = ({compared_text(word, *way) for word in vocabulary} for way in (ignored, (True, True)))
+    num_words = sum(map(len, references))
+    num_known = sum(word in known for reference in references for word in reference)
+    num_plain = sum(word in plain_known for reference in plain for word in reference)
+    if num_plain > num_known + _MISSPELLED * num_words:
+        print(
+            f"asr: {where}: {num_known} of {num_words} words are in the bundle's vocabulary, and {num_plain} without "
+            "case and punctuation; give --ignore-case and --ignore-punctuation.",
+            file=sys.stderr,
+        )
 
 
-def _recognized(recognizer: Recognizer, speech: _Speech) -> Iterable[_Marked]:
+_Speech = Sequence[tuple[str, Sequence[str], Tensor]]
+
+
+def _recognized(recognizer: Recognizer, speech: _Speech, ignored: tuple[bool, bool]) -> Iterable[_Marked]:
     recorder = _Recorder(0.0, {}, {})
     recognizer.calibration = recorder
     recognizer.prepare()
     recorder.seen.clear()  # preparing recognizes synthetic input
     for speaker, reference, waveform in speech:
         (result,) = recognizer([waveform], recognizer.sampling_rate)
-        yield _marked(speaker, reference, [word.text for word in result.words], recorder)
+        features = np.concatenate([np.zeros((0, len(FEATURES))), *recorder.seen])
+        recorder.seen.clear()
+        yield _Marked(speaker, features, _are_right(reference, [word.text for word in result.words], ignored))
 
 
-def _marked(speaker: str, reference: Sequence[str], words: Sequence[str], recorder: _Recorder) -> _Marked:
-    features = np.concatenate([np.zeros((0, len(FEATURES))), *recorder.seen])
-    recorder.seen.clear()
-    is_right = [said == heard for said, heard in align(reference, words) if heard != GAP]
-    return _Marked(speaker, features, np.array(is_right, dtype=bool))
+def _are_right(reference: Sequence[str], words: Sequence[str], ignored: tuple[bool, bool]) -> NDArray[np.bool_]:
+    """Which of K words are right, (K,): those of which all parts are, where punctuation separates parts."""
+    parts = [(index, part) for index, word in enumerate(words) for part in compared_text(word, *ignored).split()]
+    pairs = align(reference, [part for _, part in parts])
+    is_right = np.ones(len(words), dtype=bool)
+    for (index, _), (said, heard) in zip(parts, (pair for pair in pairs if pair[1] != GAP), strict=True):
+        is_right[index] &= said == heard
+    return is_right
 
 
 def _joined(marked: Iterable[_Marked]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:

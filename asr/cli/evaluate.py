@@ -29,6 +29,7 @@ from asr.cli.external import (
     maker_of_any,
 )
 from asr.cli.options import (
+    add_comparison_options,
     add_recognizer_arguments,
     add_speaker_options,
     recognizer_inputs,
@@ -116,12 +117,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--missing-is-empty", action="store_true", help="count utterances without a transcript as deleted"
     )
-    parser.add_argument("--ignore-case", action="store_true", help="compare words in upper case")
-    parser.add_argument(
-        "--ignore-punctuation",
-        action="store_true",
-        help="compare letters, digits and apostrophes only; other characters, such as hyphens, separate words",
-    )
+    add_comparison_options(parser)
     parser.add_argument(
         "--scoring",
         choices=("auto", "sclite"),

@@ -38,6 +38,7 @@ from asr.lm.transformers import without_kind
 from asr.models.external.base import KINDS
 from asr.options import Option, device_named, flag_of, options_of
 from asr.recognizer import Recognizer
+from asr.text.normalize import without_punctuation
 
 
 def hint(text: str) -> None:
@@ -93,6 +94,22 @@ def add_speaker_options(parser: argparse.ArgumentParser, whose: str) -> None:
         help=f"{whose}: first adapt to the voice on up to ten minutes of audio, without transcripts, which takes "
         "more than ten times as long as recognizing it",
     )
+
+
+def add_comparison_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that say which differences between words are no errors; `compared_text` follows them."""
+    parser.add_argument("--ignore-case", action="store_true", help="compare words in upper case")
+    parser.add_argument(
+        "--ignore-punctuation",
+        action="store_true",
+        help="compare letters, digits and apostrophes only; other characters, such as hyphens, separate words",
+    )
+
+
+def compared_text(text: str, ignore_case: bool, ignore_punctuation: bool) -> str:
+    """A text without what the options of `add_comparison_options` ignore."""
+    text = without_punctuation(text) if ignore_punctuation else text
+    return text.upper() if ignore_case else text
 
 
 def speaker_flag(args: argparse.Namespace) -> str:

@@ -66,6 +66,47 @@ def test_confidences_become_the_share_of_right_words(
 
 
 @pytest.mark.slow
+def test_transcripts_with_case_and_punctuation_are_compared_without_them(
+    manifest: Path, tiny_bundle_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "tiny"
+    shutil.copytree(tiny_bundle_folder, folder)
+    records = list(map(json.loads, manifest.read_text().splitlines()))
+    for record in records:
+        (supervision,) = record["supervisions"]
+        supervision["text"] = f"{supervision['text'].capitalize().replace(' ', '-', 1)}."
+    (tmp_path / "cuts.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    reports = []
+    for cuts, *options in (
+        [manifest],
+        [tmp_path / "cuts.jsonl", "--ignore-case", "--ignore-punctuation"],
+        [manifest, "--ignore-case", "--ignore-punctuation"],
+    ):
+        assert main(["calibrate", str(folder), "--cuts", str(cuts), "--modes", "ngram", *options]) == 0
+        said = capsys.readouterr()
+        reports.append(json.loads(said.out))
+        assert "--ignore" not in said.err
+    assert reports[1] == reports[2] == reports[0]
+    before = (folder / "bundle.json").read_bytes()
+    assert main(["calibrate", str(folder), "--cuts", str(tmp_path / "cuts.jsonl"), "--modes", "ngram"]) == 2
+    said = capsys.readouterr().err
+    assert "words are in the bundle's vocabulary" in said and "give --ignore-case and --ignore-punctuation" in said
+    assert f"asr: error: {tmp_path / 'cuts.jsonl'}: in the mode ngram, calibration: 0 of" in said
+    assert (folder / "bundle.json").read_bytes() == before
+
+
+def test_a_word_is_right_if_all_of_its_parts_are() -> None:
+    words, reference = ["WELL-KNOWN", "WORLD-WIDE", "-", "WEB"], "well known word wide".split()
+    assert calibrate._are_right([*map(str.upper, reference)], words, (True, True)).tolist() == [
+        True,
+        False,
+        True,
+        False,
+    ]
+    assert calibrate._are_right(["WEB"], ["WEB", "WEB"], (False, False)).sum() == 1
+
+
+@pytest.mark.slow
 def test_speakers_who_are_not_there_are_refused(manifest: Path, tiny_bundle_folder: Path, tmp_path: Path) -> None:
     command = ["calibrate", str(tiny_bundle_folder), "--cuts"]
     with pytest.raises(AsrError, match="no utterances of the speakers nobody"):
