@@ -12,6 +12,7 @@ import itertools
 import logging
 import os
 import struct
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,31 @@ def read_part(path: str | Path, begin: int, end: int, sampling_rate: int = 16000
     """
     part = _part(Path(path), begin, end, sampling_rate)
     return read_audio(path, sampling_rate)[begin:end] if part is None else part
+
+
+class PartReader:
+    """Reads parts of files, in seconds. A file that has to be decoded as a whole is kept for its next part.
+
+    Several threads may use one reader.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[Path, int, Tensor] | None = None
+
+    def read(self, path: str | Path, begin: float, end: float | None, sampling_rate: int) -> Tensor:
+        """The samples (L,) from `begin` to `end`, or to the end of the file; fewer, or none, if the file ends before.
+
+        Which samples are decoded, and the errors, are as in `read_part`.
+        """
+        path, first = Path(path), round(begin * sampling_rate)
+        last = sys.maxsize if end is None else round(end * sampling_rate)
+        part = _part(path, first, last, sampling_rate)
+        if part is not None:
+            return part
+        kept = self._last  # another thread may replace it at any time
+        if kept is None or kept[:2] != (path, sampling_rate):
+            kept = self._last = (path, sampling_rate, read_audio(path, sampling_rate))
+        return kept[2][first:last].clone()
 
 
 def _part(path: Path, begin: int, end: int, sampling_rate: int) -> Tensor | None:

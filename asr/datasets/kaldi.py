@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from asr.audio.io import read_audio
+from asr.audio.io import PartReader, inspect_audio, read_audio
 from asr.errors import AsrError
 from asr.text.documents import number_or_none, read_text
 
@@ -128,24 +128,22 @@ def _seconds(text: str) -> float | None:
 
 
 def utterance_reader() -> Callable[[Utterance | TranscribedUtterance, int], Tensor]:
-    """A function that reads an utterance (L,) at a sampling rate; it keeps the last file for the next utterance."""
-    last: tuple[Path, int, Tensor] | None = None
+    """A function that reads an utterance (L,) at a sampling rate; several threads may call it.
+
+    It raises `AsrError` if the audio cannot be read, or ends before the utterance begins.
+    """
+    parts = PartReader()
 
     def read(utterance: Utterance | TranscribedUtterance, sampling_rate: int) -> Tensor:
-        nonlocal last
         if utterance.begin == 0.0 and utterance.end is None:
             return read_audio(utterance.audio, sampling_rate)
-        file = last  # other threads may replace it at any time
-        if file is None or file[:2] != (utterance.audio, sampling_rate):
-            file = last = (utterance.audio, sampling_rate, read_audio(utterance.audio, sampling_rate))
-        samples = file[2]
-        begin = round(utterance.begin * sampling_rate)
-        end = len(samples) if utterance.end is None else round(utterance.end * sampling_rate)
-        if begin >= len(samples):
+        samples = parts.read(utterance.audio, utterance.begin, utterance.end, sampling_rate)
+        if not len(samples):
+            num_samples, rate, _ = inspect_audio(utterance.audio)
             raise AsrError(
                 f"{utterance.utterance_id}: it begins at {utterance.begin:g} s, but {utterance.audio} has only "
-                f"{len(samples) / sampling_rate:g} s."
+                f"{num_samples / rate:g} s."
             )
-        return samples[begin:end].clone()
+        return samples
 
     return read

@@ -10,7 +10,7 @@ from pathlib import Path
 import soundfile
 from torch import Tensor
 
-from asr.audio.io import read_audio
+from asr.audio.io import PartReader
 from asr.errors import AsrError
 from asr.reports.evaluation import Clip, Utterance
 
@@ -36,11 +36,10 @@ class Clips:
 
 
 class ClipReader:
-    """Reads the samples of clips. Consecutive clips of one recording read it only once."""
+    """Reads the samples of clips."""
 
     def __init__(self) -> None:
-        self._path = ""
-        self._samples: Tensor | None = None
+        self._parts = PartReader()
 
     def read(self, clip: Clip) -> Tensor:
         """The samples of a clip, (L,) float32 at 16 kHz.
@@ -48,10 +47,7 @@ class ClipReader:
         Raises:
             AsrError: the file cannot be read.
         """
-        if clip.path != self._path or self._samples is None:
-            self._samples, self._path = read_audio(clip.path, RATE), clip.path
-        end = len(self._samples) if clip.end is None else round(clip.end * RATE)
-        return self._samples[round(clip.begin * RATE) : end]
+        return self._parts.read(clip.path, clip.begin, clip.end, RATE)
 
 
 def encode(samples: Tensor) -> tuple[str, bytes]:

@@ -22,6 +22,8 @@ from asr.datasets.kaldi import read_wav_scp
 from asr.decoding.settings import ResourceOptions
 from asr.errors import AsrError
 from asr.recognizer import Recognizer
+from asr.reports.clips import ClipReader
+from asr.reports.evaluation import Clip
 from asr.testing.tones import RATE, tones
 from asr.transcripts import Transcript
 
@@ -51,6 +53,21 @@ def test_kaldi_s_recordings_and_segments(data: Path) -> None:
     found = recordings([str(data / "wav.scp")])
     assert found.names == ["u1", "u2"]
     assert torch.equal(found.read("u1", RATE), whole[1600:8000]) and torch.equal(found.read("u2", RATE), whole[4000:])
+
+
+def test_segments_of_long_recordings_are_decoded_alone(tmp_path: Path) -> None:
+    """The rest of the recording is lost, so that nobody can decode it."""
+    path = tmp_path / "long.flac"
+    samples = torch.randn(20 * RATE, generator=torch.Generator().manual_seed(0)) * 0.1
+    soundfile.write(path, samples.numpy(), RATE)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    (tmp_path / "wav.scp").write_text(f"rec {path}\n")
+    (tmp_path / "segments").write_text("u1 rec 2 3\nu2 rec 19 20\n")
+    found = recordings([str(tmp_path / "wav.scp")])
+    torch.testing.assert_close(found.read("u1", RATE), samples[2 * RATE : 3 * RATE], rtol=0, atol=1e-4)
+    with pytest.raises(AsrError, match=r"long\.flac: the audio cannot be decoded"):
+        found.read("u2", RATE)
+    torch.testing.assert_close(ClipReader().read(Clip(str(path), 2.0, 3.0)), found.read("u1", RATE))
 
 
 @pytest.mark.parametrize(
