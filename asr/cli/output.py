@@ -9,7 +9,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from itertools import chain
@@ -57,7 +57,7 @@ class ResultsFile:
         self._path = path
         self._field = field
         self._maker = ""
-        self._failures: set[tuple[str, str]] = set()
+        self._failures: dict[tuple[str, str], None] = {}
         try:
             self._stream = path.open("a+", encoding="utf-8") if path.is_file() or not path.exists() else path.open("w")
         except OSError as error:
@@ -102,6 +102,10 @@ class ResultsFile:
             raise AsrError(f"{self._path}: the result of {name} is damaged; delete its line.")
         return record
 
+    def failures(self, names: Collection[str]) -> list[str]:
+        """The messages of the failures of some recordings."""
+        return [message for name, message in self._failures if name in names]
+
     def add(self, record: Mapping[str, Any]) -> None:
         """Appends a line; a failure that is already in the file is not repeated.
 
@@ -112,7 +116,7 @@ class ResultsFile:
             failure = str(record[self._field]), str(record["error"])
             if failure in self._failures:
                 return
-            self._failures.add(failure)
+            self._failures[failure] = None
         print_record({**record, **({_MAKER: self._maker} if self._maker else {})}, self._stream)
 
     def _read(self) -> None:
@@ -146,7 +150,7 @@ class ResultsFile:
                     raise _foreign(self._path, number)
                 name, maker = record[self._field], str(record.get(_MAKER, ""))
                 if "error" in record:
-                    self._failures.add((name, str(record["error"])))
+                    self._failures[name, str(record["error"])] = None
                     begin = end + 1
                     continue
             self.done[name] = begin, end - begin

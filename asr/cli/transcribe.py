@@ -52,6 +52,7 @@ from asr.cli.output import (
 from asr.cli.recordings import LIST_SUFFIXES, Recordings, Shard, audio_files, recordings
 from asr.cli.stream import STANDARD_INPUT, add_stream_arguments, run_streams, streaming_options
 from asr.errors import AsrError, in_one_line
+from asr.metrics import stream_goes_on
 from asr.models.adaptation import Speaker
 from asr.recognizer import Recognizer
 from asr.results import RecognitionResult, StageTimes, format_cache, later_cache
@@ -282,8 +283,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output",
         metavar="FILE",
-        help="append JSON Lines to this file, and skip audio files that are already in it (with --stream nothing is "
-        "skipped); -: standard output, as with --jsonl",
+        help="append JSON Lines to this file, and skip audio files that are already in it, with --stream those that "
+        "have ended there; -: standard output, as with --jsonl",
     )
     parser.add_argument(
         "--output-format",
@@ -485,7 +486,18 @@ def _run_streams(args: argparse.Namespace) -> int:
     with ResultsFile(Path(args.output), "audio") as output:
         recognizer = any_recognizer_from(args)
         output.require_maker(maker_of_any(args, recognizer, "stream", options))
-        return 1 if run_streams(args, recognizer, options, names, output) else 0
+        done = {
+            name
+            for name in names
+            if name != STANDARD_INPUT and name in output.done and not stream_goes_on(output.record(name))
+        }
+        if done:
+            print(f"{len(done)} of {len(names)} files are already in {args.output}.", file=sys.stderr)
+        damaged = output.failures(done)  # streams with an error have the words before and after it
+        for message in damaged:
+            print(shown(f"asr: {message}"), file=sys.stderr)
+        num_failed = run_streams(args, recognizer, options, [name for name in names if name not in done], output)
+        return 1 if damaged or num_failed else 0
 
 
 def _writer(

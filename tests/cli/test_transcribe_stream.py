@@ -15,6 +15,7 @@ import torch
 
 from asr.cli.main import main
 from asr.errors import AsrError
+from asr.metrics import read_transcripts
 from asr.streaming import StreamingRecognizer
 from asr.testing.tones import RATE, tones
 
@@ -106,6 +107,29 @@ def test_many_files_at_once_and_bad_ones_among_them(tmp_path, transcribe):
         "audio": f"{tmp_path}/nowhere.wav",
         "error": f"{tmp_path}/nowhere.wav: there is no such audio file.",
     }
+
+
+@pytest.mark.slow
+def test_streams_that_have_ended_in_the_output_are_skipped(tmp_path, transcribe):
+    for index, words in enumerate([WORDS, ["SICK", "SKIP"]]):
+        soundfile.write(tmp_path / f"{index}.wav", tones(words).numpy(), RATE)
+    nan = tones(WORDS)
+    nan[-1] = float("nan")
+    soundfile.write(tmp_path / "nan.wav", nan.numpy(), RATE, subtype="FLOAT")
+    files, output = [tmp_path / name for name in ("0.wav", "1.wav", "nan.wav")], tmp_path / "out"
+    assert transcribe(*files, "--output", output)[0] == 1
+    whole = output.read_text()
+    code, _, errors = transcribe(*files, tmp_path / "nowhere.wav", "--output", output)
+    assert code == 1 and "3 of 4 files are already in" in errors
+    assert "nan.wav: " in errors and "nowhere.wav: " in errors  # what failed is told again
+    assert output.read_text().startswith(whole) and output.read_text().count("\n") == whole.count("\n") + 1
+    # An interruption within the second stream.
+    lines = whole.splitlines(keepends=True)
+    ends = [number for number, line in enumerate(lines) if '"reason": "end"' in line]
+    output.write_text("".join(lines[: ends[1]]))
+    code, _, errors = transcribe(*files[:2], "--output", output)
+    assert code == 0 and errors == f"1 of 2 files are already in {output}.\n"
+    assert read_transcripts(output) == {"0": tuple(WORDS), "1": ("SICK", "SKIP")}
 
 
 def test_a_recording_that_cannot_be_recognized_leaves_the_next_ones(tmp_path, transcribe, monkeypatch):
