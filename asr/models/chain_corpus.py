@@ -300,8 +300,11 @@ class _FeatureFiles:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._stack:
-            self._flush()
+        try:
+            with self._stack:
+                self._flush()
+        except OSError as error:  # when they are closed, files write what they could not write before
+            raise self._cannot_write(error) from error
         if not self.rows:  # nothing that another run, with a better lexicon for instance, should be told to delete
             self._journal_path.unlink(missing_ok=True)
 

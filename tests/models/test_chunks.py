@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 from collections import Counter
 from dataclasses import replace
@@ -194,6 +195,22 @@ def test_one_process_at_a_time_writes_features(five: list[tuple[str, Utterance]]
     (tmp_path / "file").touch()
     with pytest.raises(AsrError, match="file: the features cannot be written"):
         write_corpus(tmp_path / "file", five, LEXICON, Fbank(), CONDITIONS)
+
+
+def test_a_disk_that_gets_full_is_told_and_the_next_run_goes_on(
+    five: list[tuple[str, Utterance]], tmp_path: Path
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, hard))
+    try:
+        with pytest.raises(AsrError, match=r"prepared: the features cannot be written \(.*\); raise the limit"):
+            write_corpus(tmp_path / "prepared", five, LEXICON, Fbank(), CONDITIONS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    for name in ("prepared", "whole"):
+        write_corpus(tmp_path / name, five, LEXICON, Fbank(), CONDITIONS)
+    for path in (tmp_path / "whole").iterdir():
+        assert (tmp_path / "prepared" / path.name).read_bytes() == path.read_bytes()
 
 
 def test_pieces_lie_inside_and_are_the_same_for_the_same_seed(corpus: PreparedCorpus) -> None:
