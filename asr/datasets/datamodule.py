@@ -113,7 +113,7 @@ class Loading:
     Attributes:
         memory_gb: maximum memory for decoded audio and, as far as it suffices, features; 0 to keep none.
         feature_dir: folder where features are stored when first computed, for later epochs and runs. Those of an audio
-            file that has changed since are computed again.
+            file that has changed since are computed again, and those for which there is no room, each time.
         num_workers: number of processes that prepare batches; 0 prepares them in the trainer's process.
 
     Raises:

@@ -35,6 +35,7 @@ from asr.text.lexicon import Tokenizer
 _LOGGER = logging.getLogger(__name__)
 
 _CONFIG_NAME = "fbank.json"
+_LONGEST_NAME = 200  # bytes; file systems take 255, and temporary files have longer names
 
 
 class FeatureMemory:
@@ -81,6 +82,7 @@ class FeatureFolder:
 
     def __init__(self, folder: str | Path, config: Mapping[str, Any]) -> None:
         self.folder = Path(folder)
+        self._has_failed = False
         wanted = json.dumps(dict(config), sort_keys=True)
         config_path = self.folder / _CONFIG_NAME
         try:
@@ -108,15 +110,23 @@ class FeatureFolder:
             ) from error
 
     def put(self, key: str, features: Tensor) -> None:
+        """Stores features; after a failure, such as a full disk, there is a warning, and nothing more is stored."""
+        if self._has_failed:
+            return
         path = self._path(key)
-        with atomic_path(path) as partial:
-            path.parent.mkdir(exist_ok=True)
-            np.save(partial, features.numpy())
+        try:
+            with atomic_path(path) as partial:
+                path.parent.mkdir(exist_ok=True)
+                np.save(partial, features.numpy())
+        except AsrError as error:
+            self._has_failed = True
+            _LOGGER.warning("feature_dir: no more features are stored: %s", error)
 
     def _path(self, key: str) -> Path:
-        # 256 folders, since a corpus has hundreds of thousands of utterances; their ids may have slashes in them.
+        # 256 folders, since a corpus has hundreds of thousands of utterances; their ids may be long and have slashes.
         digest = hashlib.sha1(key.encode()).hexdigest()
-        return self.folder / digest[:2] / f"{key.replace('/', '_')}-{digest[2:10]}.npy"
+        name = key.replace("/", "_").encode()[:_LONGEST_NAME].decode(errors="ignore")
+        return self.folder / digest[:2] / f"{name}-{digest[2:10]}.npy"
 
 
 class AcousticBatch(TypedDict):

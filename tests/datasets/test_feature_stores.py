@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,31 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
         with pytest.raises(AsrError, match="are damaged") as error:
             folder.get("u")
         assert str(path) in str(error.value)
+
+
+def test_a_full_disk_ends_the_storing_but_not_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, frames = FeatureFolder(tmp_path, CONFIG), torch.randn(7, 4)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("numpy.save", full)
+        folder.put("a", frames)
+    folder.put("b", frames)
+    (message,) = caplog.messages
+    assert "no more features are stored: " in message and "No space left on device" in message
+    assert folder.get("a") is None and folder.get("b") is None
+
+
+def test_ids_may_be_longer_than_names_of_files(tmp_path: Path) -> None:
+    folder = FeatureFolder(tmp_path, CONFIG)
+    ids = ["ü" * 200 + end for end in ("a", "b")]
+    for number, name in enumerate(ids):
+        folder.put(name, torch.full((3, 4), float(number)))
+    assert [float(folder.get(name)[0, 0]) for name in ids] == [0.0, 1.0]
 
 
 def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
