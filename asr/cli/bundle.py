@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import sys
 from dataclasses import replace
@@ -15,6 +14,7 @@ from asr.audio.fbank import Fbank
 from asr.bundle import FILE_NAME, Bundle, all_bundle_folders, read_card, read_manifest, read_rnn_lm
 from asr.cli.main import Command
 from asr.cli.options import fetched_bundle_folder, fetching, graph_notice
+from asr.cli.printing import print_record
 from asr.ctc.bundles import bundle_with_acoustic_model
 from asr.decoding.build import OLD_MODES, chosen_mode, recognition_settings
 from asr.decoding.settings import MODES
@@ -129,7 +129,7 @@ def run_bundle(args: argparse.Namespace) -> int:
         byte_matrices=args.byte_matrices,
         compress_ngrams=args.compress_ngrams,
     )
-    print(json.dumps({"bundle": str(folder), "megabytes": round(folder_bytes(folder) / 1e6, 1)}))
+    print_record({"bundle": str(folder), "megabytes": round(folder_bytes(folder) / 1e6, 1)}, sys.stdout)
     return 0
 
 
@@ -287,7 +287,7 @@ def run_list(args: argparse.Namespace) -> int:
     for name, folder in here:
         num_bytes = folder_bytes(folder)
         if args.json:
-            print(json.dumps({"name": name, "folder": str(folder), "megabytes": round(num_bytes / 1e6, 1)}))
+            print_record({"name": name, "folder": str(folder), "megabytes": round(num_bytes / 1e6, 1)}, sys.stdout)
         else:
             print(f"{name:<{width}}{num_bytes / 1e6:8.1f} MB  {folder}")
     if not here:
@@ -363,7 +363,7 @@ def run_info(args: argparse.Namespace) -> int:
     folder = fetched_bundle_folder(args.bundle)
     info = describe(folder)
     if args.json:
-        print(json.dumps(info))
+        print_record(info, sys.stdout)
         return 0
     lines = [f"{info['name']}  {info['megabytes']} MB  {info['folder']}"]
     lines += [f"  {part:<18}{text}" for part, text in info["parts"].items()]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from asr.bundle import FILE_NAME, Bundle, bundle_folder, read_manifest, write_manifest
 from asr.cli.options import add_comparison_options, compared_text
+from asr.cli.printing import print_record
 from asr.decoding.build import available_modes, chosen_mode
 from asr.decoding.settings import ResourceOptions
 from asr.decoding.words import FEATURES, Calibration, fit_calibration
@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
     manifest = read_manifest(into)  # another process may have written other modes meanwhile
     manifest.setdefault("confidence", {}).update(calibrations)
     write_manifest(into, manifest)
-    print(json.dumps(report))
+    print_record(report, sys.stdout)
     return 0
 
 

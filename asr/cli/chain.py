@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from asr.audio.fbank import Fbank
 from asr.cli.options import add_num_jobs, progress_bar, require_num_jobs
+from asr.cli.printing import print_record
 from asr.datasets.corpora import CORPORA
 from asr.datasets.corpora.base import Utterance, checksum_of
 from asr.errors import AsrError
@@ -177,7 +178,7 @@ def run(args: argparse.Namespace) -> int:
         "num_tokens": states.num_columns,
         "denominator": {"states": graph.num_states, "arcs": len(graph.source)},
     }
-    print(json.dumps(summary))
+    print_record(summary, sys.stdout)
     return int(bool(corpus.left_out))
 
 

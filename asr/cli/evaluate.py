@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import json
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,6 +36,7 @@ from asr.cli.options import (
     speaker_flag,
 )
 from asr.cli.output import ResultsFile, existing
+from asr.cli.printing import print_record
 from asr.cli.transcribe import LEARNED, Outcome, learn_speaker, transcribe
 from asr.decoding.build import old_first_pass
 from asr.errors import AsrError
@@ -228,7 +228,10 @@ def run(args: argparse.Namespace) -> int:
         else:
             align_words = align_like_sclite if is_sclite else align
             _write_details(Path(args.details), references, hypotheses, report, align_words)
-    print(json.dumps(_as_dict(report, extra)) if args.json else "\n".join(_as_text(report, extra)))
+    if args.json:
+        print_record(_as_dict(report, extra), sys.stdout)
+    else:
+        print("\n".join(_as_text(report, extra)))
     return 1 if extra.get("failed") else 0
 
 

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from asr.cli.main import Parser
 from asr.cli.options import fetched_bundle_folder
+from asr.cli.printing import print_record
 from asr.errors import AsrError
 from asr.lm.transformers import is_transformer
 from asr.options import flag_of
@@ -135,7 +136,10 @@ def run_recipe(
         write_whole_text(folder / f"{set_name}.html", make_page(evaluations, PageOptions(title=set_name)).html)
     text = markdown(table)
     write_whole_text(folder / "table.md", text)
-    print(json.dumps(table, ensure_ascii=False) + "\n" if args.json else text, end="")
+    if args.json:
+        print_record(table, sys.stdout)
+    else:
+        print(text, end="")
     return status
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
+import sys
 from pathlib import Path
 
 from asr.bundle import Bundle, bundle_folder, local_bundle_folder
 from asr.cli.options import with_flags
+from asr.cli.printing import print_record
 from asr.errors import AsrError
 from asr.models.export import FORMATS, StreamChunks, export_acoustic_model
 from asr.options import flag_of
@@ -66,5 +67,5 @@ def run(args: argparse.Namespace) -> int:
         "tokens": len(bundle.graph.tokens),
         "megabytes": round(output.stat().st_size / 1e6, 1),
     }
-    print(json.dumps(report))
+    print_record(report, sys.stdout)
     return 0

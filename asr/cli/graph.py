@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import resource
 import sys
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from asr.bundle import FILE_NAME, Bundle
+from asr.cli.printing import print_record
 from asr.errors import AsrError
 from asr.graph.build import BuildReport, OptionalSilence, build_phone_graph
 from asr.graph.context import BIPHONE_TOPOLOGY, TIED_STATES, TiedStates
@@ -168,7 +168,7 @@ def run(args: argparse.Namespace) -> int:
         "cpu_seconds": round(time.process_time() - cpu_begin, 2),
         "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     }
-    print(json.dumps(summary, ensure_ascii=False))
+    print_record(summary, sys.stdout)
     return 0
 
 
@@ -196,7 +196,7 @@ def _convert(args: argparse.Namespace) -> int:
         "sizes": {"decoding graph": {"states": graph.num_states, "arcs": graph.num_arcs}},
         "seconds": {"all": round(time.perf_counter() - begin, 2)},
     }
-    print(json.dumps(summary, ensure_ascii=False))
+    print_record(summary, sys.stdout)
     return 0
 
 

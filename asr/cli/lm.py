@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import time
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from asr.bundle import read_rnn_lm
 from asr.cli.main import Command
+from asr.cli.printing import print_record
 from asr.errors import AsrError
 from asr.lm.corpus import read_word_stream
 from asr.lm.evaluate import (
@@ -94,7 +94,7 @@ def run_vocabulary(args: argparse.Namespace) -> int:
         Vocabulary(words[i] for i in ids).save(partial)
     coverage = count[ids].sum() / stream.num_words
     report = {"words": len(ids), "word_types": len(words) - len(SPECIAL_WORDS), "coverage": round(float(coverage), 5)}
-    print(json.dumps(report))
+    print_record(report, sys.stdout)
     return 0
 
 
@@ -218,7 +218,7 @@ def run_ngram(args: argparse.Namespace) -> int:
         save_ngram_lm(lm if args.no_index else lm.with_index(), args.binary, args.compress)
         report |= {"binary_bytes": args.binary.stat().st_size, "states": lm.num_states}
     report |= {"ngrams": trie.counts, "seconds": round(time.monotonic() - begin, 2)}
-    print(json.dumps(report))
+    print_record(report, sys.stdout)
     return 0
 
 
@@ -303,7 +303,7 @@ def run_rnn(args: argparse.Namespace) -> int:
         return 0
     if not (args.text or args.transcripts):
         raise AsrError("there is nothing to measure on; give --text or --transcripts.")
-    print(json.dumps(measure_network(args)))
+    print_record(measure_network(args), sys.stdout)
     return 0
 
 
@@ -414,7 +414,7 @@ def run_perplexity(args: argparse.Namespace) -> int:
             "words": result.num_words,
             "unlisted_words": result.num_unlisted,
         }
-        print(json.dumps(report), flush=True)
+        print_record(report, sys.stdout)
     return 0
 
 

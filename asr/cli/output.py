@@ -14,10 +14,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, TextIO
+from typing import IO, Any
 
 from asr.cli.file_names import enter_names, enter_parts, read_names, read_parts, with_names
 from asr.cli.options import listed
+from asr.cli.printing import print_record
 from asr.cli.recordings import Shard
 from asr.decoding.k2 import import_k2
 from asr.decoding.k2_lattice import save_k2_lattice
@@ -291,43 +292,6 @@ def _record(line: bytes, field: str) -> dict[str, Any] | None:
 
 def _foreign(path: Path, number: int) -> AsrError:
     return AsrError(f"{path}:{number}: this line is not output of this command; choose another --output.")
-
-
-def print_record(record: Mapping[str, Any], stream: TextIO) -> None:
-    """Prints a JSON line. Characters that the stream cannot encode, as in odd file names, are escaped.
-
-    Raises:
-        AsrError: like `print_line`.
-    """
-    line = json.dumps(record, ensure_ascii=False)
-    try:
-        line.encode(stream.encoding or "utf-8")
-    except UnicodeEncodeError:
-        line = json.dumps(record)
-    print_line(line, stream)
-
-
-_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-
-
-def shown(text: str) -> str:
-    """A text with the name of a recording, which may have line ends and what a terminal obeys: these become escapes."""
-    return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
-
-
-def print_line(line: str, stream: TextIO) -> None:
-    """Prints a line and flushes it. Characters that the stream cannot encode are shown as escape codes.
-
-    Raises:
-        AsrError: the line cannot be written, for example because the disk is full.
-    """
-    encoding = stream.encoding or "utf-8"
-    try:
-        print(line.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise AsrError(f"{stream.name}: the output cannot be written ({error.strerror}); {cure_of(error)}.") from error
 
 
 FORMATS = {

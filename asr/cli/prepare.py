@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from asr.cli.options import add_num_jobs, progress_bar, require_num_jobs
+from asr.cli.printing import print_record
 from asr.datasets.corpora import CORPORA
 from asr.datasets.prepare import PartReport, copy_lexicon, prepare_part
 from asr.serialization import output_path
@@ -71,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
                 corpus, args.corpus, part, args.output, num_jobs=args.num_jobs, redo=args.redo, on_progress=on_progress
             )
         _warn(report)
-        print(report.to_json(), flush=True)
+        print_record(asdict(report), sys.stdout)
         any_skipped = any_skipped or bool(report.skipped)
     copy_lexicon(corpus, args.corpus, args.output)
     return int(any_skipped)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+from asr.cli.printing import print_record
 from asr.errors import AsrError
 from asr.reports.evaluation import Evaluation
 from asr.reports.page import PageOptions, make_page
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
         "audio_bytes": clips.num_bytes,
         "audio_linked": len(clips.linked),
     }
-    print(json.dumps(summary, ensure_ascii=False))
+    print_record(summary, sys.stdout)
     return 0
 
 

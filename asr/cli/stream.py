@@ -19,7 +19,8 @@ from asr.audio.io import file_pieces
 from asr.audio.pcm import RAW_FORMATS, PcmFormat, byte_pieces
 from asr.cli.compile import compiling_notice
 from asr.cli.options import errors_with_flags, given_options, listed, refuse_without, renamed, with_flags
-from asr.cli.output import ResultsFile, print_line, print_record, shown
+from asr.cli.output import ResultsFile
+from asr.cli.printing import print_line, print_record, shown
 from asr.ctc.streams import ExternalStreams
 from asr.decoding.settings import WHOLE_RECORDINGS, ResourceOptions
 from asr.errors import AsrError

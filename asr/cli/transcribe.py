@@ -44,11 +44,9 @@ from asr.cli.output import (
     add_lattice_arguments,
     existing,
     lattice_files,
-    print_line,
-    print_record,
-    shown,
     with_lattices,
 )
+from asr.cli.printing import print_line, print_record, shown
 from asr.cli.recordings import LIST_SUFFIXES, Recordings, Shard, audio_files, recordings
 from asr.cli.stream import STANDARD_INPUT, add_stream_arguments, run_streams, streaming_options
 from asr.errors import AsrError, in_one_line

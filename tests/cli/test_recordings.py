@@ -16,7 +16,8 @@ import torch
 
 from asr.bundle import Bundle
 from asr.cli.main import main
-from asr.cli.output import ResultsFile, TranscriptFolder, maker_of, print_record
+from asr.cli.output import ResultsFile, TranscriptFolder, maker_of
+from asr.cli.printing import print_record
 from asr.cli.recordings import Shard, recordings
 from asr.datasets.kaldi import read_wav_scp
 from asr.decoding.settings import ResourceOptions

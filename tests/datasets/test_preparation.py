@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import time
 from pathlib import Path
@@ -178,6 +179,17 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "1 skipped" in captured.err and "0 bytes" in captured.err
     assert main(["prepare", "an4", "--corpus", str(tmp_path / "absent"), "--output", str(tmp_path / "out")]) == 2
     assert "there is no such folder" in capsys.readouterr().err
+
+
+def test_the_report_is_json_in_any_encoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = write_librispeech(tmp_path / "corpus", num=1).parent
+    arguments = ["prepare", "mini-librispeech", "--corpus", str(corpus), "--output", str(tmp_path / "Körpus")]
+    for encoding in ("ascii", "utf-8"):
+        written = io.BytesIO()
+        monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding=encoding, write_through=True))
+        assert main(arguments) == 0
+        assert json.loads(written.getvalue())["cuts"].endswith("Körpus/librispeech_dev-clean-2.jsonl.gz")
+        assert ("ö".encode() in written.getvalue()) == (encoding == "utf-8")
 
 
 def test_a_corpus_lexicon_comes_along(tmp_path: Path) -> None:
