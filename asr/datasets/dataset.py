@@ -205,8 +205,10 @@ class WaveformCache:
         samples = self._samples.get(path)
         begin = round(cut.start * self.sampling_rate)
         end = begin + max(1, round(cut.duration * self.sampling_rate))
-        is_kept = samples is not None
-        part = from_int16(samples[begin:end]) if is_kept else read_part(path, begin, end, self.sampling_rate)
+        if samples is None:
+            part = read_part(path, begin, end, self.sampling_rate)
+        else:
+            part = from_int16(samples[begin:end])
         if part.numel() == 0:
             raise AsrError(
                 f"{path}: the recording ends before {cut.start} s, where cut {cut.id} begins; prepare the corpus again."
