@@ -169,10 +169,14 @@ class CombinedLM(LanguageModel):
 
     def release(self, num_queries: int) -> bool:
         had_room: list[bool] = []
+
+        def release(model: LanguageModel) -> None:
+            had_room.append(model.release(num_queries))
+
         with contextlib.ExitStack() as each:  # which releases all, even if one is interrupted
             for model in self.models:
-                each.callback(lambda own=model: had_room.append(own.release(num_queries)))
-            each.callback(lambda: had_room.append(self.contexts.release()))
+                each.callback(release, model)
+            had_room.append(self.contexts.release())
         return all(had_room)
 
     def lookup_tables(self) -> CombinedTables | None:
