@@ -38,7 +38,7 @@ _NUM_COUNTS = 9
 how many may be; whether the current call has room, and whether one lacked it for edges or rows; the most rows that a
 call needed; the number of the call in `HistoryTrie.call`."""
 
-_ROOM_IN_CALLS = 4
+_ROOM_IN_CALLS, _GROWTH = 4, 4
 _FIRST_ROWS = 64
 
 
@@ -260,8 +260,11 @@ class TritonEngine:
         num_edges, num_rows = room
         trie, hidden = self._trie, self._hidden
         trie.reserve_edges(num_edges)
+        # Arrays grow by much more than is needed, since what was captured is of no more use then.
+        capacity = self._capacity
         if num_edges > trie.nodes.num_free:
-            trie.reserve_nodes(num_edges)
+            num_nodes = _GROWTH * num_edges
+            trie.reserve_nodes(num_nodes if capacity is None else min(num_nodes, capacity.num_free_edges))
         if not self._has_start:
             lacking = self._expansion.lacking(torch.full((1,), START, device=trie.device))
             if len(lacking):
@@ -269,7 +272,8 @@ class TritonEngine:
             self._has_start = True
         # The last one is for places of the list that have no node.
         if num_rows + 1 > hidden.rows.num_free:
-            hidden.reserve(num_rows + 1)
+            most_rows = _GROWTH * num_rows
+            hidden.reserve(most_rows if capacity is None else min(most_rows, capacity.num_free_rows))
         self._owner = self._grown(self._owner, trie.nodes.capacity, _NO_OWNER.value)
         self._free_node = self._grown(self._free_node, num_edges)
         self._free_row = self._grown(self._free_row, num_rows + 1)

@@ -218,7 +218,7 @@ class Capacity:
 
     def has_room(self, num_new: int) -> bool:
         """Whether this many more edges fit, and so far nothing has been forgotten and there was always room."""
-        return not self._is_tight and self._num_held() + num_new <= self.limits.max_edges
+        return not self._is_tight and num_new <= self.num_free_edges
 
     def has_row_room(self, num_new: int) -> bool:
         """Whether this many more hidden rows fit without dropping others; remembers if they do not."""
@@ -228,6 +228,11 @@ class Capacity:
     def set_tight(self) -> None:
         """Says that something did not fit, so that compiled loops are no longer used."""
         self._is_tight = True
+
+    @property
+    def num_free_edges(self) -> int:
+        """How many more edges fit without forgetting others."""
+        return self.limits.max_edges - self._num_held()
 
     @property
     def num_free_rows(self) -> int:
