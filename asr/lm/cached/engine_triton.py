@@ -254,6 +254,11 @@ class TritonEngine:
         if self.num_reservations:
             self.num_reservations += 1
             return self._tensors()
+        if not self._has_start:
+            lacking = self._expansion.lacking(torch.full((1,), START, device=self._trie.device))
+            if len(lacking):
+                self._expansion.compute(lacking)
+            self._has_start = True
         room = self._rooms(num_queries)
         if room is None:
             return None
@@ -265,11 +270,6 @@ class TritonEngine:
         if num_edges > trie.nodes.num_free:
             num_nodes = _GROWTH * num_edges
             trie.reserve_nodes(num_nodes if capacity is None else min(num_nodes, capacity.num_free_edges))
-        if not self._has_start:
-            lacking = self._expansion.lacking(torch.full((1,), START, device=trie.device))
-            if len(lacking):
-                self._expansion.compute(lacking)
-            self._has_start = True
         # The last one is for places of the list that have no node.
         if num_rows + 1 > hidden.rows.num_free:
             most_rows = _GROWTH * num_rows
