@@ -9,9 +9,7 @@ Shapes: N utterances, T frames, U tokens, K hypotheses, P phones, C tokens, H he
 
 from __future__ import annotations
 
-import math
 import random
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -26,10 +24,8 @@ from asr.ctc import CTCTokens
 from asr.kernels.precision import rounded_products
 from asr.models.attention import AttentionModel
 from asr.serialization import atomic_path
-from asr.torch_archive import load_tensors
 from scripts.benchmarks.ctc_networks import (
     HELD_OUT,
-    SCALES,
     SHARE_SAID,
     WIDTH,
     Example,
@@ -40,14 +36,15 @@ from scripts.benchmarks.ctc_networks import (
     training_speech,
 )
 from scripts.benchmarks.ctc_posteriors import FLOOR, RATE, PhonePosteriors, phone_posteriors
-from scripts.benchmarks.inputs import required_corpora, with_progress
+from scripts.benchmarks.inputs import required_corpora
 from scripts.benchmarks.speech import recordings
+from scripts.benchmarks.training import Examples, Schedule, train_in_rounds
 from scripts.benchmarks.transducer_network import FRAME_SHIFT, Encoder, trained_transducer
 from scripts.benchmarks.transducer_workload import EncodedWorkload
 
 _NUM_LAYERS, _NUM_HEADS, _INNER = 2, 4, 4 * WIDTH
-_NUM_ROUNDS, _STEPS_OF_A_ROUND = 100, 100
-_PEAK_LR, _SMOOTHING, _DROPOUT = 1e-3, 0.1, 0.1
+_SCHEDULE = Schedule(num_rounds=100, num_steps=100, peak_lr=1e-3, num_warm_up=400)
+_SMOOTHING, _DROPOUT = 0.1, 0.1
 _MOST_TOKENS = 200
 Cache = tuple[Tensor, ...]
 """Keys and values of each layer, (K, H, U, D)."""
@@ -207,58 +204,32 @@ def heard_by_attention(
 
 
 def optimize(
-    encoder: Encoder,
-    decoder: Decoder,
-    end: int,
-    examples: Callable[[random.Random], Iterator[list[Example]]],
-    checkpoint: Path,
+    encoder: Encoder, decoder: Decoder, end: int, examples: Examples, checkpoint: Path, schedule: Schedule = _SCHEDULE
 ) -> None:
-    """Trains the decoder with Adam and a learning rate that falls to zero.
+    """Trains the decoder from random weights with Adam.
 
     Args:
         encoder: stays as it is.
-        decoder: is trained from its present weights, or from the checkpoint if it exists.
+        decoder: its weights are drawn here.
         end: the column of the end of the text.
-        examples: batches that depend only on the generator, a new one for each round.
-        checkpoint: written after each round.
+        examples: see `Examples`.
+        checkpoint: written after each round; training goes on from it if it exists.
+        schedule: rounds and learning rates.
     """
     torch.manual_seed(1)
     for module in decoder.modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
             nn.init.normal_(module.weight, std=0.02 if isinstance(module, nn.Embedding) else WIDTH**-0.5)
     optimizer = torch.optim.Adam(decoder.parameters(), betas=(0.9, 0.98))
-    num_done = 0
-    if checkpoint.is_file():
-        stored = load_tensors(checkpoint)
-        decoder.load_state_dict(stored["decoder"])
-        optimizer.load_state_dict(stored["optimizer"])
-        num_done = stored["num_done"]
-    decoder.train()
-    num_steps = _NUM_ROUNDS * _STEPS_OF_A_ROUND
-    for number in with_progress(range(num_done, _NUM_ROUNDS), "attention model"):
-        torch.manual_seed(number)
-        draw = random.Random(number)
-        batches = examples(draw)
-        losses = []
-        for step in range(number * _STEPS_OF_A_ROUND, (number + 1) * _STEPS_OF_A_ROUND):
-            optimizer.param_groups[0]["lr"] = (
-                _PEAK_LR * min(1.0, (step + 1) / 400) * 0.5 * (1.0 + math.cos(math.pi * step / num_steps))
-            )
-            own, targets = zip(*next(batches), strict=True)
-            with torch.no_grad(), rounded_products():
-                scaled = [(each.float() * draw.uniform(*SCALES)).clamp(min=FLOOR) for each in own]
-                encoded = encoder(pad_sequence(scaled, batch_first=True, padding_value=FLOOR))
-            with rounded_products():
-                loss = decoder.loss(encoded.float(), torch.tensor([(len(each) + 1) // 2 for each in own]), targets, end)
-            optimizer.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(decoder.parameters(), 5.0)
-            optimizer.step()
-            losses.append(loss.item())
-        print(f"attention model: loss {sum(losses) / len(losses):.3f} in round {number + 1}", file=sys.stderr)
-        state = {"decoder": decoder.state_dict(), "optimizer": optimizer.state_dict(), "num_done": number + 1}
-        with atomic_path(checkpoint) as written:
-            torch.save(state, written)
+
+    def loss_of(posteriors: list[Tensor], targets: Sequence[Tensor]) -> Tensor:
+        with torch.no_grad(), rounded_products():
+            encoded = encoder(pad_sequence(posteriors, batch_first=True, padding_value=FLOOR))
+        with rounded_products():
+            num_frames = torch.tensor([(len(each) + 1) // 2 for each in posteriors])
+            return decoder.loss(encoded.float(), num_frames, targets, end)
+
+    train_in_rounds(decoder, optimizer, loss_of, examples, schedule, checkpoint, "attention model")
 
 
 def _heads(values: Tensor) -> Tensor:

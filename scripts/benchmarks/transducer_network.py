@@ -11,10 +11,9 @@ same size, `WIDTH`.
 
 from __future__ import annotations
 
-import math
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +28,7 @@ from asr.ctc import CTCTokens
 from asr.kernels.precision import rounded_products
 from asr.metrics import NO_ERRORS, count_errors
 from asr.serialization import atomic_path
-from asr.torch_archive import load_tensors
 from scripts.benchmarks.ctc_networks import (
-    SCALES,
     SHARE_SAID,
     WIDTH,
     Example,
@@ -43,13 +40,14 @@ from scripts.benchmarks.ctc_networks import (
     training_speech,
 )
 from scripts.benchmarks.ctc_posteriors import FLOOR
-from scripts.benchmarks.inputs import required_corpora, with_progress
+from scripts.benchmarks.inputs import required_corpora
+from scripts.benchmarks.training import Examples, Schedule, train_in_rounds
 
 _STACKED, CONTEXT = 2, 2
 # Seconds from one frame of the encoder to the next.
 FRAME_SHIFT = 0.03 * _STACKED
-_NUM_ROUNDS, _STEPS_OF_A_ROUND = 25, 100
-_PEAK_LR, _CTC_WEIGHT = 1e-3, 0.3
+_SCHEDULE = Schedule(num_rounds=25, num_steps=100, peak_lr=1e-3, num_warm_up=200)
+_CTC_WEIGHT = 0.3
 # Of sentences in training: the loss takes as much time as an utterance has frames times tokens.
 _MOST_WORDS, _MOST_FRAMES = 12, 400
 _MOST_OF_A_FRAME = 5
@@ -86,60 +84,33 @@ def train(network: Network, tokens: CTCTokens, bundle: Bundle, corpora: Path, ch
     def examples(draw: random.Random) -> Iterator[list[Example]]:
         return training_batches(conditions, sentences, SHARE_SAID[tokens.kind], draw)
 
-    optimize(network, tokens.blank_id, examples, checkpoint, _NUM_ROUNDS)
+    optimize(network, tokens.blank_id, examples, checkpoint)
     network.eval()
     rates = ", ".join(f"{name} {greedy_error_rate(network, tokens.blank_id, said):.1f}" for name, said in held)
     print(f"transducer: % wrong of the held-out speakers, greedily: {rates}", file=sys.stderr)
 
 
 def optimize(
-    network: Network,
-    blank: int,
-    examples: Callable[[random.Random], Iterator[list[Example]]],
-    checkpoint: Path,
-    num_rounds: int,
+    network: Network, blank: int, examples: Examples, checkpoint: Path, schedule: Schedule = _SCHEDULE
 ) -> None:
-    """Trains all but the convolutions from random weights, with Adam and a learning rate that falls to zero.
+    """Trains all but the convolutions from random weights, with Adam.
 
     Args:
         network: its convolutions are trained already.
         blank: its column.
-        examples: batches that depend only on the generator, a new one for each round.
+        examples: see `Examples`.
         checkpoint: written after each round; training goes on from it if it exists.
-        num_rounds: of `_STEPS_OF_A_ROUND` steps.
+        schedule: rounds and learning rates.
     """
     torch.manual_seed(1)
     for layer in (network.encoder.project, *network.of_tokens.children()):
         layer.reset_parameters()  # type: ignore[operator]
     optimizer = torch.optim.Adam(network.parameters())
-    num_done = 0
-    if checkpoint.is_file():
-        stored = load_tensors(checkpoint)
-        network.load_state_dict(stored["network"])
-        optimizer.load_state_dict(stored["optimizer"])
-        num_done = stored["num_done"]
-    network.train()
-    num_steps = num_rounds * _STEPS_OF_A_ROUND
-    for number in with_progress(range(num_done, num_rounds), "transducer"):
-        torch.manual_seed(number)
-        draw = random.Random(number)
-        batches = examples(draw)
-        losses = []
-        for step in range(number * _STEPS_OF_A_ROUND, (number + 1) * _STEPS_OF_A_ROUND):
-            warm_up = min(1.0, (step + 1) / 200)
-            optimizer.param_groups[0]["lr"] = _PEAK_LR * warm_up * 0.5 * (1.0 + math.cos(math.pi * step / num_steps))
-            own, targets = zip(*next(batches), strict=True)
-            scaled = [(each.float() * draw.uniform(*SCALES)).clamp(min=FLOOR) for each in own]
-            loss = network.loss(scaled, targets, blank)
-            optimizer.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(network.parameters(), 5.0)
-            optimizer.step()
-            losses.append(loss.item())
-        print(f"transducer: loss {sum(losses) / len(losses):.3f} in round {number + 1}", file=sys.stderr)
-        state = {"network": network.state_dict(), "optimizer": optimizer.state_dict(), "num_done": number + 1}
-        with atomic_path(checkpoint) as written:
-            torch.save(state, written)
+
+    def loss_of(posteriors: list[Tensor], targets: Sequence[Tensor]) -> Tensor:
+        return network.loss(posteriors, targets, blank)
+
+    train_in_rounds(network, optimizer, loss_of, examples, schedule, checkpoint, "transducer")
 
 
 @torch.no_grad()

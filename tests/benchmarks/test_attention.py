@@ -18,6 +18,7 @@ from scripts.benchmarks import attention, attention_network
 from scripts.benchmarks.attention_network import Decoder, SmallAttention
 from scripts.benchmarks.ctc_networks import WIDTH, Example, Readout
 from scripts.benchmarks.inputs import LIBRISPEECH_BUNDLE
+from scripts.benchmarks.training import Schedule
 from scripts.benchmarks.transducer import ours, run
 from scripts.benchmarks.transducer_network import Encoder
 from scripts.benchmarks.transducer_workload import EncodedWorkload
@@ -70,9 +71,7 @@ def test_the_loss_is_that_of_each_token(network: SmallAttention, encoded: Tensor
     assert found.item() == pytest.approx(torch.stack(losses).mean().item(), abs=1e-4)
 
 
-def test_interrupted_training_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(attention_network, "_STEPS_OF_A_ROUND", 2)
-
+def test_interrupted_training_goes_on(tmp_path: Path) -> None:
     def examples(draw: random.Random) -> Iterator[list[Example]]:
         for _ in itertools.count():
             yield [(-draw.random() * torch.rand(12, 7), torch.tensor([1, 2, 3])) for _ in range(2)]
@@ -80,7 +79,6 @@ def test_interrupted_training_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path:
     def trained(checkpoint: Path, num_rounds: int) -> Decoder:
         torch.manual_seed(3)
         encoder, decoder = Encoder(Readout(7, len(TOKENS))).eval().requires_grad_(False), Decoder(len(TOKENS))
-        monkeypatch.setattr(attention_network, "_NUM_ROUNDS", 3)
         batches = examples
         if num_rounds < 3:
             rounds = iter(range(num_rounds))
@@ -90,7 +88,7 @@ def test_interrupted_training_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path:
                     raise KeyboardInterrupt
                 return examples(draw)
 
-        attention_network.optimize(encoder, decoder, 0, batches, checkpoint)
+        attention_network.optimize(encoder, decoder, 0, batches, checkpoint, Schedule(3, 2, 1e-3, 400))
         return decoder
 
     whole = trained(tmp_path / "whole.pt", 3)

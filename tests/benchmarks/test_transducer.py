@@ -24,6 +24,7 @@ from scripts.benchmarks import transducer, transducer_network
 from scripts.benchmarks.ctc_networks import WIDTH, Example, Readout
 from scripts.benchmarks.inputs import LIBRISPEECH_BUNDLE
 from scripts.benchmarks.peers import transducer as peers
+from scripts.benchmarks.training import Schedule
 from scripts.benchmarks.transducer_network import Network, TokenNetworks, encoded_of, next_log_probs, transducer_loss
 from scripts.benchmarks.transducer_workload import NUM_KEPT, RECORDED, EncodedWorkload, SmallTransducer, read, write
 from tests.reference.toy_transducer import ToyTransducer
@@ -109,8 +110,8 @@ def spoken(draw: random.Random) -> list[Example]:
 
 @pytest.mark.one_stack
 @pytest.mark.slow
-def test_a_transducer_is_trained_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transducer_network, "_STEPS_OF_A_ROUND", 90)
+def test_a_transducer_is_trained_and_goes_on(tmp_path: Path) -> None:
+    schedule = Schedule(num_rounds=2, num_steps=90, peak_lr=1e-3, num_warm_up=200)
     num_batches = 0
 
     def examples(draw: random.Random, most: int = 1000) -> Iterator[list[Example]]:
@@ -129,14 +130,14 @@ def test_a_transducer_is_trained_and_goes_on(tmp_path: Path, monkeypatch: pytest
 
     whole, parted = network(), network()
     assert rate(whole) > 50.0
-    transducer_network.optimize(whole, 0, examples, tmp_path / "whole.pt", 2)
+    transducer_network.optimize(whole, 0, examples, tmp_path / "whole.pt", schedule)
     assert rate(whole) < 5.0
     num_batches = 0
     with pytest.raises(InterruptedError):
         few = functools.partial(examples, most=97)
-        transducer_network.optimize(parted, 0, few, tmp_path / "parted.pt", 2)
+        transducer_network.optimize(parted, 0, few, tmp_path / "parted.pt", schedule)
     parted = network()
-    transducer_network.optimize(parted, 0, examples, tmp_path / "parted.pt", 2)
+    transducer_network.optimize(parted, 0, examples, tmp_path / "parted.pt", schedule)
     assert num_batches == 90 + 7 + 90
     for name, weight in parted.state_dict().items():
         assert weight.equal(whole.state_dict()[name]), name
