@@ -387,7 +387,7 @@ def test_a_folder_is_loaded(transformers: Any, folder: Path) -> None:
 
 
 def test_folders_are_checked(transformers: Any, folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(AsrError, match="the network cannot be loaded"):
+    with pytest.raises(AsrError, match=r"nothing: there is no such folder; give one with config\.json"):
         load_attention_model(f"transformers:{tmp_path / 'nothing'}")
     with pytest.raises(AsrError, match="an attention model is named KIND:NAME"):
         load_attention_model(str(folder))
@@ -396,6 +396,18 @@ def test_folders_are_checked(transformers: Any, folder: Path, tmp_path: Path) ->
     made.save_pretrained(folder, state_dict={name: value for name, value in weights.items() if "fc1" not in name})
     with pytest.raises(AsrError, match=r"lacks \d+ weights .* give one that was trained as an encoder-decoder"):
         load_attention_model(f"transformers:{folder}")
+
+
+@pytest.mark.parametrize("kind", ["ParakeetTDT", "Wav2Vec2", "Voxtral"])
+def test_other_types_are_refused_before_weights_are_read(transformers: Any, tmp_path: Path, kind: str) -> None:
+    config = getattr(transformers, f"{kind}Config")()
+    config.save_pretrained(tmp_path)
+    with pytest.raises(
+        AsrError,
+        match=f"this is no encoder-decoder, but of the type {config.model_type}; give one of canary, .*, whisper",
+    ) as raised:
+        load_attention_model(f"transformers:{tmp_path}")
+    assert "qwen3_asr" not in str(raised.value)
 
 
 def test_code_in_a_folder_is_not_run(transformers: Any, folder: Path) -> None:

@@ -17,13 +17,22 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from asr.errors import AsrError, package
+from asr.errors import AsrError
 from asr.models.attention.base import AttentionModel
 from asr.models.attention.cross_attention import CrossAttention
 from asr.models.external.base import named
 from asr.models.external.encoder import TorchEncoder
-from asr.models.external.transformers import MASKS, TOLERANCE, AudioReader, load_parts, num_frames_of, tokens_of
+from asr.models.external.transformers import (
+    MASKS,
+    TOLERANCE,
+    AudioReader,
+    class_by_type,
+    load_parts,
+    num_frames_of,
+    tokens_of,
+)
 
+_MAPPINGS = {"AutoModelForSpeechSeq2Seq": "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING"}
 # What texts are written after, if neither the caller nor the configuration says so.
 _NEEDS_PROMPT = ("canary", "cohere_asr")
 # Of the decoder's positions, by names that networks have for them; else as many as Whisper's.
@@ -391,8 +400,11 @@ def load(name: str, **options: Any) -> TransformersAttentionModel:
         AsrError: the network is neither on this machine nor can it be downloaded, it is no encoder-decoder, the
             checkpoint lacks some of its weights, or it needs code of its own.
     """
-    transformers = package("transformers", f"transformers:{name}")
     own = {key: options.pop(key) for key in ("language", "task", "prompt") if key in options}
     cure = "give one that was trained as an encoder-decoder"
-    parts = load_parts(name, lambda _: transformers.AutoModelForSpeechSeq2Seq, cure, options)
+    # The same class also reads networks with audio and text in one sequence.
+    auto_class = class_by_type(
+        name, _MAPPINGS, "encoder-decoder", lambda config: getattr(config, "is_encoder_decoder", True)
+    )
+    parts = load_parts(name, auto_class, cure, options)
     return TransformersAttentionModel(*parts, f"transformers:{name}", **own)

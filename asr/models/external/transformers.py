@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -244,6 +244,36 @@ def load(name: str, **options: Any) -> TransformersModel:
     return TransformersModel(*parts, f"transformers:{name}")
 
 
+def class_by_type(
+    name: str, mappings: Mapping[str, str], what: str, is_such: Callable[[Any], bool] = lambda _: True
+) -> Callable[[dict[str, Any]], Any]:
+    """Finds the class of a network by the type in its configuration, before its weights are read, for `load_parts`.
+
+    Args:
+        name: of the network, a hub name or a local folder.
+        mappings: the classes with `from_pretrained`, and the mapping of transformers with the configurations of each.
+        what: networks of these classes are, for messages.
+        is_such: whether a class of configurations is of such networks; not all of a mapping need to be.
+
+    Returns:
+        What `load_parts` takes. It raises AsrError if the network is of another type.
+    """
+    transformers = package("transformers", f"transformers:{name}")
+
+    def auto_class(of_files: dict[str, Any]) -> Any:
+        config = transformers.AutoConfig.from_pretrained(name, **of_files)
+        known = {each: filter(is_such, getattr(transformers, mapping)) for each, mapping in mappings.items()}
+        of_type = {own.model_type: each for each, configs in known.items() for own in configs}
+        if config.model_type not in of_type:
+            raise AsrError(
+                f"transformers:{name}: this is no {what}, but of the type {config.model_type}; give one of "
+                f"{', '.join(sorted(of_type))}."
+            )
+        return getattr(transformers, of_type[config.model_type])
+
+    return auto_class
+
+
 def load_parts(
     name: str, auto_class: Callable[[dict[str, Any]], Any], cure: str, options: dict[str, Any]
 ) -> tuple[nn.Module, Any, Any]:
@@ -264,6 +294,8 @@ def load_parts(
     of_files = {option: value for option, value in options.items() if option in _OPTIONS_OF_FILES}
     # Networks of many languages (MMS) have letters for each.
     language = {"target_lang": options["target_lang"]} if "target_lang" in options else {}
+    if Path(name).is_absolute() and not Path(name).is_dir():
+        raise AsrError(f"transformers:{name}: there is no such folder; give one with {_FILES}.")
     try:
         network, info = auto_class(of_files).from_pretrained(name, output_loading_info=True, **options)
         # transformers fills missing weights with random numbers and a warning.

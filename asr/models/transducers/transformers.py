@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from asr.errors import AsrError, package
 from asr.models.external.base import named, positive_integer
-from asr.models.external.transformers import AudioReader, load_parts, tokens_of
+from asr.models.external.transformers import AudioReader, class_by_type, load_parts, tokens_of
 from asr.models.transducers.base import State, TorchTransducer
 
 _MAPPINGS = {"AutoModelForRNNT": "MODEL_FOR_RNNT_MAPPING", "AutoModelForTDT": "MODEL_FOR_TDT_MAPPING"}
@@ -91,15 +91,6 @@ def load(name: str, **options: Any) -> TransformersTransducer:
             f"{full_name}: transducers need transformers {_FIRST_VERSION} or later, but {transformers.__version__} is "
             "installed here; `pip install --upgrade transformers`."
         )
-
-    def auto_class(of_files: dict[str, Any]) -> Any:
-        config = transformers.AutoConfig.from_pretrained(name, **of_files)
-        mappings = {each: getattr(transformers, mapping) for each, mapping in _MAPPINGS.items()}
-        for each, mapping in mappings.items():
-            if type(config) in mapping:
-                return getattr(transformers, each)
-        known = ", ".join(sorted(each.model_type for mapping in mappings.values() for each in mapping))
-        raise AsrError(f"{full_name}: this is no transducer, but of the type {config.model_type}; give one of {known}.")
-
+    auto_class = class_by_type(name, _MAPPINGS, "transducer")
     cure = "give one that was trained as a transducer"
     return TransformersTransducer(*load_parts(name, auto_class, cure, options), full_name)
