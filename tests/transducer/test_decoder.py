@@ -214,6 +214,8 @@ def test_networks_that_are_refused() -> None:
         load_transducer("model.onnx")
     with pytest.raises(AsrError, match="runs on the CPU only"):
         Transducer.to(ToyTransducer(PIECES), torch.device("cuda"))
+    with pytest.raises(AsrError, match="runs on the CPU only"):
+        Transducer.to(ToyTransducer(PIECES), "cuda")
 
 
 @pytest.mark.parametrize(

@@ -53,13 +53,13 @@ class ExternalEncoder(ABC):
         """The device of the networks."""
         return torch.device("cpu")
 
-    def to(self: _Self, device: torch.device) -> _Self:
+    def to(self: _Self, device: torch.device | str) -> _Self:
         """Moves the networks.
 
         Raises:
             AsrError: they cannot run there.
         """
-        if device.type != "cpu":
+        if torch.device(device).type != "cpu":
             raise AsrError(f"{self.name}: this network runs on the CPU only; choose the device cpu.")
         return self
 
@@ -97,6 +97,6 @@ class TorchEncoder(ExternalEncoder):
         device: torch.device = next(self.network.parameters()).device
         return device
 
-    def to(self: _Self, device: torch.device) -> _Self:
+    def to(self: _Self, device: torch.device | str) -> _Self:
         self.network.to(device)  # type: ignore[attr-defined]
         return self
