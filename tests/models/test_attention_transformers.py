@@ -410,6 +410,18 @@ def test_other_types_are_refused_before_weights_are_read(transformers: Any, tmp_
     assert "qwen3_asr" not in str(raised.value)
 
 
+def test_files_of_other_networks_are_named(transformers: Any, folder: Path) -> None:
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+    with pytest.raises(AsrError, match=f"^transformers:{folder}: its tokenizer has no tokens of text; add its tok"):
+        load_attention_model(f"transformers:{folder}")
+    tokenizer(transformers, "Whisper").save_pretrained(folder)
+    extractor(transformers, "Moonshine").save_pretrained(folder)
+    message = r"the network cannot read this audio \(Whisper expects .*\); .* the feature extractor that of another"
+    with pytest.raises(AsrError, match=f"^transformers:{folder}: {message}"):
+        load_attention_model(f"transformers:{folder}")
+
+
 def test_code_in_a_folder_is_not_run(transformers: Any, folder: Path) -> None:
     written = write_foreign_code(folder, "WhisperConfig")
     with pytest.raises(AsrError):

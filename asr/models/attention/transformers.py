@@ -133,7 +133,7 @@ class TransformersAttentionModel(AudioReader, TorchEncoder, AttentionModel):
             parameters = inspect.signature(inspect.unwrap(type(self.network).forward)).parameters
             self._cache_name = "cache" if "cache" in parameters else "past_key_values"
             self._heads = CrossAttention(self.network)
-            self.frame_shift, self._units_of_frame = self._measured()
+        self.frame_shift, self._units_of_frame = self._measured()
 
     @property
     def is_masked(self) -> bool:
@@ -242,7 +242,7 @@ class TransformersAttentionModel(AudioReader, TorchEncoder, AttentionModel):
         for num in (num_samples, 2 * num_samples):
             inputs = self.inputs_of(noise[:, :num], torch.tensor([num]))
             mask = next((inputs[name] for name in MASKS if name in inputs), None)
-            with torch.no_grad():
+            with torch.no_grad(), self._named():
                 encoded, num_frames = self.run_network(inputs)
             counts.append((int(num_frames[0]), 0 if mask is None else int(mask.sum())))
         self._width = encoded.shape[2]

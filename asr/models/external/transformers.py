@@ -204,11 +204,13 @@ def tokens_of(tokenizer: Any, num_columns: int, blank: int | None, hidden: Colle
     The tokenizer decides how words are written in pieces. Hidden columns never appear, either.
 
     Raises:
-        AsrError: a symbol's id is not a number or is beyond the columns, or as for `CTCTokens`.
+        AsrError: no symbol is text, a symbol's id is not a number or is beyond the columns, or as for `CTCTokens`.
     """
     symbols = [f"<unused-{column}>" for column in range(num_columns)]
     vocab: dict[str, Any] = tokenizer.get_vocab()
     added: dict[str, Any] = getattr(tokenizer, "get_added_vocab", dict)()
+    if not vocab.keys() - added.keys():  # what transformers makes of a folder without the files of Whisper's
+        raise AsrError("its tokenizer has no tokens of text; add its tokenizer.json to the folder")
     is_gpt2 = are_gpt2(vocab.keys() - added.keys())
     for symbol, column in vocab.items():
         if isinstance(column, int) and 0 <= column < num_columns:
