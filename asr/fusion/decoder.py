@@ -134,9 +134,9 @@ class FusionDecoder(ABC):
             refuse_given({"lm_weight": lm_weight}, "there is no n-gram model to interpolate with")
         if lm_weight is not None:
             require_weight("lm_weight", lm_weight)
-        has_hot_words_only = words is ngram is lm is token_lm is None and hot_words is not None
-        if hot_words is not None and has_hot_words_only:
-            hot_words = as_phrases(hot_words)
+        if hot_words is not None:
+            hot_words = as_phrases(hot_words) or None
+        if words is ngram is lm is token_lm is None and hot_words is not None:
             words = sorted({word for phrase in hot_words for word in phrase.split()})
             defaults = {name: value for name, value in _HOT_WORDS_ONLY.items() if name not in settings}
             self.config = replace(self.config, **defaults)
@@ -144,7 +144,7 @@ class FusionDecoder(ABC):
         if not has_words:
             refuse_given({"hot_words": hot_words}, "it is for searches of words")
             refuse_given(settings, "it is for searches of words", ("spelling_penalty", "plain_words"))
-        if ngram is lm is token_lm is hot_words is None:
+        if hot_words is None and ngram is lm is token_lm is None:
             refuse_given(settings, "there is no language model", ("lm_scale",))
         if self.config.internal_lm_scale is None:
             subtracted = 0.0 if ngram is lm is token_lm is None else _INTERNAL_LM_SCALE

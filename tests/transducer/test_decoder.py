@@ -190,6 +190,15 @@ def test_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
         TransducerDecoder(ToyTransducer(PIECES), **arguments)
 
 
+def test_no_hot_words_are_as_none_given(arpa: Path) -> None:
+    for arguments in ({}, {"words": ["a"]}, {"ngram": arpa}):
+        without, none = (
+            TransducerDecoder(ToyTransducer(PIECES), **arguments, **more) for more in ({}, {"hot_words": []})
+        )
+        assert none.config == without.config
+        assert none(frames()) == without(frames())
+
+
 def test_hot_words_are_listed(arpa: Path) -> None:
     with pytest.raises(AsrError, match="hot_words: give words of the vocabulary; it does not have 'b'"):
         TransducerDecoder(ToyTransducer(PIECES), words=["a"], ngram=arpa, hot_words=["b"])
