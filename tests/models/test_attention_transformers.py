@@ -495,10 +495,15 @@ def test_words_of_whisper_are_those_of_its_tokenizer(transformers: Any) -> None:
 def test_words_may_be_added_to_the_tokenizer(transformers: Any) -> None:
     theirs = tokenizer(transformers, "Whisper")
     theirs.add_tokens(["日本", "né"])
-    tokens = tokens_of(theirs, len(theirs), 259)
+    tokens = tokens_of(theirs, len(theirs), 259, "own")
     entries = [tokens.columns.index(column) for column in theirs.convert_tokens_to_ids(["Ġa", "日本", "Ġab", "né"])]
     words = [tokens.text_of(*entries[begin:end]) for begin, end in tokens.group(entries)]
     assert words == ["a日本", "abné"]
+
+
+def test_words_of_other_languages_name_the_network(transformers: Any) -> None:
+    with pytest.raises(AsrError, match=r"^MoonshineForConditionalGeneration: of 1 words, only 0 can be spelled"):
+        AttentionDecoder(model(transformers, "Moonshine"), words=["日"])
 
 
 def test_words_of_whisper_are_listed(transformers: Any) -> None:

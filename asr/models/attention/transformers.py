@@ -113,7 +113,8 @@ class TransformersAttentionModel(AudioReader, TorchEncoder, AttentionModel):
                 raise AsrError("its configuration has no eos_token_id, the end of a text; add it to config.json")
             num_columns = int(self.network.get_output_embeddings().out_features)
             marks = {id for symbol, id in tokenizer.get_added_vocab().items() if _MARK.fullmatch(symbol)}
-            self.tokens = tokens_of(tokenizer, num_columns, end, marks.union(tokenizer.all_special_ids) - {end})
+            marks.update(tokenizer.all_special_ids)
+            self.tokens = tokens_of(tokenizer, num_columns, end, self.name, marks - {end})
             is_text = torch.tensor([self.tokens.is_text(entry) for entry in range(num_columns)])
             self._must_not = torch.zeros(num_columns, dtype=torch.bool)
             self._must_not[self.tokens.columns] = ~is_text

@@ -152,7 +152,7 @@ class TransformersModel(AudioReader, ExternalModel):
         blank = getattr(config, "blank_token_id", None)
         with named(self.name):
             blank = getattr(config, "pad_token_id", None) if blank is None else blank
-            self.tokens = tokens_of(tokenizer, int(config.vocab_size), blank)
+            self.tokens = tokens_of(tokenizer, int(config.vocab_size), blank, self.name)
         ratio = getattr(config, "inputs_to_logits_ratio", None)
         samples = 0.0
         if ratio is not None:
@@ -198,10 +198,19 @@ class _Pieces:
         return list(map(out_type, self._tokenizer.tokenize(text)))
 
 
-def tokens_of(tokenizer: Any, num_columns: int, blank: int | None, hidden: Collection[int] = ()) -> CTCTokens:
+def tokens_of(
+    tokenizer: Any, num_columns: int, blank: int | None, name: str, hidden: Collection[int] = ()
+) -> CTCTokens:
     """A tokenizer's symbols for the columns of a network; columns without a symbol never appear in text.
 
     The tokenizer decides how words are written in pieces. Hidden columns never appear, either.
+
+    Args:
+        tokenizer: of transformers.
+        num_columns: of the network.
+        blank: its column; None for that of the tokenizer's padding.
+        name: of the network, for messages.
+        hidden: columns.
 
     Raises:
         AsrError: no symbol is text, a symbol's id is not a number or is beyond the columns, or as for `CTCTokens`.
@@ -230,7 +239,10 @@ def tokens_of(tokenizer: Any, num_columns: int, blank: int | None, hidden: Colle
     if is_gpt2:
         marks["byte_level"] = True
     tokens = CTCTokens(symbols, **marks)
-    return CTCTokens(symbols, piece_model=_Pieces(tokenizer, is_gpt2), **marks) if tokens.kind == "pieces" else tokens
+    if tokens.kind == "pieces":
+        tokens = CTCTokens(symbols, piece_model=_Pieces(tokenizer, is_gpt2), **marks)
+    tokens.name = name
+    return tokens
 
 
 def load(name: str, **options: Any) -> TransformersModel:

@@ -49,7 +49,10 @@ class TorchaudioTransducer(TorchTransducer):
         self.network = network.eval()
         self._extractor = feature_extractor
         with named(self.name):
-            self.tokens = tokens if isinstance(tokens, CTCTokens) else CTCTokens(list(tokens))
+            if not isinstance(tokens, CTCTokens):
+                tokens = CTCTokens(list(tokens))
+                tokens.name = self.name
+            self.tokens = tokens
         self.sampling_rate = positive_integer(sampling_rate, f"{self.name}: the sampling_rate")
         hop_length = positive_integer(hop_length, f"{self.name}: the hop_length")
         with named(f"{self.name}: it is not a network like torchaudio.models.RNNT", "give one of emformer_rnnt_model"):

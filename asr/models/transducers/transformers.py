@@ -45,7 +45,7 @@ class TransformersTransducer(AudioReader, TorchTransducer):
             num_columns, blank = int(config.vocab_size), int(config.blank_token_id)
             subsampling = getattr(config.encoder_config, "subsampling_factor", None)
         with named(self.name):
-            self.tokens = tokens_of(tokenizer, num_columns, blank)
+            self.tokens = tokens_of(tokenizer, num_columns, blank, self.name)
         subsampling = positive_integer(subsampling, f"{self.name}: the subsampling_factor of its configuration")
         hop = getattr(feature_extractor, "hop_length", None)
         hop = positive_integer(hop, f"{self.name}: the hop_length of its feature extractor")
