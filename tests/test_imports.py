@@ -46,7 +46,7 @@ ALLOWED = {
     "text",
     "fusion": "bundle ctc decoding errors kernels lm models options text",
     "transducer": "ctc errors fusion kernels lm models",
-    "attention": "errors fusion lm models",
+    "attention": "audio errors fusion lm models results",
     "streaming": "audio bundle decoding errors graph kernels lm models options recognizer results text",
     "server": "audio errors recognizer results streaming transcripts",
     "testing": "audio bundle decoding errors graph kernels lm models serialization text",

@@ -2,6 +2,6 @@
 
 from asr.attention.decoder import AttentionDecoder
 from asr.attention.interface import AttentionDecodingConfig
-from asr.fusion.recognizer import FusionRecognizer as AttentionRecognizer
+from asr.attention.recognizer import AttentionRecognizer
 
 __all__ = ["AttentionDecoder", "AttentionDecodingConfig", "AttentionRecognizer"]

@@ -29,6 +29,8 @@ from asr.models.external.base import named
 
 BoolArray = npt.NDArray[np.bool_]
 _STEPS_BETWEEN_MARKS = 16
+# Natural log for each token, the end included. Texts below it are dropped if the network finds that nobody speaks.
+_INVENTED = -1.0
 # Tokens that the shortest text may have, whatever its length in seconds.
 _FEWEST_TOKENS = 10
 
@@ -164,6 +166,7 @@ class AttentionBeam:
         with named(what, "give the output of this network's encoder"):
             prompt = network.prompt(encoded, frames)
             logits, state = network.start(encoded, frames, prompt)
+        no_speech = network.no_speech(state)
         silent_logits, silent_state = None, None
         if self._config.internal_lm_scale:
             # The internal language model is the decoder with an encoder output of zeros.
@@ -183,7 +186,18 @@ class AttentionBeam:
                 silent_logits, silent_state = network.step(token, source, silent_state)
             if num_tokens % _STEPS_BETWEEN_MARKS == 0:
                 self._fusion.retain(self._rows.context)
-        return self._tree.finished(self._ended, int(self._config.beam_size))
+        found = self._tree.finished(self._ended, int(self._config.beam_size))
+        if no_speech is None:
+            return found
+        return [self._without_invented(own, each) for own, each in zip(found, no_speech.tolist(), strict=True)]
+
+    def _without_invented(self, found: list[Finished], no_speech: float) -> list[Finished]:
+        """The texts of an utterance, or an empty one if nobody speaks and the best one is improbable."""
+        is_likely = bool(found) and found[0].am_score >= _INVENTED * (len(found[0].entries) + 1)
+        if no_speech <= self._config.no_speech_threshold or is_likely:
+            return found
+        nothing, score = np.zeros(0, dtype=np.int64), math.log(no_speech)
+        return [Finished(nothing, nothing, nothing, score, 0.0, score)]
 
     def _limits(self, num_frames: IntArray) -> IntArray:
         """The most tokens of each utterance, (N,)."""

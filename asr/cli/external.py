@@ -52,7 +52,10 @@ _KINDS = {
 # Options that only one kind has.
 _OF_KIND = {
     "max_symbols_per_frame": "transducer",
-    **dict.fromkeys(("length_penalty", "max_tokens_per_second", "language", "task", "prompt"), "attention_model"),
+    **dict.fromkeys(
+        ("length_penalty", "no_speech_threshold", "max_tokens_per_second", "language", "task", "prompt"),
+        "attention_model",
+    ),
 }
 _SETTINGS: dict[str, tuple[type, str]] = {
     "beam_size": (int, "number of hypotheses that survive a step of the search"),
@@ -61,6 +64,10 @@ _SETTINGS: dict[str, tuple[type, str]] = {
     "spelling_penalty": (float, "natural log, added for each word that is not listed; -inf: listed words only"),
     "max_symbols_per_frame": (int, "of a transducer, the most tokens in one frame"),
     "length_penalty": (float, "of an attention model: texts are compared by scores over lengths to this power"),
+    "no_speech_threshold": (
+        float,
+        "of an attention model like Whisper: above this probability of silence, improbable texts are dropped",
+    ),
     "max_tokens_per_second": (float, "of an attention model, the most tokens of a text for each second of audio"),
 }
 _OF_NETWORK = {
@@ -174,12 +181,12 @@ def _name(args: argparse.Namespace) -> str | None:
 
 
 def _external_from(args: argparse.Namespace) -> FusionRecognizer:
-    from asr.attention import AttentionDecoder
-    from asr.fusion.recognizer import FusionRecognizer
-    from asr.transducer import TransducerDecoder
+    from asr.attention import AttentionDecoder, AttentionRecognizer
+    from asr.transducer import TransducerDecoder, TransducerRecognizer
 
     is_transducer = external_kind(args) == "transducer"
     decoder_type = TransducerDecoder if is_transducer else AttentionDecoder
+    recognizer_type = TransducerRecognizer if is_transducer else AttentionRecognizer
     settings = {field.name: getattr(args, field.name) for field in fields(decoder_type.config_type)}
     settings = {name: value for name, value in settings.items() if value is not None}
     of_network = {name: getattr(args, name) for name in _OF_NETWORK if getattr(args, name) is not None}
@@ -187,7 +194,7 @@ def _external_from(args: argparse.Namespace) -> FusionRecognizer:
     try:
         resources = ResourceOptions(**given_options(args, options_of(ResourceOptions)))
         network = load(_name(args), **of_network).to(device_from(args.device))
-        return FusionRecognizer(decoder_type(network, **_language_models(args), **settings), resources)
+        return recognizer_type(decoder_type(network, **_language_models(args), **settings), resources)
     except AsrError as error:
         raise with_flags(error, [*settings, "hot_words", "plain_words", "prompt", "max_segment_seconds"]) from error
 

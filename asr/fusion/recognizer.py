@@ -49,4 +49,5 @@ class FusionRecognizer(ExternalRecognizer):
             if lm is not None:
                 query_many(lm)
                 lm.retain(lm.start(0))
+        # Not long enough to be taken for silence.
         self(0.01 * torch.randn(self.sampling_rate // 2, generator=torch.Generator().manual_seed(0)))

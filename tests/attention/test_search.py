@@ -20,7 +20,7 @@ from asr.fusion.confidences import SCALE
 from asr.text.symbols import BOS_ID, Vocabulary
 from tests.reference.table_lm import ForgetfulLM, TableLM
 from tests.reference.texts import sentence_score, text_of
-from tests.reference.toy_attention import ToyAttention, internal_score, text_score
+from tests.reference.toy_attention import State, ToyAttention, internal_score, text_score
 
 WIDE = {"beam_size": 10**6, "search_beam": math.inf, "token_min_log_prob": -math.inf, "internal_lm_scale": 0.0}
 PIECES = ["▁a", "b", "<blk>", "▁b"]
@@ -347,6 +347,60 @@ def test_confidences_compare_with_other_texts() -> None:
         against = sum(math.exp(score - own.score) for text, score in texts.items() if text != own.text)
         for word in own.words:
             assert word.confidence == pytest.approx(1.0 / (1.0 + against**SCALE), abs=1e-4)
+
+
+class EqualSteps(ToyAttention):
+    """Each token has the same probability in every step."""
+
+    log_prob: torch.Tensor
+
+    def _logits(self, state: State) -> torch.Tensor:
+        return self.log_prob.expand(len(state.hidden), -1)
+
+
+@pytest.mark.parametrize(
+    ("mean", "settings", "dropped"),
+    [
+        (-1.01, {}, [False, False, True, True]),
+        (-0.99, {}, [False, False, False, False]),
+        (-1.01, {"no_speech_threshold": 0.0}, [True, True, True, True]),
+        (-1.01, {"no_speech_threshold": 1.0}, [False, False, False, False]),
+    ],
+)
+def test_improbable_texts_are_dropped_where_nobody_speaks(
+    mean: float, settings: dict[str, float], dropped: list[bool]
+) -> None:
+    probability = [0.3, 0.59, 0.61, 1.0]
+    network = EqualSteps(["▁a", "b", "<blk>"], no_speech=torch.tensor(probability))
+    network.max_tokens = 1
+    end = 2.0 * mean + 0.5  # after the token with -0.5
+    network.log_prob = torch.tensor([-0.5, math.log(1.0 - math.exp(-0.5) - math.exp(end)), end])
+    found = AttentionDecoder(network, **settings)(encoded_frames().expand(4, -1, -1), nbest=2)
+    assert [not any(each.text for each in texts) for texts in found] == dropped
+    for texts, own, is_dropped in zip(found, probability, dropped, strict=True):
+        assert texts[0].is_complete
+        wanted = math.log(own) if is_dropped else 2.0 * mean
+        assert texts[0].score == texts[0].am_score == pytest.approx(wanted, abs=1e-4)
+        assert len(texts) == (1 if is_dropped else 2)
+
+
+def test_steady_segments_are_not_decoded() -> None:
+    network = ToyAttention(PIECES, end_bias=-3.0)
+    recognizer = AttentionRecognizer(AttentionDecoder(network), ResourceOptions(max_segment_seconds=5.0))
+    noise = 0.01 * torch.randn(4 * 16000, generator=torch.Generator().manual_seed(0))
+    speech = noise * torch.linspace(0.5, 1.0, len(noise))
+    alone = recognizer(speech)[0]
+    num_steps = network.num_steps
+    results = recognizer([noise, speech, torch.zeros(12 * 16000)], nbest=2)
+    assert [each.text for each in results] == ["", alone.text, ""]
+    assert network.num_steps == 2 * num_steps
+    assert [each.is_complete for each in results] == 3 * [True]
+    assert [each.times.audio_seconds for each in results] == pytest.approx([4.0, 4.0, 12.0])
+    assert [len(each.hypotheses) for each in results] == [1, 2, 1]
+    assert not recognizer(noise)[0].hypotheses
+    network.num_steps = 0
+    recognizer.prepare()
+    assert network.num_steps
 
 
 def test_segments_are_no_longer_than_the_network_reads() -> None:

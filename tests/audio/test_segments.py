@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from asr.audio.io import AudioFile, read_audio
 from asr.audio.segments import (
     at_rate,
     batches_of_similar_length,
+    is_steady,
     open_recordings,
     segment_batches,
     segments_at_pauses,
@@ -47,6 +49,44 @@ def test_an_offset_of_the_samples_moves_no_cut(offset: float) -> None:
     speech = torch.randn(5 * RATE, generator=generator) * 0.05 - 0.02 * torch.sin(4.0 * time)
     speech[3000:3300] *= 0.02
     assert split_at_pauses(speech + offset, RATE, 4.0)[0][1] in range(3090, 3211)
+
+
+CLIPS = Path(__file__).resolve().parents[2] / "scripts" / "demo_clips"
+
+
+def noise_like(samples: torch.Tensor) -> torch.Tensor:
+    return torch.randn(len(samples), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("rate", [8000, 16000])
+def test_silence_steady_noise_and_hum_are_steady(rate: int) -> None:
+    for seconds in (1.0, 25.0):
+        time = torch.arange(int(seconds * rate)) / rate
+        white = noise_like(time)
+        hum = torch.sin(2.0 * math.pi * 50.0 * time)
+        rounded = (0.5 * white[::2]).round().repeat_interleave(2)  # of half the rate
+        for samples in (torch.zeros_like(time), 0.3 + 1e-3 * white, 1e-4 * white, rounded, hum):
+            assert is_steady(samples.float(), rate)
+            knock = samples.clone()
+            knock[rate // 2 : rate // 2 + rate // 100] += 10.0 * noise_like(knock[: rate // 100])
+            assert not is_steady(knock.float(), rate)
+
+
+def test_speech_is_not_steady() -> None:
+    for path in sorted(CLIPS.glob("*.flac")):
+        speech = read_audio(path, 16000)
+        noise = noise_like(speech) * speech.std()
+        assert not is_steady(speech, 16000)
+        assert not is_steady(speech + 1.7 * noise, 16000)
+        quiet = torch.cat([1e-3 * noise_like(torch.zeros(300000)), speech[16000:19200]])
+        assert not is_steady(quiet, 16000)
+
+
+def test_what_is_short_is_steady_only_if_it_is_constant() -> None:
+    assert is_steady(torch.zeros(1), 16000)
+    assert is_steady(torch.full((15999,), 0.5), 16000)
+    assert not is_steady(noise_like(torch.zeros(15999)), 16000)
+    assert is_steady(noise_like(torch.zeros(16000)), 16000)
 
 
 def test_pieces_of_less_than_a_second_are_refused():

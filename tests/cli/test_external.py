@@ -32,6 +32,7 @@ def network() -> ToyTransducer:
 @pytest.fixture
 def recording(tmp_path: Path) -> Path:
     samples = torch.rand(16000, generator=torch.Generator().manual_seed(0)) - 0.5
+    samples *= torch.linspace(0.5, 1.0, 16000)  # steady noise is silence to attention models
     soundfile.write(tmp_path / "noise.wav", samples.numpy(), 16000)
     return tmp_path / "noise.wav"
 
@@ -396,6 +397,7 @@ def test_attention_models(attend: Run, recording: Path, arpa: Path) -> None:
     assert plain
     assert attend(recording) == (0, f"{recording}: {plain}\n", "")
     settings = {"beam_size": 3, "lm_scale": 1.5, "length_penalty": 0.5, "max_tokens_per_second": 5.0}
+    settings["no_speech_threshold"] = 0.5
     flags = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", value)]
     (wanted,) = AttentionRecognizer(AttentionDecoder(attention_model(), ngram=arpa, **settings))(recording, nbest=3)
     code, printed, _ = attend(recording, "--ngram", arpa, *flags, "--nbest", 3, "--jsonl", "--language", "en")

@@ -299,6 +299,36 @@ def test_generation_configurations_decide(
     assert [own if own == theirs else "?" for own, theirs in zip(prompt[1:-1], wanted, strict=True)] == wanted
 
 
+@pytest.mark.parametrize("mark", ["<|nospeech|>", "<|nocaptions|>"])
+@torch.no_grad()
+def test_whisper_tells_whether_nobody_speaks(transformers: Any, mark: str) -> None:
+    theirs = tokenizer(transformers, "Whisper")
+    theirs.add_tokens([mark])
+    made = network(transformers, "Whisper", seed=1)
+    made.resize_token_embeddings(len(theirs), mean_resizing=False)
+    column, start = theirs.convert_tokens_to_ids([mark, "<|startoftranscript|>"])
+    made.get_output_embeddings().weight.data[column].normal_(generator=torch.Generator().manual_seed(0))
+    parts = made, extractor(transformers, "Whisper"), theirs
+    inputs = model(transformers, "Whisper").inputs_of(torch.stack([BATCH[2]]), torch.tensor([len(BATCH[2])]))
+    told = set()
+    for options in ({}, {"language": "de"}, {"prompt": "ab<|startoftranscript|><|en|><|transcribe|>"}):
+        own = TransformersAttentionModel(*parts, **options)
+        encoded, num_frames = own(BATCH)
+        prompt = own.prompt(encoded, num_frames)
+        _, state = own.start(encoded, num_frames, prompt)
+        found = own.no_speech(state)
+        assert found is not None and found.shape == (3,)
+        before = prompt[2, : prompt[2].tolist().index(start) + 1]
+        logits = made(**inputs, decoder_input_ids=before[None]).logits[0, -1]
+        assert float(found[2]) == pytest.approx(float(logits.softmax(0)[column]), rel=1e-3)
+        told.add(round(float(found[2]), 6))
+    assert len(told) == 2
+    for other in (model(transformers, "Whisper"), TransformersAttentionModel(*parts, prompt="<|en|>")):
+        encoded, num_frames = other(BATCH)
+        _, state = other.start(encoded, num_frames, other.prompt(encoded, num_frames))
+        assert other.no_speech(state) is None
+
+
 def test_texts_begin_with_the_forced_token(transformers: Any) -> None:
     made = network(transformers, "Speech2Text")
     made.generation_config.forced_bos_token_id = 9

@@ -33,6 +33,7 @@ class ToyAttention(AttentionModel):
         sharpness: factor of its logits.
         end_bias: added to the logit of the end.
         num_prompts: tokens of a prompt.
+        no_speech: the probability that nobody speaks, (N,); None if it does not tell.
     """
 
     name = "toy"
@@ -46,6 +47,7 @@ class ToyAttention(AttentionModel):
         sharpness: float = 1.5,
         end_bias: float = 0.0,
         num_prompts: int = 1,
+        no_speech: Tensor | None = None,
     ) -> None:
         self.tokens = CTCTokens(list(symbols), blank=list(symbols).index("<blk>"))
         self.frame_shift = dim / self.sampling_rate
@@ -62,6 +64,7 @@ class ToyAttention(AttentionModel):
             self.output.weight *= sharpness
             self.output.bias[self.tokens.blank_id] += end_bias
         self.num_steps = 0
+        self._no_speech = no_speech
 
     @property
     def device(self) -> torch.device:
@@ -93,6 +96,9 @@ class ToyAttention(AttentionModel):
         hidden = self.gru(self.embedding[token], state.hidden[source])
         state = State(hidden, state.encoded[source], state.num_frames[source])
         return self._logits(state), state
+
+    def no_speech(self, state: State) -> Tensor | None:
+        return self._no_speech
 
     def _logits(self, state: State) -> Tensor:
         weight = (state.encoded @ state.hidden.unsqueeze(2)).squeeze(2)

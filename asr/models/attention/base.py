@@ -74,6 +74,10 @@ class AttentionModel(ExternalEncoder):
             Logits (K, C) of the next token, and the state: K rows.
         """
 
+    def no_speech(self, state: Any) -> Tensor | None:
+        """The probability that nobody speaks, (N,), by the state that `start` returned; None if it is unknown."""
+        return None
+
     def attention(self, encoded: Tensor, num_frames: Tensor, prompt: Tensor, token: Tensor) -> Tensor | None:
         """How much the decoder attends to each frame when it writes a text, from which times of words are found.
 

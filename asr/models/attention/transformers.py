@@ -42,6 +42,8 @@ _MOST_TOKENS = 448
 _MARK = re.compile(r"<.*>")
 # Of Whisper.
 _LANGUAGE = re.compile(r"<\|[a-z]{2,3}\|>")
+_START = "<|startoftranscript|>"
+_NO_SPEECH = ("<|nospeech|>", "<|nocaptions|>")
 _TASKS = ("translate", "transcribe")
 _ENGLISH_VOCAB_SIZE = 51864
 
@@ -54,12 +56,14 @@ class _State(NamedTuple):
         utt: (K,) which of the encoded utterances each row is of.
         encoded: the encoder's output of all utterances, and of one after it has been read.
         mask: (K, T) which frames are used, or None for all.
+        no_speech: (N,) the probability that nobody speaks, after the prompt, or None.
     """
 
     cache: Any
     utt: Tensor
     encoded: Tensor
     mask: Tensor | None
+    no_speech: Tensor | None = None
 
 
 class TransformersAttentionModel(AudioReader, TorchEncoder, AttentionModel):
@@ -123,6 +127,7 @@ class TransformersAttentionModel(AudioReader, TorchEncoder, AttentionModel):
             self._not_first = self._must_not.clone()
             self._not_first[_within(getattr(generation, "begin_suppress_tokens", None), num_columns)] = True
             self._prompt = _Prompt.of(self.network, tokenizer, _Wishes(language, task, prompt))
+            self._no_speech = self._place_of_silence(tokenizer)
             # A language that is found out is not among them yet.
             num_prompts = len(self._prompt.tokens) + bool(self._prompt.languages)
             self.max_tokens = self._longest() - num_prompts
@@ -167,12 +172,18 @@ class TransformersAttentionModel(AudioReader, TorchEncoder, AttentionModel):
             return prompt
         logits, _ = self._read(prompt[:, :place], self._new_state(encoded, num_frames))
         allowed = torch.tensor(languages, device=logits.device)
-        found = allowed[logits[:, allowed].argmax(1)]
+        found = allowed[logits[:, -1, allowed].argmax(1)]
         return torch.cat([prompt[:, :place], found[:, None], prompt[:, place:]], 1)
 
     def start(self, encoded: Tensor, num_frames: Tensor, prompt: Tensor) -> tuple[Tensor, _State]:
         logits, state = self._read(prompt, self._new_state(encoded, num_frames))
-        return logits.masked_fill(self._not_first.to(logits.device), -torch.inf), state
+        if self._no_speech is not None:
+            place, column = self._no_speech
+            state = state._replace(no_speech=logits[:, place].float().softmax(1)[:, column])
+        return logits[:, -1].float().masked_fill(self._not_first.to(logits.device), -torch.inf), state
+
+    def no_speech(self, state: _State) -> Tensor | None:
+        return state.no_speech
 
     def step(self, token: Tensor, source: Tensor, state: _State) -> tuple[Tensor, _State]:
         utt = state.utt[source]
@@ -181,7 +192,7 @@ class TransformersAttentionModel(AudioReader, TorchEncoder, AttentionModel):
             state.cache.cross_attention_cache.reorder_cache(source)
             state = state._replace(utt=utt, mask=None if state.mask is None else state.mask[source])
         logits, state = self._read(token[:, None], state)
-        return logits.masked_fill(self._must_not.to(logits.device), -torch.inf), state
+        return logits[:, -1].float().masked_fill(self._must_not.to(logits.device), -torch.inf), state
 
     def attention(self, encoded: Tensor, num_frames: Tensor, prompt: Tensor, token: Tensor) -> Tensor | None:
         if not self._heads.of_layer:
@@ -204,7 +215,16 @@ class TransformersAttentionModel(AudioReader, TorchEncoder, AttentionModel):
             both, _ = self._read(prompt, self._new_state(encoded, num_frames))
             alone, _ = self._read(prompt[:1], self._new_state(encoded[1:, :5], num_frames[1:]))
         eps = torch.finfo(encoded.dtype).eps
-        return bool((both[1] - alone[0]).abs().max() < max(TOLERANCE, 16.0 * eps))
+        return bool((both[1, -1] - alone[0, -1]).abs().max() < max(TOLERANCE, 16.0 * eps))
+
+    def _place_of_silence(self, tokenizer: Any) -> tuple[int, int] | None:
+        """After which token of the prompt Whisper tells whether nobody speaks, and the column of the token for it."""
+        marks, prompt = tokenizer.get_added_vocab(), self._prompt.tokens
+        column = next((marks[mark] for mark in _NO_SPEECH if mark in marks), None)
+        start = marks.get(_START)
+        if column is None or start not in prompt:
+            return None
+        return len(prompt) - 1 - prompt[::-1].index(start), column
 
     def _new_state(self, encoded: Tensor, num_frames: Tensor) -> _State:
         from transformers import DynamicCache, EncoderDecoderCache
@@ -218,7 +238,7 @@ class TransformersAttentionModel(AudioReader, TorchEncoder, AttentionModel):
         return _State(cache, utt, encoded.to(next(self.network.parameters())), mask)
 
     def _read(self, token: Tensor, state: _State) -> tuple[Tensor, _State]:
-        """Reads tokens (K, U) -> logits (K, C) of the next one."""
+        """Reads tokens (K, U) -> logits (K, U, C) of the next ones."""
         # After the first call, keys and values of the encoder's output are in the cache, and only its shape counts.
         encoded = state.encoded if len(state.encoded) == len(token) else state.encoded.expand(len(token), -1, -1)
         masks: dict[str, Any] = {}
@@ -231,7 +251,7 @@ class TransformersAttentionModel(AudioReader, TorchEncoder, AttentionModel):
             **{self._cache_name: state.cache},
             **masks,
         )
-        logits: Tensor = output.logits[:, -1].float()
+        logits: Tensor = output.logits
         return logits, state._replace(encoded=state.encoded[:1])
 
     def _measured(self) -> tuple[float, int]:
