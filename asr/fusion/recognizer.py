@@ -10,6 +10,7 @@ from asr.decoding.warmup import query_many
 from asr.errors import AsrError
 from asr.fusion.decoder import FusionDecoder
 from asr.kernels.memory import no_autograd
+from asr.options import require_type
 
 
 class FusionRecognizer(ExternalRecognizer):
@@ -24,12 +25,13 @@ class FusionRecognizer(ExternalRecognizer):
         resources: as for `ExternalRecognizer`.
 
     Raises:
-        AsrError: segments would be longer than the network can read.
+        AsrError: the decoder is of another type, or segments would be longer than the network can read.
     """
 
     decoder: FusionDecoder
 
     def __init__(self, decoder: FusionDecoder, resources: ResourceOptions | None = None) -> None:
+        require_type(decoder, FusionDecoder, "decoder", "a TransducerDecoder or an AttentionDecoder")
         super().__init__(decoder.network, decoder, resources)
         most, longest = getattr(decoder.network, "max_seconds", None), self.resources.max_segment_seconds
         if most is not None and longest > most:

@@ -403,6 +403,11 @@ def test_steady_segments_are_not_decoded() -> None:
     assert network.num_steps
 
 
+def test_recognizers_take_decoders() -> None:
+    with pytest.raises(AsrError, match="decoder is of type ToyAttention; give a TransducerDecoder or an Attention"):
+        AttentionRecognizer(ToyAttention(PIECES))  # type: ignore[arg-type]
+
+
 def test_segments_are_no_longer_than_the_network_reads() -> None:
     network = ToyAttention(PIECES)
     network.max_seconds = 10.0
