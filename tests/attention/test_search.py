@@ -33,6 +33,24 @@ def encoded_frames(num_frames: int = 5, dim: int = 6, seed: int = 1) -> torch.Te
     return torch.randn(num_frames, dim, generator=torch.Generator().manual_seed(seed))
 
 
+class EqualSteps(ToyAttention):
+    """Each token has the same probability in every step."""
+
+    log_prob: torch.Tensor
+
+    def _logits(self, state: State) -> torch.Tensor:
+        return self.log_prob.expand(len(state.hidden), -1)
+
+
+class FixedSteps(ToyAttention):
+    """Each step has its probabilities, whatever was said, and each utterance a table of them, which its frames name."""
+
+    log_probs: torch.Tensor
+
+    def _logits(self, state: State) -> torch.Tensor:
+        return self.log_probs[state.encoded[:, 0, 0].long(), self.num_steps]
+
+
 def by_enumeration(
     network: ToyAttention, encoded: torch.Tensor, gain: Score = lambda columns: 0.0, length_penalty: float = 1.0
 ) -> dict[str, tuple[float, float]]:
@@ -127,6 +145,39 @@ def test_internal_scores_are_subtracted() -> None:
     decoder = AttentionDecoder(network, **{**WIDE, "internal_lm_scale": 0.3})
     expected = by_enumeration(network, encoded, lambda columns: -0.3 * internal_score(network, columns))
     assert_as_enumerated(decoder(encoded, nbest=10**6), expected)
+
+
+def test_improbable_tokens_are_not_followed() -> None:
+    network = EqualSteps(["▁a", "▁b", "<blk>"])
+    network.log_prob = torch.tensor([0.5, 0.2, 0.3]).log()
+    for probability, texts in ((0.19, {"", "a", "b"}), (0.21, {"", "a"})):
+        network.max_tokens = 1
+        decoder = AttentionDecoder(network, **{**WIDE, "token_min_log_prob": math.log(probability)})
+        assert {each.text for each in decoder(encoded_frames(), nbest=9)} == texts
+
+
+def test_unfinished_words_count_when_a_search_ends() -> None:
+    network = FixedSteps(["▁a", "b", "<blk>"], num_prompts=0)
+    network.max_tokens = 9
+    # After "a", the end is less probable than "ab", which is not listed.
+    network.log_probs = torch.tensor([[[0.97, 0.01, 0.02], [1e-5, 0.6, 0.4], *(7 * [[0.3, 0.4, 0.3]])]]).log()
+    decoder = AttentionDecoder(network, words=["a"], spelling_penalty=-5.0, beam_size=1, length_penalty=0.0)
+    assert decoder(torch.zeros(5, 6))[0].text == "a"
+    assert network.num_steps == 1
+
+
+def test_searches_end_beside_longer_ones() -> None:
+    network = FixedSteps(["▁a", "b", "<blk>"], num_prompts=0)
+    network.max_tokens = 4
+    # "a a" would be better than "a" with its second word's penalty, but does not look so while the word is unfinished.
+    soon, late = [[0.97, 0.01, 0.02], *(4 * [[0.1, 1e-3, 0.9]])], 5 * [[0.5, 0.499, 0.001]]
+    network.log_probs = torch.tensor([soon, late]).log()
+    settings = {"word_insertion_penalty": 3.0, "beam_size": 1, "length_penalty": 0.0}
+    decoder = AttentionDecoder(network, words=["a"], **settings)
+    utterances = torch.tensor([0.0, 1.0])[:, None, None].expand(2, 5, 6)
+    alone = decoder(utterances[0])[0].text
+    network.num_steps = 0
+    assert decoder(utterances)[0][0].text == alone == "a"
 
 
 def test_internal_scores_are_subtracted_if_there_is_a_language_model() -> None:
@@ -347,15 +398,6 @@ def test_confidences_compare_with_other_texts() -> None:
         against = sum(math.exp(score - own.score) for text, score in texts.items() if text != own.text)
         for word in own.words:
             assert word.confidence == pytest.approx(1.0 / (1.0 + against**SCALE), abs=1e-4)
-
-
-class EqualSteps(ToyAttention):
-    """Each token has the same probability in every step."""
-
-    log_prob: torch.Tensor
-
-    def _logits(self, state: State) -> torch.Tensor:
-        return self.log_prob.expand(len(state.hidden), -1)
 
 
 @pytest.mark.parametrize(
