@@ -68,7 +68,7 @@ class FusionConfig:
 
     Args:
         beam_size: number of hypotheses that survive a step.
-        search_beam: a hypothesis is pruned if its score is this far below the best one of its step.
+        search_beam: a hypothesis is pruned if its score is more than this below the best one of its step.
         token_min_log_prob: tokens with a lower log-probability are not followed.
         lm_scale: weight of the language model.
         internal_lm_scale: weight of the network's internal language model, which is subtracted: its scores of tokens

@@ -43,3 +43,10 @@ def test_guesses_count_until_words_are_finished() -> None:
 def test_hypotheses_that_have_a_place_already_count() -> None:
     assert extended([-1.0, -1.5, -2.0], [-2.1]).kept.tolist() == [2]
     assert extended([-1.0, -1.5, -2.0], [-1.9]).kept.tolist() == []
+
+
+def test_the_best_of_each_utterance_are_kept_in_their_order() -> None:
+    fusion = Fusion(Guesses(0.0), FusionConfig(search_beam=2.0), None)
+    utt, total = np.array([0, 0, 1, 0, 1, 0]), np.array([-3.0, -1.0, -7.0, -2.0, -9.0, -3.5])
+    assert fusion.best(utt, total, 9).tolist() == [0, 1, 2, 3, 4]  # a score may be as far below as the beam
+    assert fusion.best(utt, total, 2).tolist() == [1, 2, 3, 4]

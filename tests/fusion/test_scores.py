@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from asr.ctc.word_trie import LEAST_LOG_PROB
 from asr.fusion.interface import FusionConfig
-from asr.fusion.scores import NO_WORD, OUTSIDE, WordScores
+from asr.fusion.scores import NO_WORD, OUTSIDE, WordScores, unigrams_of
 from asr.fusion.spelling import spelled_words
 from asr.lm.ngram.arpa import LN_10
 from asr.lm.ngram.io import read_ngram_lm
@@ -167,3 +168,10 @@ def test_tokens_one_by_one_and_whole_texts_have_the_same_words() -> None:
         assert gain == -sum(not spelled.has(word) for word in words), texts
         num_listed += sum(map(spelled.has, words))
     assert num_listed > 300
+
+
+def test_guesses_leave_a_chance_to_words_that_the_ngram_model_excludes(tmp_path: Path) -> None:
+    """Another language model may find them likely."""
+    (tmp_path / "unigrams.arpa").write_text(UNIGRAMS.replace("-1.1\tb", "-99\tb"))
+    score, _ = unigrams_of(["a", "b"], read_ngram_lm(tmp_path / "unigrams.arpa"))
+    assert score.tolist() == pytest.approx([-0.5 * LN_10, LEAST_LOG_PROB], abs=1e-4)

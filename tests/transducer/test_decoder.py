@@ -190,6 +190,15 @@ def test_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
         TransducerDecoder(ToyTransducer(PIECES), **arguments)
 
 
+def test_a_language_model_has_most_of_the_weight_by_default(arpa: Path) -> None:
+    def score(**weight: float) -> float:
+        model = TableLM(Vocabulary(["a", "b"]))
+        decoder = TransducerDecoder(ToyTransducer(PIECES), ngram=arpa, lm=model, **weight)
+        return float(decoder(frames())[0].score)
+
+    assert score() == score(lm_weight=0.7) != score(lm_weight=0.6)
+
+
 def test_no_hot_words_are_as_none_given(arpa: Path) -> None:
     for arguments in ({}, {"words": ["a"]}, {"ngram": arpa}):
         without, none = (
