@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from asr.ctc.interface import CTCHypothesis
+from asr.models.transducers.base import State
 from asr.text.symbols import Vocabulary
 from asr.transducer import TransducerDecoder
 from tests.reference.table_lm import ForgetfulLM, TableLM
@@ -290,3 +291,27 @@ def test_contexts_of_the_language_model_are_kept_while_they_are_needed() -> None
     decoder(padded, [len(each) for each in utterances])
     assert model.most_held < 0.5 * len(model.made)
     assert len(model.held) <= 1
+
+
+class FixedTransducer(ToyTransducer):
+    """Probabilities (T, C, C) of the next column by the frame, which is its number, and the last column."""
+
+    table: torch.Tensor
+
+    def start(self) -> tuple[torch.Tensor, State]:
+        return torch.tensor([[self.tokens.blank_id]]), ()
+
+    def predict(self, token: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
+        return token[:, None], ()
+
+    def join(self, encoded: torch.Tensor, predicted: torch.Tensor) -> torch.Tensor:
+        return self.table[encoded[:, 0].long(), predicted[:, 0]].log()
+
+
+def test_unfinished_words_count_when_they_leave_a_frame() -> None:
+    network = FixedTransducer(["<blk>", "▁a", "b"])
+    blank = [0.98, 0.01, 0.01]
+    # "b" is not listed, which costs as much whether it ends by a next word in this frame or stays unfinished.
+    network.table = torch.tensor([[[0.01, 0.01, 0.98], blank, blank], [blank, blank, [0.3, 0.6, 0.1]]])
+    decoder = TransducerDecoder(network, words=["a"], spelling_penalty=-2.0, beam_size=1)
+    assert decoder(torch.tensor([[0.0], [1.0]]))[0].text == "b a"
