@@ -51,18 +51,17 @@ def backend_of(name: str) -> BackendFactory:
     def made(graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, keep_lattice: bool) -> ChunkBackend:
         if name == "triton frames":
             return FrameSearch(graph, options, lm, frame_backend(graph, options, lm is not None, "triton"))
-        # With a language model the chunk search is no CUDA graph anyway.
-        if (
-            name == "triton chunks"
-            and graph.epsilon is None
-            and lm is None
-            and triton_available(graph.final_score.device)
-        ):
-            from asr.decoding.gpu.cuda_graph import CudaGraphSearch
-            from asr.decoding.gpu.frame import FrameLimits
+        device = graph.final_score.device
+        if name == "triton chunks" and graph.epsilon is None and triton_available(device):
+            from asr.decoding.gpu.chunk_lm import TritonChunkSearchWithLM
+            from asr.decoding.gpu.cuda_graph import CudaGraphSearch, LmInside
+            from asr.decoding.gpu.frame import FrameLimits, TritonFrameBackend
 
-            limits = FrameLimits(options, False, graph.final_score.device)
-            return CudaGraphSearch(graph, limits, capture=False)
+            limits, inside = FrameLimits(options, lm is not None, device), None
+            if lm is not None:
+                frame_by_frame = TritonChunkSearchWithLM(graph, options, lm, TritonFrameBackend(graph, limits))
+                inside = LmInside(lm, options.lm_scale, frame_by_frame)
+            return CudaGraphSearch(graph, limits, capture=False, inside=inside)
         return select_backend(graph, options, lm, keep_lattice, name.split()[0])
 
     return made
