@@ -502,6 +502,40 @@ def bundle_folder(
     Raises:
         AsrError: there is no such bundle, or it cannot be fetched.
     """
+    folder = _found_folder(name, checkpoints, on_progress)
+    if folder is None:
+        asked = name or os.environ.get("ASR_BUNDLE")
+        raise AsrError(f"{asked}: there is no bundle here ({FILE_NAME} is missing); {_bundles_here(checkpoints)}.")
+    return folder
+
+
+def path_or_bundle(name: str | Path, on_progress: Progress | None = None) -> Path:
+    """A file or folder that may also be a bundle, given by any of the names that `bundle_folder` takes.
+
+    Args:
+        name: a file or folder, which comes first, or a bundle.
+        on_progress: as in `asr.hub.fetch`.
+
+    Raises:
+        AsrError: there is no such file, folder or bundle, or it cannot be fetched.
+    """
+    path = local_path_or_bundle(name)
+    if path.exists():
+        return path
+    folder = _found_folder(name, _CHECKPOINTS, on_progress)
+    if folder is None:
+        raise AsrError(f"{name}: there is no file, folder or bundle of this name; {_bundles_here(_CHECKPOINTS)}.")
+    return folder
+
+
+def local_path_or_bundle(name: str | Path) -> Path:
+    """Like `path_or_bundle`, but without fetched bundles; other names stay as they are."""
+    path = Path(name)
+    return path if path.exists() else local_bundle_folder(name) or path
+
+
+def _found_folder(name: str | Path | None, checkpoints: Path, on_progress: Progress | None) -> Path | None:
+    """The folder of a bundle, fetched if it has to be; None if nothing has this name."""
     if (local := local_bundle_folder(name, checkpoints)) is not None:
         return local
     asked = str(name or os.environ.get("ASR_BUNDLE") or _PREFERRED)
@@ -513,11 +547,14 @@ def bundle_folder(
             return folder
     if asked in KNOWN_BUNDLES:
         raise AsrError(
-            f"{asked}: this bundle is not on this machine; give its folder with --bundle, https://... or "
-            "hf:owner/name, or set ASR_BUNDLES to the https address of the folder with the project's bundles."
+            f"{asked}: this bundle is not on this machine; give its folder, https://... or hf:owner/name, or set "
+            "ASR_BUNDLES to the https address of the folder with the project's bundles."
         )
+    return None
+
+
+def _bundles_here(checkpoints: Path) -> str:
     own = all_bundle_folders(checkpoints)
-    here = (
-        f"checkpoints/ has: {', '.join(path.name for path in own)}" if own else "'asr bundle list' shows those that are"
-    )
-    raise AsrError(f"{asked}: there is no bundle here ({FILE_NAME} is missing); {here}.")
+    if not own:
+        return "'asr bundle list' shows those that are"
+    return f"checkpoints/ has: {', '.join(path.name for path in own)}"

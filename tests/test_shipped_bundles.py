@@ -7,11 +7,23 @@ from pathlib import Path
 import pytest
 
 from asr.bundle import FILE_NAME, Bundle
+from asr.cli.main import main
+from asr.cli.options import local_rnn_lm
 from asr.decoding.build import recognition_settings
 
 pytestmark = pytest.mark.slow
 
 CHECKPOINTS = Path(__file__).resolve().parents[1] / "checkpoints"
+ARPA = """\\data\\
+ngram 1=3
+
+\\1-grams:
+-0.6 </s>
+-99 <s>
+-0.3 SIX
+
+\\end\\
+"""
 BUNDLES = sorted(path.parent for path in CHECKPOINTS.glob(f"*/{FILE_NAME}"))
 
 
@@ -25,6 +37,26 @@ def test_every_bundle_is_whole_and_has_a_card(folder):
 def test_a_bundle_is_found_by_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert Bundle.load("an4").name == "an4"
+
+
+def test_every_option_that_takes_a_bundle_takes_its_name(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    an4 = CHECKPOINTS / "an4"
+    Path("text").write_text("ENTER SIX\n")
+    Path("list.jsonl").write_text('{"id": "u", "nbest": [{"text": "ENTER SIX", "score": -1}]}\n')
+    Path("2gram.arpa").write_text(ARPA)
+    Path("lexicon").write_text("SIX S IH K S\n")
+    parts = f"--graph {an4 / 'graph.safetensors'} --small-ngram {an4 / 'small_ngram.bin'}"
+    river = CHECKPOINTS.parent / "scripts" / "demo_clips" / "river.flac"
+    for command in (
+        f"bundle mine --acoustic-model an4 {parts} --rnn-lm an4",
+        "graph --tokens an4 --lexicon lexicon --arpa 2gram.arpa --output graph.safetensors",
+        "lm rnn measure an4 --text text",
+        "rescore list.jsonl --rnn-lm an4",
+        f"transcribe {river} --bundle an4 --rnn-lm an4 --mode rnn",
+    ):
+        assert main(command.split()) == 0, capsys.readouterr().err
+    assert local_rnn_lm("an4") == an4  # no output may overwrite its files
 
 
 def test_all_of_them_together_are_small_enough_for_torch_hub():

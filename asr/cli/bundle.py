@@ -13,7 +13,7 @@ from asr import hub
 from asr.audio.fbank import Fbank
 from asr.bundle import FILE_NAME, Bundle, all_bundle_folders, read_card, read_manifest, read_rnn_lm
 from asr.cli.main import Command
-from asr.cli.options import fetched_bundle_folder, fetching, graph_notice
+from asr.cli.options import fetched_bundle_folder, fetched_path_or_bundle, fetching, found_rnn_lm, graph_notice
 from asr.cli.printing import print_record
 from asr.ctc.bundles import bundle_with_acoustic_model
 from asr.decoding.build import OLD_MODES, chosen_mode, recognition_settings
@@ -57,8 +57,9 @@ def add_bundle_arguments(parser: argparse.ArgumentParser) -> None:
         "--acoustic-model",
         required=True,
         nargs="+",
-        help="a checkpoint of 'asr fit' (the weights of several are averaged), the folder of another bundle (the "
-        "scores of several TDNN-F are averaged), or KIND:NAME, a CTC network from elsewhere",
+        help="a checkpoint of 'asr fit' (the weights of several are averaged), another bundle, named as "
+        "for 'asr transcribe --bundle' (the scores of several TDNN-F are averaged), or KIND:NAME, a CTC network from "
+        "elsewhere",
     )
     parser.add_argument("--recipe", help="the YAML file that the checkpoint was trained with")
     parser.add_argument("--graph", help="decoding graph of 'asr graph'")
@@ -66,7 +67,7 @@ def add_bundle_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--small-ngram", help="the n-gram model that the graph was built from, ARPA or binary")
     parser.add_argument("--large-ngram", help="a larger n-gram model, ARPA or binary")
     parser.add_argument(
-        "--rnn-lm", help="recurrent language model: a checkpoint of 'asr fit', an exported folder, or a bundle"
+        "--rnn-lm", help="recurrent language model: a checkpoint of 'asr fit', an exported folder, or another bundle"
     )
     parser.add_argument(
         "--lexicon",
@@ -155,7 +156,7 @@ def _external(args: argparse.Namespace) -> Bundle:
         bundle = bundle_with_acoustic_model(
             args.acoustic_model[0], None, args.ngram, lexicon, progress, graph=args.graph
         )
-    return bundle.with_language_models(args.large_ngram, args.rnn_lm)
+    return bundle.with_language_models(args.large_ngram, args.rnn_lm and found_rnn_lm(args.rnn_lm))
 
 
 def _assembled(args: argparse.Namespace, name: str) -> Bundle:
@@ -164,7 +165,7 @@ def _assembled(args: argparse.Namespace, name: str) -> Bundle:
         raise AsrError("--graph is missing: a bundle needs a decoding graph; make one with 'asr graph'.")
     if args.ngram is not None:
         raise AsrError("--ngram needs an acoustic model KIND:NAME; name the graph's n-gram model with --small-ngram.")
-    acoustics = _acoustics([Path(path) for path in args.acoustic_model], args.recipe)
+    acoustics = _acoustics([fetched_path_or_bundle(name) for name in args.acoustic_model], args.recipe)
     graph = DecodingGraph.load(args.graph)
     graph.require_tokens(acoustics.tokens)
     return Bundle(
@@ -174,7 +175,7 @@ def _assembled(args: argparse.Namespace, name: str) -> Bundle:
         graph=graph,
         small_ngram=_ngram(args.small_ngram),
         large_ngram=_ngram(args.large_ngram),
-        rnn_lm=read_rnn_lm(args.rnn_lm) if args.rnn_lm else None,
+        rnn_lm=read_rnn_lm(found_rnn_lm(args.rnn_lm)) if args.rnn_lm else None,
         lexicon=Lexicon.for_words(args.lexicon, graph.vocabulary.words, has_stress(graph.tokens.tokens))
         if args.lexicon
         else None,
@@ -203,14 +204,11 @@ class _Acoustics(NamedTuple):
 
 def _acoustics(paths: list[Path], recipe: str | None) -> _Acoustics:
     """The acoustic model, and the decoding options of the first bundle that it is from."""
-    for path in paths:
-        if not path.exists():
-            raise AsrError(f"--acoustic-model {path}: there is no such file or folder.")
     if any(path.is_dir() for path in paths):
         if recipe is not None:
-            raise AsrError("--recipe has no effect with the folder of a bundle; leave it out, or give a checkpoint.")
+            raise AsrError("--recipe has no effect with a bundle; leave it out, or give a checkpoint.")
         if not all(path.is_dir() for path in paths):
-            raise AsrError("--acoustic-model: give checkpoints or folders of bundles, not both.")
+            raise AsrError("--acoustic-model: give checkpoints or bundles, not both.")
         bundles = [Bundle.load(path) for path in paths]
         first = bundles[0]
         network = first.acoustic_model if len(bundles) == 1 else _ensemble(paths, bundles)

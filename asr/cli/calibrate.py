@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asr.bundle import FILE_NAME, Bundle, bundle_folder, read_manifest, write_manifest
-from asr.cli.options import add_comparison_options, compared_text
+from asr.bundle import FILE_NAME, Bundle, read_manifest, write_manifest
+from asr.cli.options import add_comparison_options, compared_text, fetched_bundle_folder
 from asr.cli.printing import print_record
 from asr.decoding.build import available_modes, chosen_mode
 from asr.decoding.settings import ResourceOptions
@@ -77,8 +77,8 @@ class _Marked:
 def run(args: argparse.Namespace) -> int:
     from asr.datasets.cuts import cut_text, cut_waveform, read_cuts
 
-    folder = bundle_folder(args.bundle)
-    into = bundle_folder(args.into) if args.into else folder
+    folder = fetched_bundle_folder(args.bundle)
+    into = fetched_bundle_folder(args.into) if args.into else folder
     bundle = Bundle.load(folder)
     # What would fail after the recognition, which may take hours, fails now.
     modes = [chosen_mode(bundle, mode) for mode in args.modes] if args.modes else available_modes(bundle)

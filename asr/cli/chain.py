@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asr.audio.fbank import Fbank
-from asr.cli.options import add_num_jobs, progress_bar, require_num_jobs
+from asr.cli.options import add_num_jobs, fetched_bundle_folder, progress_bar, require_num_jobs
 from asr.cli.printing import print_record
 from asr.datasets.corpora import CORPORA
 from asr.datasets.corpora.base import Utterance, checksum_of
@@ -139,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
         _check_kept(corpus, args.corpus, fbank)
         require_names(corpus, min_score, args.held_out)
     # What may not fit is found before the features are computed, and before hours of alignment.
-    bundle = Bundle.load(args.bundle)
+    bundle = Bundle.load(fetched_bundle_folder(args.bundle))
     require_features(bundle, fbank.arguments)
     require_columns(aligned_phones(bundle), args.max_columns)
     if is_kept:

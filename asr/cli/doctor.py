@@ -150,10 +150,10 @@ def run(args: argparse.Namespace) -> int:
         from asr.kernels.jit import has_package
 
         if has_package("numba"):
-            from asr.bundle import bundle_folder
             from asr.cli.compile import compile_loops
+            from asr.cli.options import fetched_bundle_folder
 
-            compile_loops([bundle_folder(name) for name in args.bundle])
+            compile_loops([fetched_bundle_folder(name) for name in args.bundle])
         else:
             print("asr: numba is not installed, so there is nothing to compile.", file=sys.stderr)
     findings = examine()

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from asr.cli.main import Parser
-from asr.cli.options import fetched_bundle_folder
+from asr.cli.options import fetched_bundle_folder, found_rnn_lm
 from asr.cli.printing import print_record
 from asr.errors import AsrError
-from asr.lm.transformers import is_transformer
 from asr.options import flag_of
 from asr.reports.evaluation import Evaluation
 from asr.reports.page import PageOptions, make_page
@@ -166,15 +165,16 @@ def _arguments(
 
 
 def _require_inputs(system: argparse.Namespace) -> None:
-    """Fetches the bundle of a system, and checks that its files exist: the systems before it may take hours.
+    """Fetches the bundles of a system, and checks that its files exist: the systems before it may take hours.
 
     Raises:
         AsrError: there is no such bundle or file.
     """
     if system.bundle is not None:
         fetched_bundle_folder(system.bundle)
-    names = [*_FILES, *(["rnn_lm"] if system.rnn_lm and not is_transformer(system.rnn_lm) else [])]
-    for name in names:
+    if system.rnn_lm is not None:
+        found_rnn_lm(system.rnn_lm)
+    for name in _FILES:
         path = getattr(system, name)
         if path is not None and not Path(path).exists():
             raise AsrError(f"{flag_of(name)} {path}: there is no such file")

@@ -6,8 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from asr.bundle import Bundle, bundle_folder, local_bundle_folder
-from asr.cli.options import with_flags
+from asr.bundle import Bundle, local_bundle_folder
+from asr.cli.options import fetched_bundle_folder, with_flags
 from asr.cli.printing import print_record
 from asr.errors import AsrError
 from asr.models.export import FORMATS, StreamChunks, export_acoustic_model
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     given = {name: getattr(args, name) for name in _CHUNK_OPTIONS if getattr(args, name) is not None}
     if given and not args.streaming:
         raise AsrError(f"{flag_of(next(iter(given)))} is for streams; add --streaming.")
-    bundle = Bundle.load(bundle_folder(args.bundle))
+    bundle = Bundle.load(fetched_bundle_folder(args.bundle))
     chunks = None
     if args.streaming:
         try:

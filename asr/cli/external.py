@@ -10,12 +10,13 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asr.bundle import Bundle
+from asr.bundle import Bundle, local_path_or_bundle
 from asr.cli.options import (
     add_recognizer_arguments,
     describe,
     device_from,
     fetched_bundle_folder,
+    found_rnn_lm,
     given_options,
     hot_words_from,
     listed,
@@ -224,7 +225,8 @@ def _config(recognizer: FusionRecognizer) -> dict[str, Any]:
 def _language_models(args: argparse.Namespace) -> dict[str, Any]:
     """The arguments of a decoder that say which words are likely."""
     bundle = None if args.bundle is None else Bundle.load(fetched_bundle_folder(args.bundle))
-    ngram, lm = args.ngram, args.rnn_lm
+    ngram: Any = args.ngram
+    lm: Any = args.rnn_lm and found_rnn_lm(args.rnn_lm)
     if bundle is not None:
         ngram = ngram or bundle.large_ngram or bundle.small_ngram
         lm = lm or (None if bundle.rnn_lm is None else bundle)
@@ -242,5 +244,5 @@ def _fingerprint(source: str | None) -> str | None:
     if source is None:
         return None
     # A file's own name may have a colon, too.
-    paths = Path(source), Path(source.partition(":")[2] or source)
+    paths = local_path_or_bundle(source), Path(source.partition(":")[2] or source)
     return next((fingerprint_of(path) for path in paths if path.exists()), source)

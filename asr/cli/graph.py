@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from asr.bundle import FILE_NAME, Bundle
+from asr.cli.options import fetched_path_or_bundle
 from asr.cli.printing import print_record
 from asr.errors import AsrError
 from asr.graph.build import BuildReport, OptionalSilence, build_phone_graph
@@ -80,10 +81,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--arpa", type=Path, metavar="FILE", help="n-gram model, plain, .gz or .xz")
     parser.add_argument(
         "--tokens",
-        type=Path,
         metavar="FILE",
-        help="output symbols of the acoustic model, one per line, or the folder of a bundle with that model, which "
-        "also defines topology, tied states and silence (default: the lexicon's phones, sorted, as in training)",
+        help="output symbols of the acoustic model, one per line, or a bundle with that model, named as for "
+        "'asr transcribe --bundle', which also defines topology, tied states and silence (default: the lexicon's "
+        "phones, sorted, as in training)",
     )
     parser.add_argument("--output", type=output_path, required=True, metavar="FILE", help="file for the graph")
     parser.add_argument(
@@ -130,6 +131,8 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         0, even if words of the model have no pronunciation: they are listed, and the graph is valid.
     """
+    if args.tokens is not None:
+        args.tokens = fetched_path_or_bundle(args.tokens)
     if args.source is not None:
         return _convert(args)
     _check(args)

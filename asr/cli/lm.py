@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from asr.bundle import read_rnn_lm
 from asr.cli.main import Command
+from asr.cli.options import found_rnn_lm
 from asr.cli.printing import print_record
 from asr.errors import AsrError
 from asr.lm.corpus import read_word_stream
@@ -262,9 +263,8 @@ def add_rnn_arguments(parser: argparse.ArgumentParser) -> None:
     measure = actions.add_parser("measure", help="measure perplexity, and how far the scores are from normalized")
     measure.add_argument(
         "model",
-        type=Path,
-        help="exported folder, checkpoint or bundle; or transformers:NAME, an AutoModelForCausalLM of transformers, "
-        "which spells the words of the text, or those of --ngram",
+        help="exported folder, checkpoint or bundle, named as for 'asr transcribe --bundle'; or transformers:NAME, an "
+        "AutoModelForCausalLM of transformers, which spells the words of the text, or those of --ngram",
     )
     _add_texts(measure)
     measure.add_argument(
@@ -322,7 +322,7 @@ def measure_network(args: argparse.Namespace) -> dict[str, object]:
                 "--log-linear-words sums over the words of a recurrent model; leave it out for a Transformer."
             )
         spelled = read_word_stream(args.text, None, args.transcripts).vocabulary if ngram is None else ngram.vocabulary
-    network: Any = read_rnn_lm(args.model, spelled).network
+    network: Any = read_rnn_lm(found_rnn_lm(args.model), spelled).network
     if ngram is not None and ngram.vocabulary != network.vocabulary:
         raise AsrError(f"{args.ngram}: its word list differs from that of {args.model}; train both with the same list.")
     if args.normalizer_precision is not None:

@@ -27,14 +27,22 @@ from rich.progress import (
 )
 
 from asr import hub
-from asr.bundle import MODES_WITH, Bundle, bundle_folder, local_bundle_folder, read_manifest
+from asr.bundle import (
+    MODES_WITH,
+    Bundle,
+    bundle_folder,
+    local_bundle_folder,
+    local_path_or_bundle,
+    path_or_bundle,
+    read_manifest,
+)
 from asr.decoding.build import DECODERS, OLD_FIRST_PASSES, OLD_MODES
 from asr.decoding.settings import MODES, OLD_NAMES, Pass, ResourceOptions, setting_options
 from asr.decoding.token_passing import LM_FUSIONS
 from asr.errors import AsrError
 from asr.kernels.jit import torch_on_one_thread
 from asr.lm.hot_words import DEFAULT_SCORE, read_hot_words
-from asr.lm.transformers import without_kind
+from asr.lm.transformers import is_transformer, without_kind
 from asr.models.external.base import KINDS
 from asr.options import Option, device_named, flag_of, options_of
 from asr.recognizer import Recognizer
@@ -159,9 +167,10 @@ def add_recognizer_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--rnn-lm",
-        metavar="FOLDER",
+        metavar="MODEL",
         help="recurrent model, used instead of the bundle's: from 'asr lm rnn export', a checkpoint of 'asr fit', or "
-        "another bundle; or transformers:NAME, an AutoModelForCausalLM of transformers, a hub name or a local folder",
+        "another bundle, named as for --bundle; or transformers:NAME, an AutoModelForCausalLM of transformers, a hub "
+        "name or a local folder",
     )
     group.add_argument(
         "--hot-words",
@@ -349,7 +358,7 @@ def _recognizer_from(args: argparse.Namespace, mode: str | None) -> Recognizer:
         recognizer = Recognizer.from_folder(
             folder,
             large_ngram=args.large_ngram,
-            rnn_lm=args.rnn_lm,
+            rnn_lm=args.rnn_lm and found_rnn_lm(args.rnn_lm),
             lexicon=args.lexicon,
             **arguments,
         )
@@ -407,7 +416,7 @@ def _refuse_unused_models(args: argparse.Namespace, recognizer: Recognizer) -> N
 def recognizer_inputs(args: argparse.Namespace) -> list[str | Path | None]:
     """Files and folders that `recognizer_from` reads, which no output may overwrite."""
     network = None if args.acoustic_model is None else args.acoustic_model.partition(":")[2]
-    neural = args.rnn_lm and without_kind(args.rnn_lm)
+    neural = args.rnn_lm and local_rnn_lm(args.rnn_lm)
     others = (args.lexicon, args.ngram, args.graph, args.large_ngram, neural, args.hot_words)
     return [local_bundle_folder(args.bundle), network, *others]
 
@@ -416,6 +425,26 @@ def fetched_bundle_folder(bundle: str | None) -> Path:
     """`bundle_folder`, with a progress bar if the bundle has to be fetched."""
     with fetching(str(bundle)) as report:
         return bundle_folder(bundle, on_progress=report)
+
+
+def fetched_path_or_bundle(name: str) -> Path:
+    """`path_or_bundle`, with a progress bar if a bundle has to be fetched."""
+    with fetching(name) as report:
+        return path_or_bundle(name, on_progress=report)
+
+
+def found_rnn_lm(name: str) -> str:
+    """What `--rnn-lm` names, for `read_rnn_lm`: a file or folder, also of a bundle, or `transformers:NAME`.
+
+    Raises:
+        AsrError: as for `path_or_bundle`.
+    """
+    return name if is_transformer(name) else str(fetched_path_or_bundle(name))
+
+
+def local_rnn_lm(name: str) -> str | Path:
+    """The file or folder that `--rnn-lm` names, which no output may overwrite."""
+    return without_kind(name) if is_transformer(name) else local_path_or_bundle(name)
 
 
 def _bundle_with_acoustic_model(args: argparse.Namespace) -> Bundle:
@@ -427,7 +456,7 @@ def _bundle_with_acoustic_model(args: argparse.Namespace) -> Bundle:
         bundle = bundle_with_acoustic_model(
             args.acoustic_model, base, args.ngram, args.lexicon, progress, graph=args.graph
         )
-    return bundle.with_language_models(args.large_ngram, args.rnn_lm)
+    return bundle.with_language_models(args.large_ngram, args.rnn_lm and found_rnn_lm(args.rnn_lm))
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from asr.bundle import Bundle, local_bundle_folder, read_rnn_lm
-from asr.cli.options import bytes_from, fetched_bundle_folder
+from asr.cli.options import bytes_from, fetched_bundle_folder, found_rnn_lm, local_rnn_lm
 from asr.cli.output import STANDARD_OUTPUT
 from asr.decoding.k2_lattice import read_k2_lattices
 from asr.decoding.kaldi_lattice import is_binary_lattice, read_kaldi_archive, read_word_ids
@@ -32,7 +32,6 @@ from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.combine import LISTED_SHARE, Interpolated, mapped_to
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.io import read_ngram_lm
-from asr.lm.transformers import without_kind
 from asr.results import Word
 from asr.serialization import require_writable, write_whole_text
 from asr.text.documents import READING_ERRORS, open_text, unreadable
@@ -156,7 +155,7 @@ def run(args: argparse.Namespace) -> int:
         *args.inputs,
         args.words,
         args.ngram,
-        args.rnn_lm and without_kind(args.rnn_lm),
+        args.rnn_lm and local_rnn_lm(args.rnn_lm),
         local_bundle_folder(args.bundle),
     ]
     require_writable(*outputs, inputs=inputs)
@@ -309,7 +308,7 @@ def language_model(args: argparse.Namespace, utterances: Iterable[_Utterance] = 
         if not args.rnn_lm and network is None and ngram is None:
             raise AsrError(f"bundle {bundle.name}: there is no large language model; give --rnn-lm or --ngram.")
     if args.rnn_lm:
-        network = read_rnn_lm(args.rnn_lm, vocabulary or _words_of(utterances)).network
+        network = read_rnn_lm(found_rnn_lm(args.rnn_lm), vocabulary or _words_of(utterances)).network
     if args.rnn_weight is not None and (network is None or ngram is None):
         raise AsrError("--rnn-weight has no effect here: it needs a recurrent and an n-gram model; leave it out.")
     if args.cache_mb is not None and network is None:

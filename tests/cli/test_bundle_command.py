@@ -164,10 +164,11 @@ def test_wrong_parts_are_one_sentence(parts, capsys):
         ({"decoding": decoding("ngram: {rnn_weight: x}")}, "rnn_weight is 'x'; it must be a number"),
         (
             {"acoustic-model": parts / "none.ckpt"},
-            f"--acoustic-model {parts / 'none.ckpt'}: there is no such file or folder",
+            f"{parts / 'none.ckpt'}: there is no file, folder or bundle of this name; checkpoints/ has: an4",
         ),
+        ({"rnn-lm": parts / "none"}, f"{parts / 'none'}: there is no file, folder or bundle of this name"),
         ({"acoustic-model": parts / "card.md"}, "card.md: no Lightning checkpoint can be read there"),
-        ({"acoustic-model": parts / "rnn"}, "--recipe has no effect with the folder of a bundle"),
+        ({"acoustic-model": parts / "rnn"}, "--recipe has no effect with a bundle"),
         # As many tokens, but others.
         (
             {"acoustic-model": parts / "other.ckpt"},

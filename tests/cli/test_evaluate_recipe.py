@@ -109,7 +109,7 @@ def test_networks_from_elsewhere_are_systems(tmp_path, cuts, evaluate, tiny_bund
     ("options", "message"),
     [
         ("--bundle nowhere", "nowhere: there is no bundle here"),
-        ("--mode rnn --rnn-lm nowhere", "--rnn-lm nowhere: there is no such file"),
+        ("--mode rnn --rnn-lm nowhere", "nowhere: there is no file, folder or bundle of this name"),
         ("--lexicon nowhere", "--lexicon nowhere: there is no such file"),
         ("--acoustic-model torchscript:a.pt --graph nowhere", "--graph nowhere: there is no such file"),
     ],

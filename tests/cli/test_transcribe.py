@@ -214,6 +214,7 @@ def test_statistics(tmp_path, transcribe):
         (["--cache-mb", "0"], "--cache-mb 0.0: give a number of MB above 0"),
         (["--lm-device-mb", "1e-6", "--mode", "large_ngram"], "budget of 1 bytes is too small"),
         (["--bundle", "nowhere"], "nowhere: there is no bundle here"),
+        (["--rnn-lm", "nowhere"], "nowhere: there is no file, folder or bundle of this name; checkpoints/ has: an4"),
         (["--stream", "--speaker-statistics"], "--speaker-statistics and --stream exclude each other"),
         (["--stream", "--adapt"], "--adapt and --stream exclude each other"),
     ],
