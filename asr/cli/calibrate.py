@@ -7,6 +7,7 @@ import contextlib
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asr.bundle import FILE_NAME, Bundle, read_manifest, write_manifest
-from asr.cli.options import add_comparison_options, compared_text, fetched_bundle_folder
+from asr.cli.options import add_comparison_options, compared_text, fetched_bundle_folder, progress_bar
 from asr.cli.printing import print_record
 from asr.decoding.build import available_modes, chosen_mode
 from asr.decoding.settings import ResourceOptions
@@ -33,10 +34,12 @@ model was not trained; on its training data the confidences would be far too hig
 recognize with a bundle of an earlier training that held out some speakers, and write the result into the last bundle
 (--into).
 
-Each mode is fitted separately; a mode that was not fitted uses the calibration of the best one. Streams and recordings
-share a calibration. The JSON object on stdout has the number of words, the share of correct words, and the normalized
-cross-entropy on this speech (0: no better than the share of correct words; 1: perfect), also with each speaker's
-confidences fitted on the other speakers.
+Each mode is fitted separately, and written when it is done: after an interruption, continue with the other --modes. A
+mode that was not fitted uses the calibration of the best one. Streams and recordings share a calibration.
+
+The JSON object on stdout has the number of words, the share of correct words, and the normalized cross-entropy on this
+speech (0: no better than the share of correct words; 1: perfect), also with each speaker's confidences fitted on the
+other speakers.
 
 Words are compared as written. If the transcripts write case or punctuation and the bundle does not, or the other way
 round, give --ignore-case and --ignore-punctuation: otherwise, right words count as wrong ones.
@@ -96,24 +99,36 @@ def run(args: argparse.Namespace) -> int:
         for cut, reference in zip(cuts, references, strict=True)
     ]
     report: dict[str, Any] = {}
-    calibrations: dict[str, Any] = {}
-    for mode in modes:
-        # No word may be dropped, so that each has its features.
-        resources = ResourceOptions(max_segment_seconds=1e6)
-        recognizer = Recognizer(bundle, mode, options={"max_token_seconds": None}, resources=resources)
-        print(f"{mode}: {len(speech)} utterances", file=sys.stderr)
-        marked = list(_recognized(recognizer, speech, ignored))
-        try:
-            fitted = _fit(marked)
-        except AsrError as error:
-            raise AsrError(f"{args.cuts}: in the mode {mode}, {error}") from error
-        calibrations[mode] = fitted.as_dict()
-        report[mode] = _report(marked, fitted)
-    manifest = read_manifest(into)  # another process may have written other modes meanwhile
-    manifest.setdefault("confidence", {}).update(calibrations)
-    write_manifest(into, manifest)
-    print_record(report, sys.stdout)
+    try:
+        for mode in modes:
+            # No word may be dropped, so that each has its features.
+            resources = ResourceOptions(max_segment_seconds=1e6)
+            recognizer = Recognizer(bundle, mode, options={"max_token_seconds": None}, resources=resources)
+            print(f"{mode}: {len(speech)} utterances", file=sys.stderr)
+            marked = _recognized(mode, recognizer, speech, ignored)
+            try:
+                fitted = _fit(marked)
+            except AsrError as error:
+                raise AsrError(f"{args.cuts}: in the mode {mode}, {error}") from error
+            _write(into, mode, fitted)
+            report[mode] = _report(marked, fitted)
+    finally:  # also after an interruption or an error in a later mode
+        if report:
+            print_record(report, sys.stdout)
+        left = [mode for mode in modes if mode not in report]
+        if report and left:
+            print(
+                f"asr: the calibrations of {', '.join(report)} are written; to continue, give --modes "
+                f"{' '.join(left)}.",
+                file=sys.stderr,
+            )
     return 0
+
+
+def _write(folder: Path, mode: str, fitted: Calibration) -> None:
+    manifest = read_manifest(folder)  # another process may have written other modes meanwhile
+    manifest.setdefault("confidence", {})[mode] = fitted.as_dict()
+    write_manifest(folder, manifest)
 
 
 def _speaker(cut: Any) -> str:
@@ -142,16 +157,22 @@ def _warn_of_spelling(
 _Speech = Sequence[tuple[str, Sequence[str], Tensor]]
 
 
-def _recognized(recognizer: Recognizer, speech: _Speech, ignored: tuple[bool, bool]) -> Iterable[_Marked]:
+def _recognized(mode: str, recognizer: Recognizer, speech: _Speech, ignored: tuple[bool, bool]) -> list[_Marked]:
     recorder = _Recorder(0.0, {}, {})
     recognizer.calibration = recorder
     recognizer.prepare()
     recorder.seen.clear()  # preparing recognizes synthetic input
-    for speaker, reference, waveform in speech:
-        (result,) = recognizer([waveform], recognizer.sampling_rate)
-        features = np.concatenate([np.zeros((0, len(FEATURES))), *recorder.seen])
-        recorder.seen.clear()
-        yield _Marked(speaker, features, _are_right(reference, [word.text for word in result.words], ignored))
+    marked: list[_Marked] = []
+    with progress_bar(mode) as on_progress:
+        for speaker, reference, waveform in speech:
+            on_progress(len(marked), len(speech))
+            (result,) = recognizer([waveform], recognizer.sampling_rate)
+            features = np.concatenate([np.zeros((0, len(FEATURES))), *recorder.seen])
+            recorder.seen.clear()
+            are_right = _are_right(reference, [word.text for word in result.words], ignored)
+            marked.append(_Marked(speaker, features, are_right))
+        on_progress(len(marked), len(speech))
+    return marked
 
 
 def _are_right(reference: Sequence[str], words: Sequence[str], ignored: tuple[bool, bool]) -> NDArray[np.bool_]:

@@ -128,6 +128,29 @@ def test_a_mode_that_the_bundle_lacks_is_refused_before_anything_is_recognized(
 
 
 @pytest.mark.slow
+def test_modes_that_are_done_stay_after_an_interruption(
+    manifest: Path,
+    tiny_bundle_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "tiny"
+    shutil.copytree(tiny_bundle_folder, folder)
+
+    def interrupted(bundle: Bundle, mode: str, **arguments: Any) -> Recognizer:
+        if mode == "rnn":
+            raise KeyboardInterrupt
+        return Recognizer(bundle, mode, **arguments)
+
+    monkeypatch.setattr(calibrate, "Recognizer", interrupted)
+    assert main(["calibrate", str(folder), "--cuts", str(manifest), "--modes", "ngram", "rnn", "interpolated"]) == 130
+    said = capsys.readouterr()
+    assert set(read_manifest(folder)["confidence"]) == set(json.loads(said.out)) == {"ngram"}
+    assert "the calibrations of ngram are written; to continue, give --modes rnn interpolated." in said.err
+
+
+@pytest.mark.slow
 def test_what_another_process_calibrates_meanwhile_stays(
     manifest: Path, tiny_bundle_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
