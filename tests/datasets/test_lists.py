@@ -45,7 +45,7 @@ def test_a_data_folder_of_kaldi(audio: Path, tmp_path: Path, capsys: pytest.Capt
     assert {name: cut.supervisions[0].text for name, cut in cuts.items()} == {"ra": "one word", "rb": "two words"}
     (folder / "segments").write_text("u1 rb 0.25 0.75\nu2 rb 0.5 9\nu3 ra 2 3\nu4 ra 0 0.1\n")
     (folder / "text").write_text("u1 one\nu2 two\nu3 three\nu9 nine\n")
-    (folder / "utt2spk").write_text("u1 s1\nu2 s2\n")
+    (folder / "utt2spk").write_text("u1 s1\nu2 s2\nu3 s2\n")
     cuts = prepared(capsys, "kaldi", folder, 1)
     assert {name: (cut.start, cut.duration) for name, cut in cuts.items()} == {"u1": (0.25, 0.5), "u2": (0.5, 0.5)}
     assert [cut.supervisions[0].speaker for cut in cuts.values()] == ["s1", "s2"]
@@ -53,6 +53,24 @@ def test_a_data_folder_of_kaldi(audio: Path, tmp_path: Path, capsys: pytest.Capt
     assert (samples == cuts["u1"].recording.load_audio()[:, 4000:12000]).all()
     report = json.loads((tmp_path / "prepared" / "kaldi_train.report.json").read_text())
     assert {one["item"] for one in report["skipped"]} == {"u3", "u4", "u9"}
+
+
+@pytest.mark.parametrize(
+    ("speakers", "message"),
+    [
+        ("ra s1\n", "'rb' has no speaker; add its line"),
+        ("ra s1\nrb\n", "'rb' has no speaker; add its line"),
+        ("ra s1\nrb s1\nrc s2\nrd s2\n", "'rc' has neither audio nor a transcript in this folder; correct its name"),
+    ],
+)
+def test_speakers_of_other_utterances_are_refused(
+    audio: Path, tmp_path: Path, speakers: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "wav.scp").write_text(f"ra {audio / 'a.wav'}\nrb {audio / 'b.wav'}\n")
+    (tmp_path / "text").write_text("ra one\nrb two\n")
+    (tmp_path / "utt2spk").write_text(speakers)
+    assert main(["prepare", "kaldi", "--corpus", str(tmp_path), "--output", str(tmp_path / "out")]) == 2
+    assert f"asr: error: {tmp_path / 'utt2spk'}: the utterance {message}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("segment", ["0.25 0.75 1", "-1 0.75", "0.75 0.25"])

@@ -82,7 +82,11 @@ def _as_on_disk(audio: Path) -> Path:
 
 
 class KaldiFolder(_List):
-    """A folder with `wav.scp` and `text`, and perhaps `segments` and `utt2spk`."""
+    """A folder with `wav.scp` and `text`, and perhaps `segments` and `utt2spk`.
+
+    Without `utt2spk`, each utterance has a speaker of its own. With it, utterances without a speaker are refused, as by
+    Kaldi: one speaker would become many, some of which may be training data and others test data.
+    """
 
     name = "kaldi"
     _what = "a data folder of Kaldi, with wav.scp and text"
@@ -90,7 +94,8 @@ class KaldiFolder(_List):
 
     def _read(self, path: Path) -> Iterator[Utterance | SkippedItem]:
         texts = read_table(path / "text")
-        speakers = read_table(path / "utt2spk") if (path / "utt2spk").is_file() else {}
+        speaker_file = path / "utt2spk"
+        speakers = read_table(speaker_file) if speaker_file.is_file() else None
         known = set()
         for one in read_wav_scp(path / "wav.scp"):
             name = one.utterance_id
@@ -99,10 +104,22 @@ class KaldiFolder(_List):
                 yield SkippedItem(name, "there is audio but no transcript")
                 continue
             text = " ".join(texts[name].split())
-            yield Utterance(name, one.audio, text, speakers.get(name, name), one.begin, one.end, None)
+            speaker = name if speakers is None else speakers.get(name)
+            if not speaker:
+                raise AsrError(
+                    f"{speaker_file}: the utterance {name!r} has no speaker; add its line, or remove the file if no "
+                    "speakers are known."
+                )
+            yield Utterance(name, one.audio, text, speaker, one.begin, one.end, None)
         for name in texts:
             if name not in known:
                 yield SkippedItem(name, "there is a transcript but no audio")
+        for name in speakers or ():
+            if name not in known and name not in texts:
+                raise AsrError(
+                    f"{speaker_file}: the utterance {name!r} has neither audio nor a transcript in this folder; "
+                    "correct its name, or remove its line."
+                )
 
 
 _AUDIO_COLUMNS = ("audio", "path", "file", "filename", "wav", "wav_filename", "audio_filepath")
