@@ -35,7 +35,7 @@ ALLOWED = {
     "hub": "errors locks serialization",
     "bundle": "errors graph hub kernels lm serialization text",
     "datasets": "audio distributed errors serialization text",
-    "models": "audio bundle datasets distributed errors graph kernels locks metrics serialization text",
+    "models": "audio bundle datasets distributed errors graph kernels locks metrics options serialization text",
     "decoding": "bundle errors graph kernels lm old_paths options serialization text torch_archive",
     "pipeline": "decoding",
     "results": "decoding errors",

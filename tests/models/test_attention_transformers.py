@@ -360,6 +360,8 @@ def test_marks_are_no_text(transformers: Any) -> None:
     ("kind", "options", "message"),
     [
         ("Whisper", {"language": "fr"}, "there is no language 'fr'; give one of de, en"),
+        ("Whisper", {"language": 3}, "ConditionalGeneration: language is of type int; give text, or None"),
+        ("Moonshine", {"prompt": 3}, "ConditionalGeneration: prompt is of type int; give text, or None"),
         ("Whisper", {"task": "sing"}, "there is no task 'sing'; give one of translate, transcribe"),
         ("Whisper", {"prompt": "a", "language": "en"}, "a prompt decides on language and task"),
         ("Moonshine", {"language": "en"}, "this network has neither languages nor tasks to choose"),
@@ -371,6 +373,14 @@ def test_marks_are_no_text(transformers: Any) -> None:
 def test_prompts_are_refused(transformers: Any, kind: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(AsrError, match=message):
         model(transformers, kind, **options)
+
+
+def test_devices_that_are_not_there_are_refused(transformers: Any) -> None:
+    own = model(transformers, "Whisper")
+    for device in ("meta", "nonsense", torch.device("cuda:99")):
+        with pytest.raises(AsrError, match=f"device {device}: (there is no such device; give cpu|torch sees)"):
+            own.to(device)
+    assert own.to("cpu").device.type == "cpu"
 
 
 def test_windows_have_a_length(transformers: Any) -> None:

@@ -234,6 +234,8 @@ def test_networks_that_are_refused() -> None:
         Transducer.to(ToyTransducer(PIECES), torch.device("cuda"))
     with pytest.raises(AsrError, match="runs on the CPU only"):
         Transducer.to(ToyTransducer(PIECES), "cuda")
+    with pytest.raises(AsrError, match="runs on the CPU only"):
+        Transducer.to(ToyTransducer(PIECES), "nonsense")
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from asr.models.external.transformers import (
     num_frames_of,
     tokens_of,
 )
+from asr.options import require_type
 
 _MAPPINGS = {"AutoModelForSpeechSeq2Seq": "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING"}
 # What texts are written after, if neither the caller nor the configuration says so.
@@ -110,6 +111,8 @@ class TransformersAttentionModel(AudioReader, TorchEncoder, AttentionModel):
             self.padding = "max_length"
             self.max_seconds = window / self.sampling_rate
         with named(self.name):
+            for key, value in {"language": language, "task": task, "prompt": prompt}.items():
+                require_type(value, str | None, key, "text, or None")
             generation = self.network.generation_config
             end = _first(getattr(generation, "eos_token_id", None))
             end = _first(getattr(config, "eos_token_id", None)) if end is None else end

@@ -15,6 +15,7 @@ from asr.errors import AsrError
 from asr.kernels.memory import on_cpu_by_default
 from asr.models.external.base import as_utterances
 from asr.models.external.streaming import ChunkReader
+from asr.options import device_named
 
 _FEWEST_SECONDS = 0.1
 _Self = TypeVar("_Self", bound="ExternalEncoder")
@@ -57,9 +58,9 @@ class ExternalEncoder(ABC):
         """Moves the networks.
 
         Raises:
-            AsrError: they cannot run there.
+            AsrError: this machine has no such device, or they cannot run there.
         """
-        if torch.device(device).type != "cpu":
+        if str(device).partition(":")[0] != "cpu":
             raise AsrError(f"{self.name}: this network runs on the CPU only; choose the device cpu.")
         return self
 
@@ -98,5 +99,5 @@ class TorchEncoder(ExternalEncoder):
         return device
 
     def to(self: _Self, device: torch.device | str) -> _Self:
-        self.network.to(device)  # type: ignore[attr-defined]
+        self.network.to(device_named(str(device)))  # type: ignore[attr-defined]
         return self
