@@ -43,9 +43,14 @@ def png(values: NDArray[np.uint8], palette: Sequence[tuple[int, int, int]]) -> b
     )
 
 
-def spectrogram(samples: Tensor) -> bytes:
-    """A PNG of the log mel energies of samples (L,) at 16 kHz, 10 ms per column, low frequencies at the bottom."""
+def spectrogram(samples: Tensor) -> bytes | None:
+    """A PNG of the log mel energies of samples (L,) at 16 kHz, 10 ms per column, low frequencies at the bottom.
+
+    None if there are too few samples for a frame, as where a recording is cut short.
+    """
     energy = Fbank(sampling_rate=RATE)(samples[None], torch.tensor([len(samples)]))[0][0]
+    if not len(energy):
+        return None
     low, high = (float(energy.quantile(share)) for share in (0.05, 0.995))
     scaled = ((energy - low) / max(high - low, 1e-3)).clamp(0.0, 1.0)
     # With 64 colors, the file is half as large as with 256.
@@ -72,11 +77,11 @@ def picture(
     """
     width = max(duration * _SECOND, _SECOND)
     parts, y = list[str](), 0.0
-    if samples is not None:
-        image = base64.b64encode(spectrogram(samples)).decode()
+    image = None if samples is None else spectrogram(samples)
+    if image is not None:
         parts.append(
-            f'<image href="data:image/png;base64,{image}" width="{duration * _SECOND:.1f}" height="{_SPECTROGRAM}" '
-            'preserveAspectRatio="none"/>'
+            f'<image href="data:image/png;base64,{base64.b64encode(image).decode()}" '
+            f'width="{duration * _SECOND:.1f}" height="{_SPECTROGRAM}" preserveAspectRatio="none"/>'
         )
         y = _SPECTROGRAM
     timed = [
@@ -84,7 +89,7 @@ def picture(
     ]
     for word, bad in timed:
         x, end = (word.start or 0.0) * _SECOND, (word.end or 0.0) * _SECOND
-        if samples is not None:
+        if image is not None:
             parts.append(f'<line class="cut" x1="{x:.1f}" y1="0" x2="{x:.1f}" y2="{y}"/>')
             parts.append(f'<line class="cut" x1="{end:.1f}" y1="0" x2="{end:.1f}" y2="{y}"/>')
         parts.append(_box(word.text, x, y + 4, end - x, "bad" if bad else "good", 1.0, ""))

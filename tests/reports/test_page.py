@@ -205,6 +205,12 @@ def test_a_spectrogram_has_the_words_at_their_times(recording: Path) -> None:
     assert html.count('class="link"') == 2
 
 
+def test_audio_too_short_for_a_frame_has_no_spectrogram(recording: Path) -> None:
+    one = Utterance("a", ("LOW",), (HeardWord("LOW", 0.0, 0.2),), 0.2, audio=Clip(str(recording), 1.997, 2.2))
+    html = make_page([evaluation(utterances=(one,))], PageOptions()).html
+    assert "<image" not in html and '<g class="good">' in html
+
+
 @pytest.mark.slow
 def test_a_thousand_utterances_stay_small() -> None:
     many = [Utterance(f"u{n}", ("word",) * 20, words("word " * 19), 5.0, {"search": 0.1}) for n in range(1000)]
