@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from asr.bundle import read_rnn_lm
 from asr.cli.main import Command
-from asr.cli.options import found_rnn_lm
+from asr.cli.options import found_rnn_lm, with_flags
 from asr.cli.printing import print_record
 from asr.errors import AsrError
 from asr.lm.corpus import read_word_stream
@@ -32,7 +32,7 @@ from asr.lm.evaluate import (
     tune_log_linear_weights,
 )
 from asr.lm.ngram.arpa import read_arpa, read_arpa_words, write_arpa
-from asr.lm.ngram.estimate import estimate_kneser_ney
+from asr.lm.ngram.estimate import estimate_kneser_ney, thresholds_of
 from asr.lm.ngram.io import load_ngram_lm, read_ngram_lm, save_ngram_lm
 from asr.lm.ngram.model import NgramLM
 from asr.lm.ngram.transform import mix_linearly, prune_to_size, prune_to_threshold
@@ -160,9 +160,16 @@ def run_ngram(args: argparse.Namespace) -> int:
         raise AsrError("there is nothing to write; give --arpa, --binary or --write-vocabulary.")
     if bool(args.from_arpa) == bool(args.text or args.transcripts):
         raise AsrError("give either text (--text, --transcripts) or --from-arpa.")
+    order = _ORDER if args.order is None else args.order
+    if order < 1 or (args.max_ngrams is not None and args.max_ngrams < 1):
+        raise AsrError("--order and --max-ngrams must be 1 or more.")
     given = [flag_of(name) for name in ("order", "prune", "map_unknown") if getattr(args, name)]
     if args.from_arpa and given:
         raise AsrError(f"{given[0]} has no effect with --from-arpa, whose n-grams exist; leave it out.")
+    try:
+        thresholds_of(order, args.prune)
+    except AsrError as error:
+        raise with_flags(error, ["prune"]) from error
     if args.map_unknown and not args.vocabulary:
         raise AsrError("--map-unknown needs --vocabulary; without it, no word of the text is unknown.")
     of_binary = [flag_of(name) for name in ("quantize", "no_index", "compress") if getattr(args, name)]
@@ -187,7 +194,6 @@ def run_ngram(args: argparse.Namespace) -> int:
         if vocabulary is not None and not trie.listed()[len(SPECIAL_WORDS) :].any():
             raise _no_common_words(args.vocabulary, args.from_arpa)
     else:
-        order = _ORDER if args.order is None else args.order
         stream = read_word_stream(args.text, vocabulary, args.transcripts)
         if vocabulary is not None and stream.num_unlisted == stream.num_words:
             raise _no_common_words(args.vocabulary, [*args.text, *args.transcripts])
@@ -311,6 +317,8 @@ def measure_network(args: argparse.Namespace) -> dict[str, object]:
     """Perplexities with sentence ends, out-of-vocabulary words scored as `<unk>`."""
     if args.ngram_weight is not None and not 0 <= args.ngram_weight <= 1:
         raise AsrError(f"--ngram-weight {args.ngram_weight}: give a number from 0 to 1.")
+    if args.log_linear_words < 0:
+        raise AsrError(f"--log-linear-words {args.log_linear_words}: give a number of words, or leave it out.")
     if args.ngram is None and (args.ngram_weight is not None or args.log_linear_words):
         option = "--log-linear-words" if args.log_linear_words else "--ngram-weight"
         raise AsrError(f"{option} combines the network with an n-gram model; give --ngram.")

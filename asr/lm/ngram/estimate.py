@@ -131,7 +131,7 @@ def estimate_kneser_ney(
     Raises:
         AsrError: `order` or `prune` is invalid.
     """
-    thresholds = _thresholds(order, prune)
+    thresholds = thresholds_of(order, prune)
     num_words = len(stream.vocabulary)
     collector = _Collector(stream.num_listed)
     discounts: list[tuple[float, ...]] = []
@@ -161,7 +161,12 @@ def estimate_kneser_ney(
     return KneserNeyModel(trie, count, tuple(discounts), tuple(fallback_orders), tuple(num_distinct))
 
 
-def _thresholds(order: int, prune: Sequence[int]) -> list[int]:
+def thresholds_of(order: int, prune: Sequence[int]) -> list[int]:
+    """The threshold of each order; see `estimate_kneser_ney`.
+
+    Raises:
+        AsrError: `order` or `prune` is invalid.
+    """
     if order < 1:
         raise AsrError(f"order: {order} is not an n-gram order; give 1 or more.")
     if len(prune) > order:

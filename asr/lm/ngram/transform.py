@@ -52,8 +52,8 @@ def prune_to_size(
     num_unigrams = trie.counts[0]
     if num_ngrams < num_unigrams:
         raise AsrError(
-            f"prune: {num_ngrams} n-grams are fewer than the {num_unigrams} words; allow more n-grams or use fewer "
-            "words."
+            f"num_ngrams (--max-ngrams): {num_ngrams} n-grams are fewer than the {num_unigrams} words; allow more "
+            "n-grams or use fewer words."
         )
     if num_ngrams >= sum(trie.counts):
         return trie if threshold is None else prune_to_threshold(trie, threshold, count)

@@ -151,7 +151,7 @@ def test_pruning_keeps_what_matters(tmp_path: Path) -> None:
     assert prune_to_size(model.trie, num_words).counts == (num_words, 0, 0)
     assert prune_to_size(model.trie, sum(model.trie.counts)) is model.trie
     assert sum(prune_to_size(model.trie, sum(model.trie.counts) - 1).counts) < sum(model.trie.counts)
-    with pytest.raises(AsrError, match=f"prune: {num_words - 1} n-grams are fewer than the {num_words} words"):
+    with pytest.raises(AsrError, match=f"{num_words - 1} n-grams are fewer than the {num_words} words"):
         prune_to_size(model.trie, num_words - 1)
 
 
@@ -228,6 +228,10 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         (["--arpa", "a.arpa.gz"], "ARPA text is written uncompressed; leave out .gz"),
         (["--arpa", "a", "--entropy", "nan"], "--entropy nan: give a number of 0 or more"),
         (["--arpa", "a", "--entropy", "-1"], "--entropy -1.0: give a number of 0 or more"),
+        (["--arpa", "a", "--order", "0"], "--order and --max-ngrams must be 1 or more"),
+        (["--arpa", "a", "--max-ngrams", "0"], "--order and --max-ngrams must be 1 or more"),
+        (["--arpa", "a", "--prune", "2", "1"], r"--prune: \[2, 1, 1\] has a negative or decreasing threshold"),
+        (["--arpa", "a", "--prune", "0", "0", "0", "1"], "--prune: 4 thresholds for 3 orders"),
         (["--arpa", "a", "--map-unknown"], "--map-unknown needs --vocabulary"),
         (["--arpa", "a", "--no-index"], "--no-index changes the binary file; give --binary"),
         (["--arpa", "a", "--compress"], "--compress changes the binary file; give --binary"),

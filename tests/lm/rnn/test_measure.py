@@ -76,6 +76,8 @@ def test_what_does_not_fit_is_one_sentence(folder: Path, capsys: pytest.CaptureF
     short = [*command, "--text", str(folder / "text.txt"), "--log-linear-words", "1000"]
     assert main(short) != 0
     assert "lower --log-linear-words" in capsys.readouterr().err
+    assert main([*command, "--text", str(folder / "text.txt"), "--log-linear-words", "-5"]) == 2
+    assert "--log-linear-words -5: give a number of words" in capsys.readouterr().err
     for weight in ("2", "nan", "-0.1"):
         assert main([*command, "--text", str(folder / "text.txt"), "--ngram-weight", weight]) == 2
         assert "give a number from 0 to 1" in capsys.readouterr().err
