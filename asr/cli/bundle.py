@@ -168,7 +168,7 @@ def _assembled(args: argparse.Namespace, name: str) -> Bundle:
     acoustics = _acoustics([fetched_path_or_bundle(name) for name in args.acoustic_model], args.recipe)
     graph = DecodingGraph.load(args.graph)
     graph.require_tokens(acoustics.tokens)
-    return Bundle(
+    bundle = Bundle(
         name=name,
         features=acoustics.features,
         acoustic_model=acoustics.network,
@@ -184,6 +184,8 @@ def _assembled(args: argparse.Namespace, name: str) -> Bundle:
         else DenominatorGraph.load(Path(args.denominator)),
         decoding=acoustics.decoding,
     )
+    bundle.check({part: getattr(args, part) for part in ("small_ngram", "large_ngram", "rnn_lm")})
+    return bundle
 
 
 def _check_decoding(bundle: Bundle) -> None:

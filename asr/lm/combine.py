@@ -566,7 +566,7 @@ def num_oov_words(model: Vocabulary, words: Vocabulary, name: str = "") -> int:
     Args:
         model: the language model's vocabulary.
         words: the words.
-        name: what a warning calls the model, which is logged if some are missing; "" for no warning.
+        name: what messages call the model; a warning is logged if some are missing. "" for no warning.
 
     Raises:
         AsrError: all of them are.
@@ -580,7 +580,7 @@ def _num_unlisted(word_map: Tensor, model: Vocabulary, words: Vocabulary, name: 
     num_unlisted = int(ordinary.eq(UNK_ID).sum())
     if 0 < len(ordinary) == num_unlisted:
         raise AsrError(
-            f"The language model ({model.words[-1]!r}, ...) has none of the {num_unlisted} words asked for "
+            f"{name or 'The language model'} ({model.words[-1]!r}, ...) has none of the {num_unlisted} words asked for "
             f"({words.words[-1]!r}, ...); check that both have the same language and letter case."
         )
     if num_unlisted and name:

@@ -148,6 +148,10 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(parts, capsys):
 
 @pytest.mark.slow
 def test_wrong_parts_are_one_sentence(parts, capsys):
+    (parts / "other.arpa").write_text(
+        "\\data\\\nngram 1=4\n\n\\1-grams:\n-1 <unk>\n-99 <s>\n-1 </s>\n-1 UNHEARD\n\n\\end\\\n"
+    )
+
     def decoding(text):
         path = parts / f"{len(list(parts.iterdir()))}.yaml"
         path.write_text(text)
@@ -167,6 +171,10 @@ def test_wrong_parts_are_one_sentence(parts, capsys):
             f"{parts / 'none.ckpt'}: there is no file, folder or bundle of this name; checkpoints/ has: an4",
         ),
         ({"rnn-lm": parts / "none"}, f"{parts / 'none'}: there is no file, folder or bundle of this name"),
+        (
+            {"large-ngram": parts / "other.arpa"},
+            f"The language model {parts / 'other.arpa'} ('UNHEARD', ...) has none of",
+        ),
         ({"acoustic-model": parts / "card.md"}, "card.md: no Lightning checkpoint can be read there"),
         ({"acoustic-model": parts / "rnn"}, "--recipe has no effect with a bundle"),
         # As many tokens, but others.
