@@ -328,7 +328,12 @@ def add_fetch_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_fetch(args: argparse.Namespace) -> int:
     source = hub.source_of(args.bundle)
-    if source is not None and args.refresh:
+    if args.refresh:
+        if source is None:
+            raise AsrError(
+                f"--refresh has no effect on {args.bundle}, which names no source to fetch from; give https://... or "
+                "hf:owner/name, or leave it out."
+            )
         with fetching(args.bundle) as report:
             folder = hub.fetch(source, refresh=True, on_progress=report)
     else:

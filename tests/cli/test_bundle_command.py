@@ -208,6 +208,11 @@ def test_parts_that_an_external_network_cannot_use_are_refused(tmp_path, capsys,
     assert f"--{option} cannot be used with onnx:model.onnx" in capsys.readouterr().err
 
 
+def test_a_folder_cannot_be_refreshed(tiny_bundle_folder, capsys):
+    assert main(["bundle", "fetch", str(tiny_bundle_folder), "--refresh"]) == 2
+    assert f"--refresh has no effect on {tiny_bundle_folder}" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_info_lists_the_part_for_adaptation(capsys):
     assert main(["bundle", "info", "librispeech", "--json"]) == 0
