@@ -126,7 +126,8 @@ class CombinedLM(LanguageModel):
         """
         contexts = self.contexts.unpack(context_idx)
         answers = [model.score(own, word_id) for model, own in zip(self.models, contexts, strict=True)]
-        return self._combined([log_prob for log_prob, _ in answers]), self.contexts.pack([idx for _, idx in answers])
+        next_idx = self.contexts.extended(context_idx, [idx for _, idx in answers])
+        return self._combined([log_prob for log_prob, _ in answers]), next_idx
 
     def final(self, context_idx: Tensor) -> Tensor:
         self.contexts.check()

@@ -95,6 +95,11 @@ class ContextTable:
             slot = self._insert(key, slot, missing)
         return self._table.values.index_select(0, slot)
 
+    @property
+    def lacks_room(self) -> Tensor | None:
+        """Whether a reserved call had too little room, (1,) bool; None if calls are not reserved."""
+        return self._queued.lacks if self._queued is not None and self._queued.is_reserved else None
+
     def keep(self, idx: Tensor) -> None:
         """Drops all keys except those with the numbers idx (L,); the other numbers are used again."""
         is_kept = torch.zeros(len(self._key_of), dtype=torch.bool, device=self._key_of.device)
@@ -178,31 +183,32 @@ class QueuedNumbers:
 
     Attributes:
         free: (F,) the numbers to assign next.
+        lacks: (1,) bool, whether there was too little room for a call.
         is_reserved: whether calls are to be queued.
     """
 
     def __init__(self, room: int, device: torch.device) -> None:
         self.free = torch.zeros(room, dtype=torch.int64, device=device)
         self._num_new = torch.zeros(1, dtype=torch.int64, device=device)
-        self._lacks = torch.zeros(1, dtype=torch.bool, device=device)
+        self.lacks = torch.zeros(1, dtype=torch.bool, device=device)
         self.is_reserved = False
 
     def tensors(self) -> tuple[Tensor, ...]:
         """All tensors, which stay the same."""
-        return self.free, self._num_new, self._lacks
+        return self.free, self._num_new, self.lacks
 
     def begin(self, free: Tensor) -> None:
         """Before the first call; free (F or more,) are the numbers that are not in use."""
         self.free.copy_(free[: len(self.free)])
         self._num_new.zero_()
-        self._lacks.zero_()
+        self.lacks.zero_()
         self.is_reserved = True
 
     def index_of(self, key: Tensor, table: HashTable, key_of: Tensor) -> Tensor:
-        """Numbers (Q,) of keys (Q,); of new ones for which there is no room, any numbers in use."""
+        """Numbers (Q,) of keys (Q,); of new ones for which there is no room, any numbers, which may not be in use."""
         found = table.find_queued(key)
         has_room = self._num_new + len(key) <= len(self.free)
-        self._lacks.logical_or_(~has_room)
+        self.lacks.logical_or_(~has_room)
         slot, is_first = table.insert_queued(key, found, has_room.long())
         place = is_first.cumsum(0)
         number = self.free.index_select(0, (self._num_new + place - 1).clamp(0, len(self.free) - 1))
@@ -214,7 +220,7 @@ class QueuedNumbers:
     def end(self) -> tuple[int, bool]:
         """After the last call: how many keys are new, and whether there was room for all; waits for the device."""
         self.is_reserved = False
-        num_new, lacks = torch.cat([self._num_new, self._lacks.long()]).tolist()
+        num_new, lacks = torch.cat([self._num_new, self.lacks.long()]).tolist()
         return num_new, not lacks
 
 
@@ -318,6 +324,18 @@ class DenseContexts:
         for context_idx, numbering in zip(contexts[-2:0:-1], self._numberings, strict=True):
             packed = numbering.index_of(self._packed(context_idx, packed))
         return self._packed(contexts[0], packed)
+
+    def extended(self, context_idx: Tensor, contexts: Sequence[Tensor]) -> Tensor:
+        """`pack` of the M contexts that follow context_idx (Q,), or context_idx where reserved calls lack room.
+
+        Later calls may query what this gives, so it must be in use: models may have forgotten any others.
+        """
+        packed = self.pack(contexts)
+        for numbering in self._numberings:
+            lacks = numbering.lacks_room
+            if lacks is not None:
+                packed = torch.where(lacks, context_idx, packed)
+        return packed
 
     def unpack(self, packed: Tensor) -> list[Tensor]:
         """The inverse of `pack`."""

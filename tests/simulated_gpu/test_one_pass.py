@@ -25,7 +25,7 @@ from asr.decoding.settings import DecodingOptions
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
-from asr.lm.combine import Difference, Interpolated, RemappedLM, SentencesLM
+from asr.lm.combine import ADD, CombinedLM, Difference, Interpolated, RemappedLM, SentencesLM, Step
 from asr.lm.corpus import read_word_stream
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.estimate import estimate_kneser_ney
@@ -311,3 +311,47 @@ def test_a_part_that_cannot_be_reserved_leaves_the_others_free(tmp_path: Path, d
     assert Interpolated([rnn, other], [0.5, 0.5]).reserve(16) is None
     log_prob, _ = rnn.score(rnn.start(3), torch.full((3,), EOS_ID, device=CUDA))
     assert len(log_prob) == 3 and rnn.statistics().num_queries == 3
+
+
+class Mixer(LanguageModel):
+    """A model with any number of contexts, whose calls need no preparation."""
+
+    def __init__(self, factor: int) -> None:
+        self._factor = factor
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return GRAPH.vocabulary
+
+    def start(self, num_streams: int) -> Tensor:
+        return torch.zeros(num_streams, dtype=torch.int64, device=CUDA)
+
+    def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
+        return context_idx * -0.5, (context_idx * self._factor + word_id) % (1 << 31)
+
+    def final(self, context_idx: Tensor) -> Tensor:
+        return context_idx * -0.5
+
+    def reserve(self, num_queries: int) -> tuple[Tensor, ...]:
+        return ()
+
+
+def mixed(forget_from: int = 1 << 16) -> CombinedLM:
+    """Three models, so that contexts of two are numbered."""
+    steps = [Step(ADD, 0, 1, 1.0, 1.0), Step(ADD, 3, 2, 1.0, 1.0)]
+    return CombinedLM([Mixer(3), Mixer(5), Mixer(7)], steps, forget_from)
+
+
+def test_calls_without_room_give_contexts_that_are_in_use(device: SimulatedDevice) -> None:
+    lm, words = mixed(forget_from=8), torch.arange(1, 17, device=CUDA)
+    _, first = lm.score(lm.start(1).expand(16).contiguous(), words)
+    lm.retain(first[8:])  # the first numbers are forgotten
+    known = set(first[8:].tolist())
+    assert lm.reserve(16) is not None
+    context_idx = first[torch.arange(8, 16, device=CUDA).repeat(2)]
+    for number in range(8):
+        _, context_idx = lm.score(context_idx, words + 100 * number)
+        if number < 4:
+            known |= set(context_idx.tolist())
+    assert not lm.release(8 * 16)
+    assert set(context_idx.tolist()) <= known
