@@ -110,10 +110,13 @@ class ContextTable:
     def reserve(self, num_queries: int) -> tuple[Tensor, ...]:
         """See `LanguageModel.reserve`; for calls of `index_of`, on a GPU with Triton."""
         room = self._calls * num_queries
+        # Searches whose calls have other sizes, such as those with fewer streams, share the arrays: those that one has
+        # captured remain.
+        if self._queued is None or len(self._queued.free) < room:
+            self._queued = QueuedNumbers(room, self._free.device)
+        room = len(self._queued.free)
         self._table.reserve(room)
         self._reserve_numbers(room)
-        if self._queued is None or len(self._queued.free) != room:
-            self._queued = QueuedNumbers(room, self._free.device)
         self._queued.begin(self._free)
         return (self._table.keys, self._table.values, self._key_of, *self._queued.tensors())
 

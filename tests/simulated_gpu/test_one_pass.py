@@ -355,3 +355,15 @@ def test_calls_without_room_give_contexts_that_are_in_use(device: SimulatedDevic
             known |= set(context_idx.tolist())
     assert not lm.release(8 * 16)
     assert set(context_idx.tolist()) <= known
+
+
+def test_calls_of_several_sizes_share_what_was_captured(device: SimulatedDevice) -> None:
+    lm = mixed()
+    sizes = (16, 64, 16, 32, 64)
+    kept = []
+    for size in sizes:
+        kept.append(lm.reserve(size))
+        lm.release(0)
+    for tensors in kept[2:]:
+        assert tensors is not None and kept[1] is not None
+        assert all(one is other for one, other in zip(tensors, kept[1], strict=True))
