@@ -10,6 +10,7 @@ Shapes: Q queries, V words, M models, L live contexts, K contexts, N streams, D 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import threading
@@ -25,7 +26,15 @@ from asr.errors import AsrError
 from asr.kernels.jit import kernel
 from asr.kernels.lookup import AnyTables, AnyType, LookupTables, compiled_expansion, compiled_lookup, expand, look_up
 from asr.kernels.memory import no_autograd
-from asr.lm.contexts import FORGET_FROM, ContextTable, DenseContexts, has_room, pack_contexts, unpack_contexts
+from asr.lm.contexts import (
+    FORGET_FROM,
+    ContextTable,
+    DenseContexts,
+    has_room,
+    pack_contexts,
+    release_all,
+    unpack_contexts,
+)
 from asr.lm.interface import LanguageModel, device_of
 from asr.text.symbols import EOS_ID, SPECIAL_WORDS, UNK_ID, Vocabulary
 
@@ -157,28 +166,20 @@ class CombinedLM(LanguageModel):
 
     def reserve(self, num_queries: int) -> tuple[Tensor, ...] | None:
         tensors: list[Tensor] = []
-        reserved: list[LanguageModel] = []
-        for model in self.models:
-            own = model.reserve(num_queries)
-            if own is None:
-                for each in reserved:
-                    each.release(0)
-                return None
-            reserved.append(model)
-            tensors += own
-        return (*tensors, *self.contexts.reserve(num_queries))
+        with contextlib.ExitStack() as undo:
+            for model in self.models:
+                own = model.reserve(num_queries)
+                if own is None:
+                    return None
+                undo.callback(model.release, 0)
+                tensors += own
+            tensors += self.contexts.reserve(num_queries)
+            undo.pop_all()
+        return tuple(tensors)
 
     def release(self, num_queries: int) -> bool:
-        had_room: list[bool] = []
-
-        def release(model: LanguageModel) -> None:
-            had_room.append(model.release(num_queries))
-
-        with contextlib.ExitStack() as each:  # which releases all, even if one is interrupted
-            for model in self.models:
-                each.callback(release, model)
-            had_room.append(self.contexts.release())
-        return all(had_room)
+        releases = [functools.partial(model.release, num_queries) for model in self.models]
+        return release_all([*releases, self.contexts.release])
 
     def lookup_tables(self) -> CombinedTables | None:
         """The tables of all the models; None if one has none, or if there is only one model."""

@@ -5,7 +5,8 @@ Shapes: Q queries, M models, L live contexts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -123,12 +124,28 @@ class ContextTable:
     def release(self) -> bool:
         """See `LanguageModel.release`."""
         assert self._queued is not None
-        num_new, had_room = self._queued.end()
-        self._table.count += num_new
-        self._free = self._free[num_new:]
+        num_new: int | None = None
+        had_room = True
+        try:
+            num_new, had_room = self._queued.end()
+        finally:
+            if num_new is None:
+                self._undo()
+        if num_new is not None:
+            self._table.count += num_new
+            self._free = self._free[num_new:]
         if not had_room:
             self._calls *= 2
         return had_room
+
+    def _undo(self) -> None:
+        """Restores the numbers that were in use when calls were reserved."""
+        is_used = torch.ones(len(self._key_of), dtype=torch.bool, device=self._key_of.device)
+        is_used[self._free] = False
+        number = is_used.nonzero().squeeze(1)
+        self._table.clear()
+        slot, _ = self._table.insert(self._key_of.index_select(0, number))
+        self._table.values.index_copy_(0, slot, number)
 
     def lookup_tables(self, room: int) -> NumberingTables:
         """The arrays for a loop on a CPU, with room for `room` new keys, or for as many as the last loop could not add.
@@ -174,6 +191,15 @@ class ContextTable:
             self._free = torch.cat([self._free, torch.arange(num, 2 * num, device=self._free.device)])
 
 
+def release_all(releases: Sequence[Callable[[], bool]]) -> bool:
+    """Calls all of these, even if one raises an exception -> whether all had room."""
+    had_room: list[bool] = []
+    with contextlib.ExitStack() as stack:
+        for release in releases:
+            stack.callback(lambda own: had_room.append(own()), release)
+    return all(had_room)
+
+
 _ROOM_IN_CALLS = 4
 
 
@@ -195,6 +221,7 @@ class QueuedNumbers:
         self._num_new = torch.zeros(1, dtype=torch.int64, device=device)
         self.lacks = torch.zeros(1, dtype=torch.bool, device=device)
         self.is_reserved = False
+        self._is_whole = True  # whether the last call was not interrupted
 
     def tensors(self) -> tuple[Tensor, ...]:
         """All tensors, which stay the same."""
@@ -205,10 +232,11 @@ class QueuedNumbers:
         self.free.copy_(free[: len(self.free)])
         self._num_new.zero_()
         self.lacks.zero_()
-        self.is_reserved = True
+        self.is_reserved = self._is_whole = True
 
     def index_of(self, key: Tensor, table: HashTable, key_of: Tensor) -> Tensor:
         """Numbers (Q,) of keys (Q,); of new ones for which there is no room, any numbers, which may not be in use."""
+        self._is_whole = False
         found = table.find_queued(key)
         has_room = self._num_new + len(key) <= len(self.free)
         self.lacks.logical_or_(~has_room)
@@ -218,11 +246,17 @@ class QueuedNumbers:
         table.store_queued(is_first, slot, number, table.values)
         table.store_queued(is_first, number, key, key_of)
         self._num_new.add_(place[-1:])
+        self._is_whole = True
         return table.values.index_select(0, slot.clamp(min=0))
 
-    def end(self) -> tuple[int, bool]:
-        """After the last call: how many keys are new, and whether there was room for all; waits for the device."""
+    def end(self) -> tuple[int | None, bool]:
+        """After the last call: how many keys are new, and whether there was room for all; waits for the device.
+
+        If the last call was interrupted, there may be keys without a number, and it is not known how many: None.
+        """
         self.is_reserved = False
+        if not self._is_whole:
+            return None, True
         num_new, lacks = torch.cat([self._num_new, self.lacks.long()]).tolist()
         return num_new, not lacks
 
@@ -375,18 +409,16 @@ class DenseContexts:
     def reserve(self, num_queries: int) -> tuple[Tensor, ...]:
         """See `LanguageModel.reserve`; for calls of `pack` and `unpack`, on a GPU with Triton."""
         tensors = [self._exceeds]
-        for numbering in self._numberings:
-            tensors += numbering.reserve(num_queries)
+        with contextlib.ExitStack() as undo:
+            for numbering in self._numberings:
+                tensors += numbering.reserve(num_queries)
+                undo.callback(numbering.release)
+            undo.pop_all()
         return tuple(tensors)
 
     def release(self) -> bool:
         """See `LanguageModel.release`."""
-        try:
-            had_room = [numbering.release() for numbering in self._numberings]
-        except BaseException:
-            self._clear()  # what the device has added is not known
-            raise
-        return all(had_room)
+        return release_all([numbering.release for numbering in self._numberings])
 
     def lookup_tables(self) -> tuple[NumberingTables, ...]:
         """The M - 2 numberings for loops, with room for new numbers; see `ContextTable.lookup_tables`.

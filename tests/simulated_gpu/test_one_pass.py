@@ -367,3 +367,87 @@ def test_calls_of_several_sizes_share_what_was_captured(device: SimulatedDevice)
     for tensors in kept[2:]:
         assert tensors is not None and kept[1] is not None
         assert all(one is other for one, other in zip(tensors, kept[1], strict=True))
+
+
+class Interrupting(Mixer):
+    """Is interrupted when calls are reserved or released."""
+
+    def __init__(self, method: str) -> None:
+        super().__init__(3)
+        self._method = method
+
+    def reserve(self, num_queries: int) -> tuple[Tensor, ...]:
+        if self._method == "reserve":
+            raise KeyboardInterrupt
+        return ()
+
+    def release(self, num_queries: int) -> bool:
+        if self._method == "release":
+            raise KeyboardInterrupt
+        return True
+
+
+@pytest.mark.parametrize("method", ["reserve", "release"])
+def test_an_interrupted_reservation_leaves_no_part_reserved(method: str, device: SimulatedDevice) -> None:
+    rnn = CachedRNNLM(network(GRAPH.vocabulary).to(CUDA))
+    lm = CombinedLM([rnn, Mixer(5), Mixer(7), Interrupting(method)], [Step(ADD, 0, 1, 1.0, 1.0)])
+    with pytest.raises(KeyboardInterrupt):
+        lm.reserve(16)
+        lm.release(0)
+    # Answers without a reservation may have any size.
+    _, next_idx = lm.score(lm.start(3), torch.arange(EOS_ID, EOS_ID + 3, device=CUDA))
+    assert len(set(next_idx.tolist())) == 3
+    assert rnn.statistics().num_edges == 3
+
+
+@pytest.mark.parametrize("where", ["_add_rows", "_log_prob"])
+def test_an_interrupted_call_leaves_no_edge_without_a_score(
+    where: str, device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, words = network(Vocabulary([f"w{i}" for i in range(8)])), torch.arange(EOS_ID, EOS_ID + 8)
+    plain = CachedRNNLM(own)
+    _, plain_idx = plain.score(plain.start(8), words)
+    expected = [plain.score(own_idx, words)[0] for own_idx in (plain_idx.flip(0), plain_idx)]
+    rnn, words = CachedRNNLM(own.to(CUDA)), words.to(CUDA)
+    _, next_idx = rnn.score(rnn.start(8), words)
+
+    def interrupted(*_: object) -> Tensor:
+        raise KeyboardInterrupt
+
+    assert rnn.reserve(8) is not None
+    with monkeypatch.context() as patches, pytest.raises(KeyboardInterrupt):
+        if where == "_add_rows":  # while contexts are claimed
+            patches.setattr("asr.lm.cached.engine_triton._begin_call", {(1,): interrupted})
+        else:
+            patches.setattr("asr.lm.cached.engine_triton.TritonEngine._log_prob", interrupted)
+        rnn.score(next_idx, words)
+    rnn.release(0)
+    _, next_idx = rnn.score(rnn.start(8), words)
+    assert rnn.reserve(8) is not None
+    found = [rnn.score(own_idx, words)[0] for own_idx in (next_idx.flip(0), next_idx)]
+    assert rnn.release(16)
+    for log_prob, other in zip(found, expected, strict=True):
+        assert torch.allclose(log_prob.cpu(), other, atol=1e-4)
+
+
+def test_an_interrupted_call_leaves_no_context_without_a_number(
+    device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lm, words = mixed(), torch.arange(1, 9, device=CUDA)
+    _, before = lm.score(lm.start(8), words)
+    parts = [part.tolist() for part in lm.contexts.unpack(before)]
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    assert lm.reserve(8) is not None
+    with monkeypatch.context() as patches, pytest.raises(KeyboardInterrupt):
+        patches.setattr("asr.kernels.hash_table.HashTable.store_queued", interrupted)
+        lm.score(before, words)
+    lm.release(0)
+    # What was known is as before, and what is new has numbers of its own.
+    assert [part.tolist() for part in lm.contexts.unpack(before)] == parts
+    assert lm.score(lm.start(8), words)[1].tolist() == before.tolist()
+    _, after = lm.score(before, words)
+    for found, part, factor in zip(lm.contexts.unpack(after), lm.contexts.unpack(before), (3, 5, 7), strict=True):
+        assert torch.equal(found.cpu(), (part * factor + words).cpu())

@@ -418,13 +418,16 @@ class CachedRNNLM(LanguageModel):
         return None if self._triton_engine is None else self._triton_engine.reserve(num_queries)
 
     def release(self, num_queries: int) -> bool:
-        assert self._triton_engine is not None
+        engine = self._triton_engine
+        assert engine is not None
         try:
-            had_room = self._triton_engine.release(num_queries)
+            had_room = engine.release(num_queries)
         except BaseException:
             # As in `TorchEngine`: what the device has added is not known.
             self.reset()
             raise
+        if engine.was_interrupted and not engine.num_reservations:
+            self.reset()
         self._counts.peak_bytes = max(self._counts.peak_bytes, self._bytes_held())
         return had_room
 

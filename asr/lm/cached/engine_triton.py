@@ -220,6 +220,11 @@ class TritonEngine:
         expansion: the trie, the hidden rows and the hidden layer.
         network: runs the hidden layer and the output layer, on the device of the trie.
         capacity: the bound on memory, or None.
+
+    Attributes:
+        num_reservations: how many `reserve` without `release` there are: one for each part of a combination that is
+            this model.
+        was_interrupted: whether an exception has ended the last `score`. Then everything must be forgotten.
     """
 
     def __init__(self, expansion: HistoryExpansion, network: StatefulNetwork, capacity: Capacity | None) -> None:
@@ -245,8 +250,9 @@ class TritonEngine:
 
     def clear(self) -> None:
         """To be called when everything is forgotten."""
-        self._has_start = False
         self.num_reservations = 0
+        self.was_interrupted = False
+        self._owner.fill_(_NO_OWNER.value)
 
     @no_autograd()
     def reserve(self, num_queries: int) -> tuple[Tensor, ...] | None:
@@ -254,11 +260,6 @@ class TritonEngine:
         if self.num_reservations:
             self.num_reservations += 1
             return self._tensors()
-        if not self._has_start:
-            lacking = self._expansion.lacking(torch.full((1,), START, device=self._trie.device))
-            if len(lacking):
-                self._expansion.compute(lacking)
-            self._has_start = True
         room = self._rooms(num_queries)
         if room is None:
             return None
@@ -350,6 +351,8 @@ class TritonEngine:
         """See `CachedRNNLM.score`; for as many queries as were reserved, and contexts and words that exist."""
         trie, counts, num = self._trie, self._counts, self._num_queries
         grid = (triton.cdiv(num, _LANES),)
+        # Until all is queued, there may be edges without a score.
+        self.was_interrupted = True
         with torch.cuda.device_of(context_idx):
             key = trie.edge_key(context_idx, word_id)
             found = trie.edges.find_queued(key)
@@ -369,6 +372,7 @@ class TritonEngine:
                 L=_LANES,
             )
             _end_call[(1,)](counts, owners_end, firsts_end, num)
+        self.was_interrupted = False
         return log_prob, next_idx
 
     def _add_rows(self, context_idx: Tensor, found: Tensor, grid: tuple[int]) -> Tensor:
