@@ -31,7 +31,7 @@ from asr.decoding import k2
 from asr.decoding.backend import SearchGraph
 from asr.decoding.build import default_decoder
 from asr.decoding.gpu import kernels
-from asr.decoding.gpu.cuda_graph import BufferSizes, FrameBuffers, FrameReplay
+from asr.decoding.gpu.cuda_graph import BufferSizes, FrameBuffers, FrameReplay, new_capture_stream
 from asr.decoding.gpu.frame import FrameLimits
 from asr.decoding.settings import DecodingOptions, ResourceOptions
 from asr.decoding.token_passing import TokenPassingDecoder
@@ -104,15 +104,19 @@ def check_failed_capture(bundle: Bundle) -> None:
     """A frame that cannot be captured leaves clean tables and a warning, whatever the type of the error."""
 
     class Failing:
-        """Replaces a kernel."""
+        """Replaces a kernel: leaves dirty tables when it is launched, and cannot be captured."""
+
+        was_launched = False
 
         def __getitem__(self, grid: Any) -> Failing:
             return self
 
         def __call__(self, *_: Any, **__: Any) -> None:
+            if self.was_launched:
+                raise OSError("no driver")
+            self.was_launched = True
             owner[0] = 5
             histogram[0, 0, 3] = 7
-            raise OSError("no driver")
 
     with simulated_gpu():
         cuda, options = torch.device("cuda", 0), DecodingOptions()
@@ -123,7 +127,7 @@ def check_failed_capture(bundle: Bundle) -> None:
         owner, histogram = buffers._recombined._owner, buffers._recombined._cut_off._histogram
         with mock.patch.object(kernels, "clear", Failing()), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            FrameReplay(buffers, capture=True)
+            FrameReplay(buffers, new_capture_stream(buffers.counts.device))
         if not any("no driver" in str(one.message) for one in caught):
             raise Difference("there is no warning about the failure")
         if set(owner.tolist()) != {kernels.EMPTY.value} or bool(buffers.counts.any()) or bool(histogram.any()):
@@ -290,14 +294,19 @@ HOST_MUTANTS = (
     HostMutant(
         "a capture may fail with a RuntimeError only",
         FrameReplay,
-        "__init__",
+        "_captured",
         "except Exception as",
         "except RuntimeError as",
         check_failed_capture,
         OSError,
     ),
     HostMutant(
-        "tables stay dirty after a failure", FrameReplay, "__init__", "buffers.clear()", "pass", check_failed_capture
+        "tables stay dirty after a failure",
+        FrameReplay,
+        "_captured",
+        "self._buffers.clear()",
+        "pass",
+        check_failed_capture,
     ),
     HostMutant(
         "an idle backend is looked for, and then taken",

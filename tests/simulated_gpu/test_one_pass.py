@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -451,3 +453,17 @@ def test_an_interrupted_call_leaves_no_context_without_a_number(
     _, after = lm.score(before, words)
     for found, part, factor in zip(lm.contexts.unpack(after), lm.contexts.unpack(before), (3, 5, 7), strict=True):
         assert torch.equal(found.cpu(), (part * factor + words).cpu())
+
+
+def test_all_captures_of_a_search_use_one_stream(device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def noted(name: str, make: Any, *args: object, **kwargs: object) -> Any:
+        made.append(name)
+        return make(*args, **kwargs)
+
+    for name in ("Stream", "CUDAGraph"):
+        monkeypatch.setattr(torch.cuda, name, functools.partial(noted, name, getattr(torch.cuda, name)))
+    decoder, rnn = searching(), CachedRNNLM(network(GRAPH.vocabulary).to(CUDA))
+    decoded(decoder, rnn, CUDA)
+    assert made.count("CUDAGraph") > 1 and made.count("Stream") == 1

@@ -249,30 +249,27 @@ _capturing = threading.Lock()
 _CAPTURE_PRIORITY = -1
 
 
+def new_capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """A stream to capture in, for all captures of one search: cuBLAS keeps some memory for each stream that has used
+    it, 32 MiB on the largest GPUs."""
+    return torch.cuda.Stream(device, priority=_CAPTURE_PRIORITY)
+
+
 class FrameReplay:
     """Runs the kernels of frames repeatedly: as a CUDA graph with one launch per frame, or one by one.
 
     Args:
         buffers: buffers without tokens, whose tensors must not be replaced.
-        capture: whether to capture a CUDA graph; ignored without a GPU. If capturing fails, there is a warning, and the
-            kernels are launched one by one, with the same results.
+        stream: where to capture a CUDA graph, a stream of `new_capture_stream`; None for no graph. If capturing fails,
+            there is a warning, and the kernels are launched one by one, with the same results.
         tensors: what the frames read and write besides: those of the language model.
     """
 
-    def __init__(self, buffers: FrameBuffers, capture: bool, tensors: Sequence[Tensor] = ()) -> None:
+    def __init__(self, buffers: FrameBuffers, stream: torch.cuda.Stream | None, tensors: Sequence[Tensor] = ()) -> None:
         self._buffers = buffers
         # They live as long as the graph, which may otherwise be replayed on memory that belongs to others.
         self._tensors = tensors
-        self._graph: torch.cuda.CUDAGraph | None = None
-        if capture and buffers.counts.is_cuda:
-            try:
-                self._graph = self._captured()
-            except Exception as error:  # torch, the driver and Triton's compiler raise various types
-                buffers.clear()
-                warnings.warn(
-                    f"a frame could not be captured as a CUDA graph; its kernels are launched one by one: {error}",
-                    stacklevel=2,
-                )
+        self._graph = None if stream is None else self._captured(stream)
 
     def is_of(self, tensors: Sequence[Tensor]) -> bool:
         """Whether these are the tensors that it was made for."""
@@ -286,20 +283,28 @@ class FrameReplay:
             else:
                 self._graph.replay()
 
-    def _captured(self) -> torch.cuda.CUDAGraph:
-        device = self._buffers.counts.device
-        current, graph = torch.cuda.current_stream(device), torch.cuda.CUDAGraph()
+    def _captured(self, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph | None:
+        graph, is_captured = torch.cuda.CUDAGraph(), True
         with _capturing:
-            stream = torch.cuda.Stream(device, priority=_CAPTURE_PRIORITY)
-            # Kernels are compiled and loaded at their first launch, which must not happen during the capture.
-            stream.wait_stream(current)
-            with torch.cuda.stream(stream):
-                self._buffers.read()
-            stream.synchronize()
-            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-                self._buffers.read()
+            # Kernels are compiled and loaded at their first launch, which must not happen during the capture. What
+            # fails here is no matter of capturing, and may have changed a language model.
+            stream.wait_stream(torch.cuda.current_stream(self._buffers.counts.device))
+            try:
+                with torch.cuda.stream(stream):
+                    self._buffers.read()
+            finally:
+                stream.synchronize()
+            try:
+                with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                    self._buffers.read()
+            except Exception as error:  # torch, the driver and Triton's compiler raise various types
+                is_captured = False
+                warnings.warn(
+                    f"a frame could not be captured as a CUDA graph; its kernels are launched one by one: {error}",
+                    stacklevel=3,
+                )
         self._buffers.clear()
-        return graph
+        return graph if is_captured else None
 
 
 class CudaGraphSearch:
@@ -340,7 +345,8 @@ class CudaGraphSearch:
         self._arcs = graph.emitting
         self._limits = limits
         self._inside = inside
-        self._capture = capture
+        device = graph.final_score.device
+        self._capture_stream = new_capture_stream(device) if capture and device.type == "cuda" else None
         self._initial_capacity = initial_capacity
         # By the number of streams that they have room for.
         self._sizes: dict[int, BufferSizes] = {}
@@ -509,7 +515,7 @@ class CudaGraphSearch:
             buffers.words.some_context.copy_(some_context)
         if key not in held or not replay.is_of(reservation.tensors):
             buffers.clear()
-            held[key] = (buffers, FrameReplay(buffers, self._capture, reservation.tensors))
+            held[key] = (buffers, FrameReplay(buffers, self._capture_stream, reservation.tensors))
         return held[key]
 
     @staticmethod
