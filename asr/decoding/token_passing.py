@@ -183,8 +183,6 @@ class TokenPassingDecoder:
         """
         log_prob, num_frames = with_num_frames(log_prob, num_frames)
         lm = self._mapper.mapped(lm)
-        if lm is not None:
-            lm = without_weight(lm, self.options.lm_scale)
         if lm is None or self._lm_fusion == "search":
             return self._with_lattices(
                 self.search(log_prob, num_frames, lm, lm_state=lm_state, keep_lattice=self._keep_lattice)
@@ -257,7 +255,7 @@ class TokenPassingDecoder:
         frames = self._frames(log_prob, num_frames)
         num_utts = len(frames.num_frames)
         keep_lattice = keep_lattice and num_utts > 0
-        lm = None if lm is None else on_device(lm, self._device)
+        given, lm = lm, None if lm is None else self._placed(lm)
         backend = self._take_backend(lm, keep_lattice)
         backtrace = Backtrace(self._device, collects=collects_on(self._device, keep_lattice))
         records = LatticeRecords(num_utts, self.options) if keep_lattice else None
@@ -265,7 +263,8 @@ class TokenPassingDecoder:
         stream = search.start(torch.zeros_like(frames.num_frames), lm_state)
         search.advance(stream, frames.log_prob, frames.num_frames)
         endings = endings_of(self._search_graph, self.options, lm, *search.all_active())
-        self._give_back(backend, lm, keep_lattice)
+        if lm is given:  # no other search sees the object that `_placed` has made
+            self._give_back(backend, lm, keep_lattice)
         return self._outcome(frames, endings, backtrace, records)
 
     def _search_in_chunks(
@@ -274,13 +273,17 @@ class TokenPassingDecoder:
         """The search of `asr.decoding.chunks`; arguments as for `search`."""
         self._check(log_prob, num_frames)
         frames = self._frames(log_prob, num_frames)
-        lm = on_device(lm, self._device)
+        lm = self._placed(lm)
         backend = self._take_backend(None, keep_lattice=True)
         search = ChunkedSearch(self._search_graph, self.options, lm, backend, self._make_backend, self._keep_lattice)
         last = search.search(frames.log_prob, frames.num_frames, lm_state)
         endings = endings_of(self._search_graph, self.options, lm, *last)
         self._give_back(backend, None, keep_lattice=True)
         return self._outcome(frames, endings, search.backtrace, search.records)
+
+    def _placed(self, lm: LanguageModel) -> LanguageModel:
+        """The language model as a search queries it: on the search's device, and ruling out nothing without weight."""
+        return on_device(without_weight(lm, self.options.lm_scale), self._device)
 
     def _frames(self, log_prob: Tensor, num_frames: Tensor) -> _Frames:
         """A batch on the device of the search, without the frames that `blank_skip_threshold` skips."""

@@ -683,6 +683,9 @@ def on_device(lm: LanguageModel, device: torch.device) -> LanguageModel:
 class FiniteLM(WrappedLM):
     """A model whose scores are finite, so that they can be multiplied by 0; compiled loops do not look them up."""
 
+    def reserve(self, num_queries: int) -> None:
+        """None: each search has its own, which is not worth a capture."""
+
     def score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
         log_prob, next_idx = super().score(context_idx, word_id)
         return log_prob.clamp(min=_LEAST), next_idx

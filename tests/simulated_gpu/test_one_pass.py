@@ -6,6 +6,7 @@ import functools
 import os
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.combine import ADD, CombinedLM, Difference, Interpolated, RemappedLM, SentencesLM, Step
 from asr.lm.corpus import read_word_stream
-from asr.lm.interface import LanguageModel
+from asr.lm.interface import LanguageModel, device_of
 from asr.lm.ngram.estimate import estimate_kneser_ney
 from asr.lm.ngram.model import NgramLM
 from asr.lm.offload import table_bytes, with_host_tables
@@ -467,3 +468,12 @@ def test_all_captures_of_a_search_use_one_stream(device: SimulatedDevice, monkey
     decoder, rnn = searching(), CachedRNNLM(network(GRAPH.vocabulary).to(CUDA))
     decoded(decoder, rnn, CUDA)
     assert made.count("CUDAGraph") > 1 and made.count("Stream") == 1
+
+
+def test_backends_of_models_that_no_other_search_sees_are_not_kept(device: SimulatedDevice) -> None:
+    own = CachedRNNLM(network(GRAPH.vocabulary))
+    for options, lm, where in ((OPTIONS, own, CPU), (replace(OPTIONS, lm_scale=0.0), Mixer(1), CUDA)):
+        decoder = TokenPassingDecoder(GRAPH.to(CUDA), options)
+        assert device_of(lm) == torch.empty(0, device=where).device
+        decoded(decoder, lm, CUDA)
+        assert not any(decoder._idle_backends.values())
