@@ -30,6 +30,7 @@ from asr.decoding.selection import BackendFactory, backend_name, select_backend
 from asr.decoding.settings import DecodingOptions
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
+from asr.kernels.memory import no_autograd
 from asr.lm.combine import WordMapper, on_device, without_weight
 from asr.lm.interface import LanguageModel, device_of
 
@@ -166,6 +167,7 @@ class TokenPassingDecoder:
                 "epsilons, or use lm_fusion='search' without lattices."
             )
 
+    @no_autograd()  # backends keep their buffers between searches
     def decode(
         self,
         log_prob: Tensor,

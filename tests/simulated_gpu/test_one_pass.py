@@ -477,3 +477,13 @@ def test_backends_of_models_that_no_other_search_sees_are_not_kept(device: Simul
         assert device_of(lm) == torch.empty(0, device=where).device
         decoded(decoder, lm, CUDA)
         assert not any(decoder._idle_backends.values())
+
+
+def test_inference_mode_makes_no_difference(device: SimulatedDevice) -> None:
+    decoder, rnn = searching(keep_lattice=True), CachedRNNLM(network(GRAPH.vocabulary).to(CUDA))
+    log_prob, num_frames = LOG_PROB.to(CUDA), NUM_FRAMES.to(CUDA)
+    with torch.inference_mode():
+        expected = decoder.decode(log_prob, num_frames, rnn)
+    assert_same(decoder.decode(log_prob, num_frames, rnn), expected)
+    with torch.inference_mode():
+        assert_same(decoder.decode(log_prob, num_frames, rnn), expected)
