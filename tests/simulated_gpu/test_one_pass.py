@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -57,9 +57,10 @@ def device() -> Iterator[SimulatedDevice]:
         yield simulated
 
 
-def network(vocabulary: Vocabulary, projects: bool = False) -> RNNLanguageModel:
+def network(vocabulary: Vocabulary, projects: bool = False, num_layers: int = 1) -> RNNLanguageModel:
     torch.manual_seed(1)
-    config = RNNLMConfig(embedding_size=6 if projects else 8, hidden_size=8, maxent_order=3, maxent_size=64)
+    width = 6 if projects else 8
+    config = RNNLMConfig(width, hidden_size=8, num_layers=num_layers, maxent_order=3, maxent_size=64)
     made = RNNLanguageModel(vocabulary, config).eval().requires_grad_(False)
     for parameter in made.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
@@ -170,6 +171,23 @@ def test_captured_calls_answer_as_a_cpu_does(
     assert counts.num_hidden_rows == counts.num_hidden_held - 1
 
 
+@pytest.mark.parametrize(("dtype", "num_layers"), [("float16", 1), ("bfloat16", 1), ("int8", 1), ("int8", 2)])
+def test_stored_states_are_rounded_as_on_a_cpu(
+    dtype: Literal["float16", "bfloat16", "int8"], num_layers: int, device: SimulatedDevice
+) -> None:
+    vocabulary, options = Vocabulary([f"w{i}" for i in range(20)]), CacheOptions(hidden_dtype=dtype)
+    own = network(vocabulary, num_layers=num_layers)
+    plain, words = CachedRNNLM(own, options), list(range(EOS_ID, EOS_ID + 16))
+    rounds = [([0] * 16, words), (list(range(1, 17)), words), (list(range(17, 33)), words[::-1])]
+    context_idx, expected = plain.start(16), []
+    for _, own_words in rounds:
+        log_prob, context_idx = plain.score(context_idx, torch.tensor(own_words))
+        expected.append(log_prob)
+    calls = Calls(CachedRNNLM(own.to(CUDA), options), 16)
+    for log_prob, other in zip(calls.answers(rounds, calls.start()), expected, strict=True):
+        assert torch.allclose(log_prob, other, atol=2e-3)
+
+
 def captured(graph: Searchable, options: DecodingOptions, lm: LanguageModel | None, keep_lattice: bool) -> ChunkBackend:
     """As `select_backend` chooses it, with few programs, which the interpreter runs one by one, and a host that looks
     often."""
@@ -264,7 +282,7 @@ def test_an_interrupted_search_leaves_a_model_that_answers_as_before(
     monkeypatch.setattr(FrameReplay, "read", interrupted)
     with pytest.raises(KeyboardInterrupt):
         decoded(decoder, rnn, CUDA)
-    assert rnn.statistics().num_edges > 0
+    assert rnn.statistics().num_edges > 0 and rnn.statistics().num_edge_hits >= 0
     assert_same(decoded(decoder, rnn, CUDA), expected)
 
 

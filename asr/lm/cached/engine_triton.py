@@ -329,7 +329,7 @@ class TritonEngine:
         self._hidden.rows.take(num_rows)
         statistics.num_calls += 1
         statistics.num_queries += num_queries
-        statistics.num_edge_hits += num_queries - num_edges
+        statistics.num_edge_hits += max(0, num_queries - num_edges)
         statistics.num_edges += num_edges
         statistics.num_outputs += num_edges
         statistics.num_hidden_rows += num_rows
