@@ -297,10 +297,10 @@ def test_a_backend_is_reused_only_after_the_results_have_been_read(monkeypatch: 
     endings_of = token_passing.endings_of
 
     def waiting(*arguments: Any) -> Any:
-        num_idle.append(len(first_pass._idle_backends[False, 0]))
+        num_idle.append(len(first_pass._idle_of(None, False)))
         return endings_of(*arguments)
 
     monkeypatch.setattr(token_passing, "endings_of", waiting)
     for _ in range(2):
         first_pass.decode(random_log_prob(0, 1, 3), torch.tensor([3]))
-    assert num_idle == [0, 0] and len(first_pass._idle_backends[False, 0]) == 1
+    assert num_idle == [0, 0] and len(first_pass._idle_of(None, False)) == 1
