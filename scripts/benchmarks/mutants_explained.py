@@ -181,9 +181,8 @@ asr/lm/cached/eviction.py
     candidate.numel() <= num -> candidate.numel() < num  # shortcut
   if trie.nodes.capacity > limits.max_nodes:
     trie.nodes.capacity > limits.max_nodes -> trie.nodes.capacity >= limits.max_nodes  # shortcut
-  return not self._is_tight and self._num_held() + num_new <= self.limits.max_edges
-    self._num_held() + num_new <= self.limits.max_edges ->
-    self._num_held() + num_new < self.limits.max_edges  # shortcut
+  return not self._is_tight and num_new <= self.num_free_edges
+    num_new <= self.num_free_edges -> num_new < self.num_free_edges  # shortcut
   if self._num_held() + missing.numel() <= self.limits.max_edges:
     self._num_held() + missing.numel() <= self.limits.max_edges ->
     self._num_held() + missing.numel() < self.limits.max_edges  # shortcut
