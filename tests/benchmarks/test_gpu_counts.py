@@ -37,14 +37,6 @@ MOST = {
         "launches_per_utterance": 5,
     },
     "one_pass": {"waits_per_frame": 0.6, "launches_per_frame": 25},
-    "one_pass_lattice": {
-        "waits_per_frame": 2 / 32,
-        "waits_per_call": 25,
-        "waits_per_utterance": 0,
-        "launches_per_frame": 5,
-        "launches_per_call": 850,
-        "launches_per_utterance": 5,
-    },
     "default": {"waits_per_frame": 1, "launches_per_frame": 20},
 }
 
