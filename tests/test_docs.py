@@ -303,7 +303,7 @@ def _options_of(parser: argparse.ArgumentParser) -> Iterator[str]:
 
 @functools.cache
 def _known_options() -> frozenset[str]:
-    known = set(_OTHER_OPTIONS)
+    known = {"--help-all", *_OTHER_OPTIONS}
     for name, (module, _) in COMMANDS.items():
         if module != "asr.cli.train":
             parser = argparse.ArgumentParser()

@@ -44,9 +44,9 @@ example:
   asr bundle both --acoustic-model checkpoints/librispeech second --graph graph.safetensors --small-ngram 3gram.arpa
   asr bundle theirs --acoustic-model onnx:model.onnx --ngram 3gram.arpa --rnn-lm checkpoints/librispeech
 
-For an acoustic model from elsewhere (KIND:NAME, see 'asr transcribe --help'), the graph is compiled here from an n-gram
-model of any size (--ngram); phones need --lexicon. An ONNX file is copied into the bundle; a network of torchaudio or
-of the transformers hub is only named in it."""
+For an acoustic model from elsewhere (KIND:NAME, see 'asr transcribe --help-all'), the graph is compiled here from an
+n-gram model of any size (--ngram); phones need --lexicon. An ONNX file is copied into the bundle; a network of
+torchaudio or of the transformers hub is only named in it."""
 
 
 def add_bundle_arguments(parser: argparse.ArgumentParser) -> None:

@@ -99,6 +99,14 @@ examples:
   asr evaluate --cuts data/an4/test.jsonl.gz --bundle an4 --details an4.json --confidences; asr report an4.json"""
 
 
+COMMON = (
+    *("reference", "cuts", "recipe", "compare", "missing_is_empty", "ignore_case", "ignore_punctuation", "details"),
+    *("output", "confidences", "json", "bundle", "mode", "acoustic_model", "transducer", "attention_model", "ngram"),
+    *("rnn_lm", "hot_words", "device"),
+)
+"""The options that `--help` shows."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("hypotheses", nargs="?", help="transcripts to score; not with --cuts")
     parser.add_argument("--reference", metavar="FILE", help="the correct transcripts, or a manifest with them")

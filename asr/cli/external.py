@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -82,8 +83,12 @@ def add_external_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds `--transducer`, `--attention-model` and the options that need one of them."""
     group = parser.add_argument_group(
         "transducers and attention models",
-        f"Of the recognizer's options, {', '.join(map(flag_of, _SHARED))} act here, too. There is no language model "
-        "unless one of the first three is given. Defaults: docs/transducers.md and docs/attention-models.md.",
+        textwrap.fill(
+            f"Of the recognizer's options, {', '.join(map(flag_of, _SHARED))} act here, too. There is no language "
+            "model unless one of the first three is given. Defaults: docs/transducers.md and docs/attention-models.md.",
+            118,
+            break_on_hyphens=False,
+        ),
     )
     for kind, text in _KINDS.items():
         group.add_argument(flag_of(kind), metavar="KIND:NAME", help=text)

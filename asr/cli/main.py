@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import copy
+import difflib
 import gc
 import importlib
 import io
@@ -12,7 +14,7 @@ import re
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -30,11 +32,15 @@ class Command(NamedTuple):
         help: the description of `--help`.
         add_arguments: adds its arguments to a parser.
         run: runs it and returns the exit code.
+        common: as in `Parser`.
+        details: as in `Parser`.
     """
 
     help: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
+    common: Collection[str] = ()
+    details: str = ""
 
 
 # Command of one word or two -> (module, what it does), in the order in which a newcomer needs them.
@@ -113,23 +119,97 @@ def command_named(name: str) -> Command:
     if hasattr(module, "SUBCOMMANDS"):
         command: Command = module.SUBCOMMANDS[name]
         return command
-    return Command(module.HELP, module.add_arguments, module.run)
+    common, details = getattr(module, "COMMON", ()), getattr(module, "DETAILS", "")
+    return Command(module.HELP, module.add_arguments, module.run, common, details)
+
+
+class _HelpAll(argparse.Action):
+    """`--help-all`."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        print(parser.format_help_all(), end="")
+        parser.exit()
+
+
+def _in_brief(action: argparse.Action) -> argparse.Action:
+    """An option whose help is only the first clause."""
+    brief = copy.copy(action)
+    brief.help = str(action.help).partition(";")[0]
+    return brief
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's parser, with `NEGATIVE_NUMBER`."""
+    """argparse's parser, with `NEGATIVE_NUMBER`, errors of one line, and help of two lengths.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    Args:
+        common: the options that `--help` shows, by `dest`, each with the first clause of its help, where all would fill
+            several screens; `--help-all` shows all. Empty: there is only `--help`.
+        details: what `--help-all` says after the description.
+    """
+
+    def __init__(self, *args: Any, common: Collection[str] = (), details: str = "", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._negative_number_matcher = NEGATIVE_NUMBER
+        self._common, self._details = common, details
+        if common:
+            self.add_argument("--help-all", action=_HelpAll, nargs=0, help="show all options in detail")
 
     def error(self, message: str) -> NoReturn:
         """Leaves out the usage of argparse, which fills the screen and hides the message."""
-        self.exit(2, f"{self.prog}: error: {message}; see '{self.prog} --help'.\n")
+        help_option = "--help-all" if self._common else "--help"
+        self.exit(2, f"{self.prog}: error: {message}{self._similar(message)}; see '{self.prog} {help_option}'.\n")
+
+    def _similar(self, message: str) -> str:
+        """The option that a misspelled one may stand for."""
+        wrong = re.match(r"unrecognized arguments:.*?(--[^\s=]+)", message)
+        known = [flag for action in self._actions for flag in action.option_strings if action.help != argparse.SUPPRESS]
+        similar = difflib.get_close_matches(wrong[1], known, 1, cutoff=0.75) if wrong else []
+        return f" (did you mean {similar[0]}?)" if similar else ""
+
+    def format_usage(self) -> str:
+        """The usage, without the options if there are many."""
+        if not self._common:
+            return super().format_usage()
+        formatter = self.formatter_class(prog=f"{self.prog} [OPTIONS]")
+        formatter.add_usage(None, [action for action in self._actions if not action.option_strings], [])
+        return formatter.format_help()
+
+    def format_help(self) -> str:
+        """The text of `--help`."""
+        if not self._common:
+            return super().format_help()
+        formatter = self._get_formatter()
+        formatter.add_text(self.description)
+        num_hidden = 0
+        for group in self._action_groups:
+            shown = [action for action in group._group_actions if self._is_common(action)]
+            formatter.start_section(group.title)
+            formatter.add_arguments(map(_in_brief, shown))
+            formatter.end_section()
+            num_hidden += sum(action.help != argparse.SUPPRESS for action in group._group_actions) - len(shown)
+        formatter.add_text(f"'{self.prog} --help-all' shows {num_hidden} more, and the details of these.")
+        return f"{self.format_usage()}\n{formatter.format_help()}"
+
+    def _is_common(self, action: argparse.Action) -> bool:
+        return not action.option_strings or action.dest in {"help", "help_all", *self._common}
+
+    def format_help_all(self) -> str:
+        """The text of `--help-all`."""
+        whole = copy.copy(self)
+        whole._common = ()
+        whole.usage = self.format_usage().partition(": ")[2].strip()
+        whole.description = f"{self.description}\n\n{self._details}"
+        return whole.format_help()
 
 
 def _command_parser(name: str, command: Command) -> argparse.ArgumentParser:
-    parser = Parser(prog=f"asr {name}", description=command.help, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(
+        prog=f"asr {name}",
+        description=command.help,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        common=command.common,
+        details=command.details,
+    )
     command.add_arguments(parser)
     return parser
 

@@ -30,6 +30,12 @@ example:
   curl -F file=@talk.mp3 http://127.0.0.1:2700/v1/audio/transcriptions
 """
 
+COMMON = (
+    *("host", "port", "max_connections", "idle_seconds", "chunk_seconds", "right_seconds", "silence_after_words"),
+    *("bundle", "mode", "acoustic_model", "ngram", "rnn_lm", "hot_words", "hot_word_score", "device"),
+)
+"""The options that `--help` shows."""
+
 _LIMITS: dict[str, tuple[type, str, str]] = {
     "max_connections": (int, "NUMBER", "streams and recordings at the same time; more are refused"),
     "idle_seconds": (float, "SECONDS", "a connection that sends nothing for this long is ended"),

@@ -228,6 +228,15 @@ Recordings are audio files, folders of them, Kaldi's wav.scp (with segments in t
 of lhotse cuts (.jsonl or .jsonl.gz). m4a, mp4, webm and similar need FFmpeg's libraries: pip install
 'onepass-asr[media]'.
 
+examples:
+  asr transcribe talk.mp3
+  asr transcribe recordings/ --output words.jsonl
+  asr transcribe talk.mp4 --output-format srt > talk.srt
+  asr transcribe talk.wav --acoustic-model torchaudio:WAV2VEC2_ASR_BASE_960H --ngram 4gram.arpa
+  asr transcribe talk.wav --attention-model transformers:openai/whisper-small --language en --hot-words names.txt
+  arecord -f S16_LE -r 16000 -t raw | asr transcribe --stream --raw-rate 16000 -"""
+
+DETAILS = """\
 If a file cannot be read, the error is reported, the other files are processed, and the exit code is 1. With --output or
 --output-dir, finished recordings are skipped, so that an interrupted run continues where it stopped. With --lattices,
 those that lack a lattice are recognized again. --shard I/N processes every N-th recording, for job arrays: give each
@@ -257,20 +266,21 @@ With --stream, words are output while the audio is still arriving, from a file o
 model then has less right context, so that the words may differ from those of the whole recording. For figures and the
 Python interface see docs/streaming.md.
 
-examples:
-  asr transcribe talk.mp3
-  asr transcribe recordings/ --jsonl --output words.jsonl
+more examples:
   asr transcribe talk.wav --ngram-only --statistics
   asr transcribe talk.wav --nbest 10 --jsonl
-  asr transcribe talk.mp4 --output-format srt > talk.srt
   asr transcribe recordings/ --output-format vtt,json --output-dir words/
   asr transcribe data/test/wav.scp --output-format ctm > words.ctm
   asr transcribe recordings/ --shard 3/8 --output words.3.jsonl
-  asr transcribe talk.wav --acoustic-model torchaudio:WAV2VEC2_ASR_BASE_960H --ngram 4gram.arpa
   asr transcribe talk.wav --transducer transformers:nvidia/parakeet-tdt-0.6b-v3 --ngram 4gram.arpa
-  asr transcribe talk.wav --attention-model transformers:openai/whisper-small --language en --hot-words names.txt
-  asr transcribe recordings/ --lattices lattices/ --lattice-format kaldi --jsonl
-  arecord -f S16_LE -r 16000 -t raw | asr transcribe --stream --raw-rate 16000 --jsonl -"""
+  asr transcribe recordings/ --lattices lattices/ --lattice-format kaldi --jsonl"""
+
+COMMON = (
+    *("jsonl", "output", "output_format", "output_dir", "nbest", "stream", "raw_rate", "bundle", "mode"),
+    *("acoustic_model", "transducer", "attention_model", "language", "ngram", "rnn_lm", "hot_words"),
+    *("hot_word_score", "device", "num_workers", "search_beam", "lm_scale", "word_insertion_penalty"),
+)
+"""The options that `--help` shows."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -287,8 +297,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output-format",
         metavar="FORMAT",
-        help=f"{'; '.join(f'{name}: {kind.help}' for name, kind in FORMATS.items())}. Written to stdout, or with "
-        "--output-dir to files; separate several with commas",
+        help=f"format of what is printed, or with --output-dir written: {', '.join(FORMATS)}; separate several with "
+        f"commas; {'; '.join(f'{name}: {kind.help}' for name, kind in FORMATS.items())}",
     )
     parser.add_argument(
         "--output-dir",

@@ -3,6 +3,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -35,6 +36,35 @@ def test_every_command_explains_itself(capsys, command):
         main.main([*command.split(), "--help"])
     assert leaving.value.code == 0
     assert f"usage: asr {command}" in capsys.readouterr().out
+
+
+def _printed(capsys, *arguments):
+    with pytest.raises(SystemExit) as leaving:
+        main.main(arguments)
+    assert leaving.value.code == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["transcribe", "evaluate", "serve"])
+def test_help_of_commands_with_many_options(capsys, command):
+    known = main.command_named(command)
+    parser = argparse.ArgumentParser()
+    known.add_arguments(parser)
+    visible = [one for one in parser._actions if one.option_strings and one.help != argparse.SUPPRESS]
+    flags = {one.dest: one.option_strings[-1] for one in visible if one.dest != "help"}
+    assert set(known.common) <= set(flags), "an option was renamed"
+    brief, whole = (_printed(capsys, command, option) for option in ("--help", "--help-all"))
+    listed = {text: {*re.findall(r"^  (?:-h, )?(--[a-z-]+)", text, re.M)} - {"--help"} for text in (brief, whole)}
+    assert listed[brief] == {"--help-all", *(re.sub("^--no-", "--", flags[name]) for name in known.common)}
+    for one in visible:
+        assert f"\n  {', '.join(one.option_strings)}" in whole, one.dest
+    num_more = len(visible) - 1 - len(known.common)
+    assert f"'asr {command} --help-all' shows {num_more} more" in brief
+    for text in (brief, whole):
+        assert text.startswith(f"usage: asr {command} [OPTIONS]")
+        assert len(max(text.splitlines(), key=len)) <= 120
+    assert len(brief.splitlines()) < 90 < len(whole.splitlines())
+    assert known.details in whole
 
 
 @pytest.mark.parametrize("command", [name for name in main.COMMANDS if main.COMMANDS[name][0] != "asr.cli.train"])
@@ -81,17 +111,28 @@ def test_a_recording_in_place_of_a_command(tmp_path, capsys):
     assert "there is no command 'xxx" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["transcribe", "--bundel", "an4", "a.wav"], ["lm", "rnn", "export", "--frm"]])
-def test_a_misspelled_option_is_one_sentence(capsys, arguments):
+@pytest.mark.parametrize(
+    ("arguments", "advice"),
+    [
+        (
+            ["transcribe", "--bundel", "an4", "a.wav"],
+            "--bundel (did you mean --bundle?); see 'asr transcribe --help-all'.",
+        ),
+        (["transcribe", "a.wav", "--nobody"], "--nobody; see 'asr transcribe --help-all'."),
+        (["doctor", "--vresion"], "--vresion; see 'asr doctor --help'."),
+        (["lm", "rnn", "export", "--frm"], "--help'."),
+    ],
+)
+def test_a_misspelled_option_is_one_sentence(capsys, arguments, advice):
     with pytest.raises(SystemExit) as leaving:
         main.main(arguments)
     assert leaving.value.code == 2
     error = capsys.readouterr().err
     assert len(error.splitlines()) == 1
     assert error.startswith(
-        "asr " + " ".join(one for one in arguments[:3] if not one.startswith("-")).removesuffix(" an4")
+        "asr " + " ".join(one for one in arguments[:3] if not one.startswith("-") and one not in ("an4", "a.wav"))
     )
-    assert "--help'." in error
+    assert error.endswith(f"{advice}\n")
 
 
 @pytest.mark.parametrize("number", ["-1e-3", "-.5E2", "-inf", "-Infinity", "-nan"])
