@@ -23,6 +23,7 @@ from asr.options import options_of, require_type
 from asr.serialization import ModelSpec, fingerprint_of
 from asr.text.ctc_tokens import CTCTokens
 from asr.text.lexicon import Lexicon
+from asr.text.plain_form import tokens_for_words
 
 _MOST_NGRAMS = 300_000
 
@@ -85,6 +86,9 @@ def bundle_with_acoustic_model(
             )
         return _with_graph(DecodingGraph.load(graph, tokens.table), parts, model, bundle, (ngram, lexicon))
     words = _word_model(bundle, ngram)
+    if lexicon is None and words is not None:
+        tokens = tokens_for_words(tokens, listed_words(words))
+        parts["acoustic_model"] = ExternalNetwork.of(model, tokens)
     spellings = _spellings(tokens, bundle, lexicon, words)
     if words is None:
         words = uniform_ngram(list(spellings.pronunciations))

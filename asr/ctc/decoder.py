@@ -46,6 +46,7 @@ from asr.serialization import copied_to_processes
 from asr.text.ctc_tokens import CTCTokens, PieceModel, TokenKind
 from asr.text.lexicon import Lexicon
 from asr.text.normalize import written_as
+from asr.text.plain_form import tokens_for_words
 
 _LOGGER = logging.getLogger(__name__)
 _SPELLING_ORDER = {"letters": 4, "pieces": 2, "phones": 3}
@@ -122,7 +123,8 @@ class CTCDecoder:
         lexicon: the spellings of words in tokens: a file (`WORD TOKEN TOKEN ...`), a mapping or a `Lexicon`. After
             spellings that do not end in the word boundary, it is optional. Required for phones only.
         words: the words that may be found: a file with one word per line, or a collection. By default, the words of the
-            lexicon, of the n-gram model, or of `lm`.
+            lexicon, of the n-gram model, or of `lm`. They may be in another letter case than the tokens. If all are in
+            one case and without punctuation, unlike the tokens, tokens are compared in that form (`PlainTokens`).
         ngram: an n-gram model of words of any size: ARPA text (also .gz, .xz), our binary, or an `NgramLM`. If it is
             too large for the graph, the graph gets a pruned model, and the search uses the full scores.
         lm: another language model of words for the search: a folder or bundle with a recurrent network, the network
@@ -230,7 +232,7 @@ class CTCDecoder:
                 )
             if tokens.kind == "phones" or (lexicon is not None and words is None):
                 refuse_given(of_spellings, "the lexicon has the spellings of all words")
-            if tokens.kind == "letters" and all(len(tokens.text_of(entry)) <= 1 for entry in range(len(tokens))):
+            if tokens.kind == "letters" and all(len(tokens.text_of(entry)) <= 1 for entry in range(len(tokens.table))):
                 refuse_given({"num_spellings": num_spellings}, "there is one way to write a word in single letters")
             if self.config.lm_fusion == "search":
                 refuse_given(
@@ -238,7 +240,7 @@ class CTCDecoder:
                 )
             refuse_given(given, "it is for searches without words", _OF_TOKENS)
             self.word_graph, models = self._words(sources, graph_folder, progress)
-            self._search = GraphSearch(self.word_graph, tokens, self.config, models, frame_shift, confidences)
+            self._search = GraphSearch(self.word_graph, self.tokens, self.config, models, frame_shift, confidences)
         else:
             if spell_unknown:
                 raise AsrError("spell_unknown adds words to a list of words; give a lexicon, words or an n-gram model.")
@@ -379,7 +381,8 @@ class CTCDecoder:
                     f"{tokens.name}: these tokens look like phones; give a lexicon with pronunciations, or, if they "
                     'are letters, kind="letters" and the word_boundary.'
                 )
-            return spelled_lexicon(listed, tokens)[0]
+            self.tokens = tokens_for_words(tokens, listed)
+            return spelled_lexicon(listed, self.tokens)[0]
         spellings, missing = lexicon.restricted_to(listed)
         if missing and tokens.kind != "phones":
             return spellings.merged_with(spelled_lexicon(missing, tokens)[0])

@@ -88,9 +88,7 @@ def as_frames(
             _require_log_probs(sample)
     if checks_blank:
         _warn_of_other_blank(sample, tokens)
-    if not tokens.is_identity:
-        log_prob = log_prob.index_select(2, torch.tensor(tokens.columns, device=log_prob.device))
-    return Frames(log_prob.to(device), num_frames, is_single)
+    return Frames(tokens.in_order_of_table(log_prob).to(device), num_frames, is_single)
 
 
 def _is_nested_numbers(value: Any) -> bool:

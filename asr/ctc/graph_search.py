@@ -25,7 +25,7 @@ from asr.graph.decoding_graph import DecodingGraph
 from asr.graph.topology import with_last_boundary
 from asr.text.ctc_tokens import PIECE_PREFIX, CTCTokens
 from asr.text.lexicon import Lexicon
-from asr.text.normalize import is_unspaced
+from asr.text.normalize import is_unspaced, only_case_of
 from asr.text.symbols import UNK_ID
 
 # Spelled words reach the same text on several paths; this many times as many paths are extracted for an n-best list.
@@ -79,6 +79,7 @@ class GraphSearch:
         graph = word_graph.graph
         self.graph = graph
         self.boundary_id = tokens.boundary_id
+        self._letter_case = only_case_of(" ".join(word_graph.lexicon.pronunciations)) if word_graph.spells else None
         self._aligner = None if _tells_words(tokens, word_graph.lexicon) else WordAligner(word_graph.lexicon, graph)
         # The other one is made when it is needed, if ever: each copies the graph's scores.
         self._decoders = {confidences: self._new_decoder(confidences)}
@@ -160,10 +161,11 @@ class GraphSearch:
         return Converted(runs, hypothesis.word_ids, spans, found)
 
     def _spelled(self, entries: list[int]) -> str:
-        """The text of a word outside the list, from its tokens."""
+        """The text of a word outside the list, from its tokens, in the letter case of the list."""
         if self.word_graph.letters is not None:
             return self.word_graph.letters.spell([self._tokens.table.tokens[entry] for entry in entries])
-        return self._tokens.text_of(*entries)
+        text = self._tokens.text_of(*entries)
+        return text if self._letter_case is None else self._letter_case(text)
 
     def _word(self, text: str, start_frame: int, end_frame: int, confidence: float | None, spelled: bool) -> CTCWord:
         shift = self._frame_shift

@@ -141,18 +141,10 @@ def spelled_lexicon(words: Sequence[str], tokens: CTCTokens) -> tuple[Lexicon, l
     """Spells words in tokens -> the lexicon, and the words that cannot be spelled.
 
     Raises:
-        AsrError: no word can be spelled, or most cannot because of their letter case.
+        AsrError: no word can be spelled.
     """
     spellings = {word: tokens.spell(word) for word in words}
     left_out = [word for word, spelling in spellings.items() if not spelling]
-    if len(left_out) > len(words) // 2:
-        for change in (str.upper, str.lower):
-            if sum(bool(tokens.spell(change(word))) for word in left_out[:1000]) > min(1000, len(left_out)) // 2:
-                has = "upper" if change is str.upper else "lower"
-                raise AsrError(
-                    f"{tokens.name}: the words ({left_out[0]!r}, ...) cannot be spelled in these tokens, which are in "
-                    f"{has} case; convert words and language model to that case."
-                )
     if len(left_out) == len(words):
         raise AsrError(
             f"{tokens.name}: none of the {len(words)} words ({left_out[0]!r}, ...) can be spelled in these tokens."

@@ -1,14 +1,8 @@
-"""How the tokens of a network spell the words of a list: as they are, or but for letter case and punctuation.
-
-Networks that write `Hello, Mr. O'Neill.` are used with language models of `hello mr o'neill`, or `HELLO MR O'NEILL`.
-Then words are compared in their plain form: in lower case, without punctuation except for apostrophes and hyphens
-inside words, and with a hyphen as a word boundary if no word of the list has one.
-"""
+"""How the tokens of a network spell the words of a list: as they are, or in plain form (`asr.text.plain_form`)."""
 
 from __future__ import annotations
 
 import itertools
-import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,46 +11,9 @@ from asr.errors import AsrError
 from asr.fusion.interface import FloatArray
 from asr.text.ctc_tokens import CTCTokens
 from asr.text.normalize import equivalent_forms
+from asr.text.plain_form import PlainForm, differ_in_form
 
-# Lower case depends on what is around a sigma, and has two characters for İ.
-_ALIKE = str.maketrans({"’": "'", "‘": "'", "ʼ": "'", "Σ": "σ", "ς": "σ", "İ": "i"})
-_HYPHENS = "-‐‑–—"
-_ENDS_OF_SENTENCES = ".,?!"
 _WORDS_LOOKED_AT = 1000
-# Exceptions among as many words do not decide which letter case a list is in.
-_SHARE_OF_EXCEPTIONS = 0.01
-
-
-@dataclass(frozen=True)
-class PlainForm:
-    """The form in which words are compared.
-
-    Args:
-        separators: characters that separate words.
-    """
-
-    separators: str = _HYPHENS
-
-    def of(self, text: str) -> str:
-        """A text in plain form, without separators."""
-        text = text.translate(_ALIKE).lower()
-        if text.isalpha():
-            return text
-        return "".join([char for char in text if char == "'" or char in self._kept or not _is_punctuation(char)])
-
-    def words_of(self, text: str) -> list[str]:
-        """The words of the list's kind that a written word consists of."""
-        for separator in self.separators:
-            text = text.replace(separator, " ")
-        return [word for word in map(self.of, text.split()) if word]
-
-    def separates(self, text: str) -> bool:
-        """Whether a text begins with a separator; punctuation may be before it."""
-        return next((char in self.separators for char in text if char in self.separators or self.of(char)), False)
-
-    @property
-    def _kept(self) -> str:
-        return "" if self.separators else _HYPHENS
 
 
 @dataclass(frozen=True)
@@ -122,11 +79,10 @@ def spelled_words(
     entries = range(len(tokens.table))
     pairs = [(tokens.text_of(entry), tokens.bytes_of(entry)) for entry in entries]
     if is_plain is None:
-        is_plain = _differ_in_form(words, [text for text, _ in pairs])
+        is_plain = differ_in_form(words, [text for text, _ in pairs])
     form = None
     if is_plain:
-        inside = {char for word in words for char in word[1:-1]}
-        form = PlainForm("" if inside.intersection(_HYPHENS) else _HYPHENS)
+        form = PlainForm.for_words(words)
     chars = {char for text, _ in pairs for char in (text if form is None else form.of(text))}
     # Of tokens that are parts of characters.
     parts = {byte for text, own in pairs if _utf8(text) != own for byte in own}
@@ -170,26 +126,6 @@ def _too_few(
         f"{tokens.name}: of {num_words} words, only {num_words - len(lacking)} can be spelled in the tokens, unlike "
         f"{lacking[0]!r}; give words and language models of the network's language."
     )
-
-
-def _differ_in_form(words: Sequence[str], texts: Iterable[str]) -> bool:
-    """Whether all words are in one letter case, without punctuation at their ends, and some texts of tokens are not."""
-    step = 1 + len(words) // (20 * _WORDS_LOOKED_AT)
-    sample = words[::step]
-    most = _SHARE_OF_EXCEPTIONS * len(sample)
-    if sum(word[-1:] in _ENDS_OF_SENTENCES for word in sample) > most:
-        return False
-    has_lower = sum(word != word.upper() for word in sample) > most
-    has_upper = sum(word != word.lower() for word in sample) > most
-    if has_lower == has_upper:
-        return False
-    written = "".join(texts)
-    in_other_case = (not has_lower and written != written.upper()) or (not has_upper and written != written.lower())
-    return in_other_case or any(char in written for char in _ENDS_OF_SENTENCES)
-
-
-def _is_punctuation(char: str) -> bool:
-    return unicodedata.category(char)[0] in "PS"
 
 
 def _utf8(text: str) -> bytes:

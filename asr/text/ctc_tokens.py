@@ -15,10 +15,13 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
+import torch
+from torch import Tensor
+
 from asr.errors import AsrError
 from asr.text.byte_pieces import are_byte_level, as_bytes, bytes_of
 from asr.text.documents import parse_json, read_text
-from asr.text.normalize import equivalent_forms, is_unspaced
+from asr.text.normalize import equivalent_forms, is_unspaced, only_case_of
 from asr.text.symbols import BLANK, DISAMBIGUATION, TokenTable
 
 TokenKind = Literal["letters", "pieces", "phones"]
@@ -37,7 +40,7 @@ _SCORED_PIECE = re.compile(r"(.+)\t-?\d+(?:\.\d+)?(?:e-?\d+)?")
 _PLACEHOLDER = "<unused-{}>"
 _PLACEHOLDERS = re.compile(r"<unused-\d+>")
 # SentencePiece writes characters that it has no piece for in the bytes of their UTF-8.
-_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 class PieceModel(Protocol):
@@ -124,14 +127,17 @@ class CTCTokens:
         self._is_text = [entry > 0 and symbol in self._text_symbols for entry, symbol in enumerate(self.table.tokens)]
         self._bytes_of = self._bytes_of_pieces()
         self._texts = [self._symbol_text(entry) for entry in range(len(self.table))]
+        of_characters = (text for entry, text in enumerate(self._texts) if entry not in self._bytes_of)
+        self._letter_case = only_case_of("".join(of_characters))
         self.piece_model: PieceModel | None = None
         if piece_model is not None:
             self.piece_model = self._checked_model(piece_model)
 
-    @property
-    def is_identity(self) -> bool:
-        """Whether `table` has the order of the network's columns."""
-        return self.blank_id == 0
+    def in_order_of_table(self, log_prob: Tensor) -> Tensor:
+        """Natural log-probabilities of the network's columns (..., C) -> of the entries of `table` (..., C)."""
+        if self.blank_id == 0:
+            return log_prob
+        return log_prob.index_select(-1, torch.tensor(self.columns, device=log_prob.device))
 
     @property
     def boundary_id(self) -> int | None:
@@ -148,6 +154,10 @@ class CTCTokens:
     def separates_words(self, entry: int) -> bool:
         """Whether an entry of `table` is the boundary, or another white space such as U+3000."""
         return entry == self.boundary_id or self.symbols[self.columns[entry]].isspace()
+
+    def is_byte(self, entry: int) -> bool:
+        """Whether an entry of `table` is written as a byte, as in `<0x41>`."""
+        return self.kind == "pieces" and _BYTE.fullmatch(self.table.tokens[entry]) is not None
 
     def begins_word(self, entry: int) -> bool:
         """Whether an entry of `table` is a piece that begins a word."""
@@ -183,8 +193,9 @@ class CTCTokens:
         """The spellings of a word in these symbols, including the boundary after it; empty if it has none.
 
         There are at most `num_spellings`: first that of the SentencePiece model, if there is one, then those with the
-        fewest symbols. A word that has none is spelled in one of its `equivalent_forms` (NFC, NFD, other apostrophes).
-        Words of scripts without spaces, such as Chinese, have spellings without the boundary or `▁` besides.
+        fewest symbols. A word that has none is spelled in one of its `equivalent_forms` (NFC, NFD, other apostrophes),
+        or, if the symbols are in one letter case only, in that case. Words of scripts without spaces, such as Chinese,
+        have spellings without the boundary or `▁` besides.
 
         Raises:
             AsrError: the symbols are phones, for which a lexicon is needed.
@@ -194,7 +205,9 @@ class CTCTokens:
                 f"{self.name}: words cannot be spelled in these tokens, which look like phones; give a lexicon, or, if "
                 'they are letters, kind="letters" and the word_boundary.'
             )
-        forms = itertools.chain([word], equivalent_forms(word))
+        in_case = word if self._letter_case is None else self._letter_case(word)
+        words = [word] if in_case == word else [word, in_case]
+        forms = itertools.chain.from_iterable(itertools.chain([each], equivalent_forms(each)) for each in words)
         return next((found for form in forms if (found := self._spellings(form))), [])
 
     def _spellings(self, word: str) -> list[tuple[str, ...]]:
@@ -302,8 +315,8 @@ class CTCTokens:
         if self.is_byte_level:
             entries = filter(self.is_text, range(len(self.table.tokens)))
             return {entry: bytes_of(self._symbol_text(entry)) for entry in entries}
-        matches = [_BYTE.fullmatch(symbol) if self.kind == "pieces" else None for symbol in self.table.tokens]
-        return {entry: bytes([int(match[1], 16)]) for entry, match in enumerate(matches) if match is not None}
+        entries = filter(self.is_byte, range(len(self.table)))
+        return {entry: bytes([int(self.table.tokens[entry][3:5], 16)]) for entry in entries}
 
     def _boundary(self, word_boundary: str | None) -> str | None:
         if word_boundary is not None and word_boundary not in ("", *self.symbols):

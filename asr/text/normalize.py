@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 
 UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u312f\u31c0-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 """Characters of scripts without spaces between words (Thai, Lao, Burmese, Khmer, kana, Chinese), for `re`."""
@@ -85,6 +85,14 @@ def equivalent_forms(word: str) -> Iterator[str]:
         for form in dict.fromkeys((unicodedata.normalize("NFC", text), unicodedata.normalize("NFD", text))):
             if form != word:
                 yield form
+
+
+def only_case_of(text: str) -> Callable[[str], str] | None:
+    """What converts words to the letter case of a text; None if it has letters in both cases, or none that have one."""
+    lower, upper = text.lower(), text.upper()
+    if lower == upper:
+        return None
+    return str.lower if text == lower else str.upper if text == upper else None
 
 
 def written_in_any_case(word: str, known: Container[str]) -> Iterator[str]:

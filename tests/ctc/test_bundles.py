@@ -18,9 +18,11 @@ import asr
 from asr.bundle import Bundle
 from asr.cli.main import main
 from asr.ctc.bundles import bundle_with_acoustic_model
+from asr.ctc.word_models import uniform_ngram
 from asr.decoding.settings import ResourceOptions
 from asr.errors import AsrError
 from asr.models.external import CallableModel
+from asr.models.external.network import ExternalNetwork
 from asr.models.external.torchscript import save
 from asr.recognizer import Recognizer
 from asr.testing.tones import PITCH, PRONUNCIATIONS, RATE, tones
@@ -113,6 +115,25 @@ def test_bundle_without_effect_beside_a_graph_is_refused(bundle: Bundle, cache: 
     with pytest.raises(AsrError, match="bundle tones has no effect here"):
         bundle_with_acoustic_model(phone_model(), bundle, graph=graph)
     assert bundle_with_acoustic_model(phone_model(), bundle, bundle.small_ngram, graph=graph).rnn_lm is bundle.rnn_lm
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_cased", [False, True])
+def test_words_in_another_letter_case(is_cased: bool, cache: Path) -> None:
+    """Of a network of lower-case letters, or of letters in both cases and a comma."""
+    symbols = ["<blk>", *(LETTER_OF[phone] for phone in PHONES), "|"]
+    if is_cased:
+        symbols = [",", symbols[1].upper(), *symbols[2:], symbols[1], "<blk>"]
+    order = [0, 1, 2, 3, 4, 5, 1, 0] if is_cased else [0, 1, 2, 3, 4, 5]  # where two are alike, both are heard
+    model = CallableModel(Pitches(order, has_boundary=True), symbols, RATE, SHIFT / RATE, "letters")
+    words = {word: spelled.upper() for word, spelled in SPELLED.items()}
+    made = bundle_with_acoustic_model(model, ngram=uniform_ngram(sorted(set(words.values()))))
+    network = made.acoustic_model
+    assert network is not None and network.arguments.get("separators") == ("-‐‑–—" if is_cased else None)
+    assert ExternalNetwork(**network.arguments).tokens.table == made.graph.tokens
+    for said in (["PAT", "TO", "KIT"], ["SKIP", "PAT"]):
+        (result,) = Recognizer(made, decoder="token-passing")(tones(said))
+        assert result.text == " ".join(words[word] for word in said)
 
 
 @pytest.mark.slow

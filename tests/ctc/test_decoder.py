@@ -86,6 +86,40 @@ def test_letters_against_enumeration(seed: int, word_model: NgramLM) -> None:
     assert close(decoder(log_prob), wanted)
 
 
+def test_letters_of_the_other_case_against_enumeration(word_model: NgramLM) -> None:
+    decoder = CTCDecoder([each.upper() for each in SYMBOLS], ngram=word_model, warm_up=False, lm_scale=0.8, **OPEN)
+    log_prob = random_frames(5, 1)
+    score = sentence_score(word_model)
+    wanted = best_word_sequences(log_prob.double().numpy(), SPELLED, score, 0.8, 0.0, boundary=3, max_words=3)
+    found = decoder(log_prob, nbest=4)
+    assert len(found) == 4 and close(found, wanted)
+    assert {token.text for token in found[0].tokens} <= {"A", "B", "|"}
+
+
+@pytest.mark.parametrize("inputs", ["log_probs", "logits", "probabilities"])
+def test_tokens_in_plain_form_against_enumeration(inputs: Any, word_model: NgramLM) -> None:
+    """A network that writes `Ab, ba-b.` finds the words that it would if it wrote `ab ba b`."""
+    symbols = ["B", "a", ",", "|", "A", "b", "-", ".", "<blk>"]
+    merged = [[8, 2, 7], [1, 4], [0, 5], [3, 6]]
+    options: dict[str, Any] = {"ngram": word_model, "warm_up": False, "lm_scale": 0.8, "frame_shift": 0.1, **OPEN}
+    decoder = CTCDecoder(symbols, inputs=inputs, **options)
+    log_prob = random_frames(5, 5, len(symbols))
+    frames = {"log_probs": log_prob, "logits": log_prob + 3.0, "probabilities": log_prob.exp()}[inputs]
+    plain = torch.stack([log_prob.double()[:, columns].logsumexp(1) for columns in merged], 1)
+    score = sentence_score(word_model)
+    wanted = best_word_sequences(plain.numpy(), SPELLED, score, 0.8, 0.0, boundary=3, max_words=3)
+    found = decoder(frames, nbest=4)
+    assert len(found) == 4 and close(found, wanted)
+    same = CTCDecoder(SYMBOLS, **options)(plain.float(), nbest=4)
+    assert found[0].text and [(each.text, each.tokens) for each in found] == [(each.text, each.tokens) for each in same]
+    stream = decoder.stream()
+    for part in frames.split(2):
+        stream.accept(part)
+    assert stream.finish().text == found[0].text
+    with pytest.raises(AsrError, match="have 4 columns but there are 9 tokens"):
+        decoder(plain.float())
+
+
 @pytest.mark.parametrize("fusion", ["none", "lattice", "search"])
 def test_hot_words_against_enumeration(fusion: str, word_model: NgramLM) -> None:
     plain = sentence_score(word_model)
@@ -483,7 +517,6 @@ def test_spelled_lexicon_leaves_out_what_cannot_be_spelled(caplog: pytest.LogCap
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"words": ["AB", "BA"]}, "which are in lower case"),
         ({"words": ["xyz"]}, "none of the 1 words ('xyz', ...) can be spelled"),
         ({"words": []}, "there is no word in it"),
         ({"words": ["a b"]}, "'a b' is not a word"),

@@ -57,6 +57,18 @@ def test_unknown_words_are_spelled_and_known_ones_are_not(
             assert closed(log_prob)[0].text != text
 
 
+@pytest.mark.parametrize("symbols", [SYMBOLS, [*SYMBOLS, *"ABCDEO,"]])
+def test_unknown_words_are_in_the_letter_case_of_the_list(
+    symbols: list[str], frames_of: Callable[..., torch.Tensor]
+) -> None:
+    listed = [word.upper() for word in WORDS]
+    decoder = CTCDecoder(symbols, words=listed, spell_unknown=True, warm_up=False)
+    for text in ("bead|dodo|code", "Bead,|doDO|code") if "B" in symbols else ("bead|dodo|code",):
+        best = decoder(frames_of(symbols, list(text), strength=12.0))[0]
+        assert best.text == "BEAD DODO CODE"
+        assert [word.is_spelled for word in best.words] == [False, True, False]
+
+
 @pytest.mark.parametrize("listed", [["今天", "HELLO"], ["HELLO"]])
 def test_characters_of_scripts_without_spaces_begin_spelled_words(
     listed: list[str], frames_of: Callable[..., torch.Tensor]

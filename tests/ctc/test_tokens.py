@@ -17,7 +17,7 @@ PIECES = ["<blk>", "▁", "▁the", "▁th", "e", "r", "▁he", "s", "t", "he"]
 
 def test_letters_of_wav2vec() -> None:
     tokens = CTCTokens(LETTERS)
-    assert (tokens.kind, tokens.blank_id, tokens.word_boundary, tokens.is_identity) == ("letters", 0, "|", True)
+    assert (tokens.kind, tokens.blank_id, tokens.word_boundary) == ("letters", 0, "|")
     assert tokens.spell("NOT") == [("N", "O", "T", "|")]
     assert tokens.spell("NOB") == []
     # `<s>` is not text, and a boundary is not a letter.

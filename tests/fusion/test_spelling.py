@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from asr.errors import AsrError
-from asr.fusion.spelling import PlainForm, spelled_words
+from asr.fusion.spelling import spelled_words
 from asr.text.ctc_tokens import CTCTokens
+from asr.text.plain_form import PlainForm
 
 CASED = CTCTokens(["<blk>", "▁H", "ello", "▁w", "el", "l", "-", "k", "now", "n", ",", ".", "'", "▁D", "on", "t", "▁h"])
 

@@ -18,6 +18,7 @@ from asr.graph.topology import with_last_boundary
 from asr.models.external.base import ExternalModel, load_acoustic_model, named
 from asr.serialization import ModelSpec, OwnFormat
 from asr.text.ctc_tokens import CTCTokens
+from asr.text.plain_form import PlainForm, PlainTokens
 
 _ONNX = "onnx:"
 
@@ -61,27 +62,37 @@ class ExternalNetwork(nn.Module, OwnFormat):
         sampling_rate: in Hz.
         frame_shift: seconds from one output frame to the next.
         normalize: whether an ONNX network reads normalized samples; None if it reads none, or as usual.
+        separators: of tokens in plain form (`PlainTokens`), the characters that separate words; None if tokens are as
+            the network has them.
     """
 
     num_features = 1
 
     def __init__(
-        self, source: str, tokens: dict[str, Any], sampling_rate: int, frame_shift: float, normalize: bool | None = None
+        self,
+        source: str,
+        tokens: dict[str, Any],
+        sampling_rate: int,
+        frame_shift: float,
+        normalize: bool | None = None,
+        separators: str | None = None,
     ) -> None:
         super().__init__()
         self.source = source
         self.tokens = CTCTokens(**tokens)
+        if separators is not None:
+            self.tokens = PlainTokens(self.tokens, PlainForm(separators))
         self.frame_shift = frame_shift
         self.normalize = normalize
-        self.num_tokens = len(self.tokens)
+        self.num_tokens = len(self.tokens.table)
         self.subsampling_factor = max(1, round(frame_shift * sampling_rate))
         # Its device is that of the network, even if the network is not a torch module.
         self.place = nn.Parameter(torch.zeros(0), requires_grad=False)
         self._model: ExternalModel | None = None
 
     @classmethod
-    def of(cls, model: ExternalModel) -> ModelSpec:
-        """A model with the description from which a bundle builds it again."""
+    def of(cls, model: ExternalModel, tokens: CTCTokens | None = None) -> ModelSpec:
+        """A model with the description from which a bundle builds it again; `tokens` if they are in plain form."""
         arguments: dict[str, Any] = {
             "source": _ONNX if model.name.startswith(_ONNX) else model.name,
             "tokens": {
@@ -96,6 +107,8 @@ class ExternalNetwork(nn.Module, OwnFormat):
         normalizes = getattr(model, "normalizes", None)
         if normalizes is not None:
             arguments["normalize"] = normalizes
+        if isinstance(tokens, PlainTokens):
+            arguments["separators"] = tokens.form.separators
         network = cls(**arguments)
         network._use(model)
         return ModelSpec("External", arguments, network.eval())
@@ -133,14 +146,8 @@ class ExternalNetwork(nn.Module, OwnFormat):
     def forward(self, features: Tensor, num_frames: Tensor) -> tuple[Tensor, Tensor]:
         """Samples (N, L, 1), their numbers (N,) -> natural log-probabilities (N, T, C) float32, blank first, (N,)."""
         log_prob, num_outputs = self.model.run(features.squeeze(2).cpu(), num_frames.cpu())
-        log_prob = self.blank_first(log_prob.to(features.device))
+        log_prob = self.tokens.in_order_of_table(log_prob.to(features.device))
         return with_last_boundary(log_prob, num_outputs.to(num_frames), self.tokens.boundary_id)
-
-    def blank_first(self, log_prob: Tensor) -> Tensor:
-        """Reorders the network's columns (..., C) as the decoding graph numbers them."""
-        if self.tokens.is_identity:
-            return log_prob
-        return log_prob.index_select(-1, torch.tensor(self.tokens.columns, device=log_prob.device))
 
     def forward_all_layers(self, features: Tensor, num_frames: Tensor) -> tuple[list[Tensor], Tensor]:
         """The call's result, in a list."""

@@ -195,7 +195,7 @@ class StateStream:
         samples, rest = held[: self._model.chunk_samples], held[self._model.chunk_samples :]
         self._held = [rest] if len(rest) else []
         is_last = self._is_closed and not self._held
-        log_prob = self._network.blank_first(self._model.accept(samples, is_last=is_last))
+        log_prob = self._network.tokens.in_order_of_table(self._model.accept(samples, is_last=is_last))
         self.num_outputs += len(log_prob)
         self.is_done = is_last
         if is_last:
