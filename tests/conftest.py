@@ -19,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
+    from asr.bundle import Bundle
     from asr.lm.ngram.model import NgramLM
 
 settings.register_profile("dev", deadline=None, max_examples=25)
@@ -62,6 +63,14 @@ def tiny_bundle_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bundle")
     tiny_bundle(folder).save(folder / "tones", half_precision=False)
     return folder / "tones"
+
+
+@pytest.fixture(scope="session")
+def librispeech() -> Bundle:
+    """The shipped bundle, whose loading takes seconds; tests must not change it."""
+    from asr.bundle import Bundle
+
+    return Bundle.load(Path(__file__).resolve().parents[1] / "checkpoints" / "librispeech")
 
 
 @pytest.fixture

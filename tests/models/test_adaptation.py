@@ -158,14 +158,9 @@ def test_files_that_are_none_are_refused(tmp_path: Path, name: str) -> None:
             DenominatorGraph.load(tmp_path / name)
 
 
-@pytest.fixture(scope="module")
-def bundle() -> Bundle:
-    return Bundle.load(ROOT / "checkpoints" / "librispeech")
-
-
 @pytest.mark.slow
-def test_a_recognizer_learns_a_voice_and_uses_it(bundle: Bundle) -> None:
-    recognizer = Recognizer(bundle, "ngram")
+def test_a_recognizer_learns_a_voice_and_uses_it(librispeech: Bundle) -> None:
+    recognizer = Recognizer(librispeech, "ngram")
     clips = [read_audio(path, recognizer.sampling_rate) for path in CLIPS[:2]]
     plain = [(result.text, result.total) for result in recognizer(clips)]
     speaker = recognizer.speaker_transform(clips)
@@ -186,8 +181,8 @@ def test_a_recognizer_learns_a_voice_and_uses_it(bundle: Bundle) -> None:
 
 
 @pytest.mark.slow
-def test_a_recognizer_normalizes_with_a_speakers_statistics(bundle: Bundle) -> None:
-    recognizer = Recognizer(bundle, "ngram", resources=ResourceOptions(batch_seconds=4.0))
+def test_a_recognizer_normalizes_with_a_speakers_statistics(librispeech: Bundle) -> None:
+    recognizer = Recognizer(librispeech, "ngram", resources=ResourceOptions(batch_seconds=4.0))
     clips = [read_audio(path, recognizer.sampling_rate) for path in CLIPS]
     plain = [result.total for result in recognizer(clips)]
     speaker = recognizer.speaker_statistics(clips)
@@ -200,7 +195,7 @@ def test_a_recognizer_normalizes_with_a_speakers_statistics(bundle: Bundle) -> N
         assert recognizer(clip, speaker=statistics)[0].total == pytest.approx(total, abs=0.2)  # rounded to bytes
     # The network reads what its norm returns for the speaker.
     features = recognizer._features(clips[:1], StageTimes())
-    network = bundle.acoustic_model.network
+    network = librispeech.acoustic_model.network
     normal = network.input_norm(*features, speaker)
     with torch.no_grad(), recognizer.acoustic_arithmetic():
         expected = network.forward_normalized(normal, features[1])[0][-1]
@@ -209,17 +204,17 @@ def test_a_recognizer_normalizes_with_a_speakers_statistics(bundle: Bundle) -> N
 
 
 @pytest.mark.slow
-def test_a_bundle_keeps_its_denominator_graph(bundle: Bundle, tmp_path: Path) -> None:
+def test_a_bundle_keeps_its_denominator_graph(librispeech: Bundle, tmp_path: Path) -> None:
     from dataclasses import replace
 
-    assert bundle.denominator is not None and TIED_STATES in bundle.graph.meta
-    small = replace(bundle, large_ngram=None, rnn_lm=None, decoding={})
+    assert librispeech.denominator is not None and TIED_STATES in librispeech.graph.meta
+    small = replace(librispeech, large_ngram=None, rnn_lm=None, decoding={})
     small.save(tmp_path / "copy")
     copy = Bundle.load(tmp_path / "copy")
     assert copy.denominator is not None
-    assert all(map(np.array_equal, bundle.denominator, copy.denominator))
+    assert all(map(np.array_equal, librispeech.denominator, copy.denominator))
     with pytest.raises(AsrError, match="it cannot adapt to speakers because it has no denominator graph"):
         Recognizer(replace(small, denominator=None), "ngram").speaker_transform(torch.zeros(16000))
-    wide = bundle.denominator._replace(entry=bundle.denominator.entry + 1000)
+    wide = librispeech.denominator._replace(entry=librispeech.denominator.entry + 1000)
     with pytest.raises(AsrError, match="use the denominator graph of its training"):
         replace(small, denominator=wide).check()

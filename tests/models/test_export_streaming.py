@@ -12,7 +12,7 @@ from torch import Tensor
 
 from asr.audio.fbank import LOG_FLOOR, Fbank
 from asr.audio.io import read_audio
-from asr.bundle import Bundle, bundle_folder
+from asr.bundle import Bundle
 from asr.cli.main import main
 from asr.errors import AsrError
 from asr.models.export import StreamChunks, StreamingNetwork, export_acoustic_model
@@ -191,7 +191,9 @@ def test_files_whose_states_are_described_wrongly(tmp_path: Path, described: dic
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["onnx", "torchscript"])
-def test_the_shipped_network_says_the_same_words(tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str) -> None:
+def test_the_shipped_network_says_the_same_words(
+    librispeech: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
     if form == "onnx":
         pytest.importorskip("onnxruntime")
         if not torch.__version__.startswith("1."):
@@ -199,11 +201,10 @@ def test_the_shipped_network_says_the_same_words(tmp_path: Path, capsys: pytest.
     path = tmp_path / "streaming"
     assert main(["export", "librispeech", "--format", form, "--streaming", "--output", str(path)]) == 0
     capsys.readouterr()
-    bundle = Bundle.load(bundle_folder("librispeech"))
     clip = read_audio(sorted(CLIPS.glob("*.flac"))[0], 16000)
     texts = []
     for name in (None, f"{form}:{path}"):
-        recognizer = Recognizer(bundle, "ngram", decoder="token-passing", acoustic_model=name)
+        recognizer = Recognizer(librispeech, "ngram", decoder="token-passing", acoustic_model=name)
         results = [result for result in recognize_stream(recognizer, clip.split(4000)) if result.is_final]
         texts.append([word.text for result in results for word in result.words])
     assert len(texts[0]) > 5

@@ -11,10 +11,11 @@ import soundfile
 import torch
 from torch import Tensor
 
-import asr
 from asr.audio.fbank import LOG_FLOOR
+from asr.bundle import Bundle
 from asr.metrics import count_errors
 from asr.models.levels import with_equal_levels
+from asr.recognizer import Recognizer
 
 
 def gains_one_by_one(energy: list[float]) -> list[float]:
@@ -97,12 +98,12 @@ def test_ordinary_recordings_stay_as_they_are() -> None:
 
 
 @pytest.mark.slow
-def test_soft_speech_after_loud_speech_is_recognized() -> None:
+def test_soft_speech_after_loud_speech_is_recognized(librispeech: Bundle) -> None:
     samples, rate = soundfile.read(Path("scripts/demo_clips/letter.flac"), dtype="float32")
     clip = torch.from_numpy(samples)
     pause = 3e-5 * torch.randn(rate // 2, generator=torch.Generator().manual_seed(0))
     waveform = torch.cat([clip, pause, 10 ** (-25 / 20) * clip])
-    recognizer = asr.load("librispeech", mode="ngram")
+    recognizer = Recognizer(librispeech, "ngram")
     words = recognizer(clip, rate)[0].text.split()
     assert len(words) == 13
     found = recognizer(waveform, rate)[0].text.split()

@@ -12,11 +12,12 @@ import soundfile
 import torch
 from torch import Tensor
 
-import asr
 from asr.audio.fbank import LOG_FLOOR
+from asr.bundle import Bundle
 from asr.models.interface import LOG_PROB_IN_NOISE, NormalizingNetwork
 from asr.models.pauses import in_pauses, with_silence_in_pauses
 from asr.models.windows import ChunkedEncoder, RunningNorm, WindowSizes
+from asr.recognizer import Recognizer
 from asr.streaming import recognize_stream
 
 
@@ -140,7 +141,7 @@ def test_digital_silence_does_not_count_in_the_normalization_of_streams() -> Non
 
 
 @pytest.mark.slow
-def test_the_noise_of_long_pauses_has_no_words() -> None:
+def test_the_noise_of_long_pauses_has_no_words(librispeech: Bundle) -> None:
     samples, rate = soundfile.read(Path("scripts/demo_clips/river.flac"), dtype="float32")
     generator = torch.Generator().manual_seed(0)
     noise = [3e-4 * torch.randn(seconds * rate, generator=generator) for seconds in (1, 4, 4)]
@@ -149,7 +150,7 @@ def test_the_noise_of_long_pauses_has_no_words() -> None:
     num_words = 13  # of the clip
 
     def counts(pause_seconds: float) -> tuple[int, int]:
-        recognizer = asr.load("librispeech", mode="ngram", options={"pause_seconds": pause_seconds})
+        recognizer = Recognizer(librispeech, "ngram", options={"pause_seconds": pause_seconds})
         finals = [each for each in recognize_stream(recognizer, waveform.split(3000), rate) if each.is_final]
         return len(recognizer(waveform, rate)[0].words), sum(len(each.words) for each in finals)
 

@@ -12,7 +12,7 @@ import soundfile
 import torch
 from torch import Tensor
 
-import asr
+from asr.bundle import Bundle
 from asr.cli.main import main
 from asr.decoding.k2 import k2_works
 from asr.decoding.nbest_io import read_n_best
@@ -40,9 +40,11 @@ def recording() -> Tensor:
     return torch.cat([torch.from_numpy(first), pause, torch.from_numpy(second)])
 
 
-def loaded(mode: str = "rnn", lm_fusion: str = "auto", decoder: str = "auto", **options: Any) -> Recognizer:
+def made(
+    bundle: Bundle, mode: str = "rnn", lm_fusion: str = "auto", decoder: str = "auto", **options: Any
+) -> Recognizer:
     options = {"mbr_scale": math.inf, **options}
-    return asr.load("librispeech", mode=mode, lm_fusion=lm_fusion, decoder=decoder, options=options)
+    return Recognizer(bundle, mode, lm_fusion=lm_fusion, decoder=decoder, options=options)
 
 
 def score_of(lm: LanguageModel, sentence: str) -> float:
@@ -54,33 +56,36 @@ def score_of(lm: LanguageModel, sentence: str) -> float:
 
 
 @pytest.mark.parametrize("lm_fusion", ["lattice", "chunks", "search"])
-def test_the_language_model_scores_each_sentence_by_itself(recording: Tensor, lm_fusion: str) -> None:
-    recognizer = loaded(lm_fusion=lm_fusion)
+def test_the_language_model_scores_each_sentence_by_itself(
+    librispeech: Bundle, recording: Tensor, lm_fusion: str
+) -> None:
+    recognizer = made(librispeech, lm_fusion=lm_fusion)
     (result,) = recognizer(recording)
     assert recognizer.joins_sentences and result.text == f"{FIRST} {SECOND}"
     lm = recognizer.build_language_models(1 << 24).model
     assert isinstance(lm, SentencesLM)
     assert result.lm_score == pytest.approx(score_of(lm, FIRST) + score_of(lm, SECOND), abs=0.05)
-    one = loaded(lm_fusion=lm_fusion, sentence_pause_seconds=math.inf)
+    one = made(librispeech, lm_fusion=lm_fusion, sentence_pause_seconds=math.inf)
     (as_one,) = one(recording)
     assert not one.joins_sentences and as_one.text == result.text
     assert as_one.lm_score == pytest.approx(score_of(lm, f"{FIRST} {SECOND}"), abs=0.05)
     assert result.total > as_one.total + 1.0
     # The pause must be long enough.
-    (too_short,) = loaded(lm_fusion=lm_fusion, sentence_pause_seconds=3.0)(recording)
+    (too_short,) = made(librispeech, lm_fusion=lm_fusion, sentence_pause_seconds=3.0)(recording)
     assert too_short.total == pytest.approx(as_one.total, abs=0.01)
 
 
-def test_k2_finds_the_same_sentences(recording: Tensor) -> None:
+def test_k2_finds_the_same_sentences(librispeech: Bundle, recording: Tensor) -> None:
     if not k2_works(torch.device("cpu")):
         pytest.skip("k2 does not run here")
-    ours, theirs = (loaded("ngram", decoder=decoder)(recording)[0] for decoder in ("token-passing", "k2"))
+    ours, theirs = (made(librispeech, "ngram", decoder=decoder)(recording)[0] for decoder in ("token-passing", "k2"))
     assert theirs.text == ours.text and theirs.total == pytest.approx(ours.total, abs=0.05)
-    assert theirs.total > loaded("ngram", decoder="k2", sentence_pause_seconds=math.inf)(recording)[0].total + 0.5
+    as_one = made(librispeech, "ngram", decoder="k2", sentence_pause_seconds=math.inf)
+    assert theirs.total > as_one(recording)[0].total + 0.5
 
 
-def test_no_result_shows_the_ends_of_sentences(recording: Tensor) -> None:
-    recognizer = asr.load("librispeech", mode="ngram", keep_lattices=True)
+def test_no_result_shows_the_ends_of_sentences(librispeech: Bundle, recording: Tensor) -> None:
+    recognizer = Recognizer(librispeech, mode="ngram", keep_lattices=True)
     (result,) = recognizer(recording, nbest=30)
     texts = [alternative.text for alternative in result.hypotheses]
     assert len(set(texts)) == len(texts) == 30 and not any("</s>" in text for text in texts)
@@ -92,10 +97,10 @@ def test_no_result_shows_the_ends_of_sentences(recording: Tensor) -> None:
     assert times["THE"].start - times["TWICE"].end > 0.15
 
 
-def test_files_keep_the_ends_of_sentences(recording: Tensor, tmp_path: Path) -> None:
+def test_files_keep_the_ends_of_sentences(librispeech: Bundle, recording: Tensor, tmp_path: Path) -> None:
     """Files of the small n-gram's search, rescored: as if the language model had decided in the first place."""
     beams = {"am_scale": 1.1, "search_beam": 12.5, "output_beam": 7.0, "max_active_states": 3000}
-    direct = loaded("rnn", "lattice", skip_beam=math.inf, context_beam=math.inf, **beams)
+    direct = made(librispeech, "rnn", "lattice", skip_beam=math.inf, context_beam=math.inf, **beams)
     (expected,) = direct(recording)
     lm, scales = direct.build_language_models(1 << 24).model, RescoringScales(1.1, 1.0, 1.0)
     assert lm is not None
@@ -113,8 +118,8 @@ def test_files_keep_the_ends_of_sentences(recording: Tensor, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("mode", "policy"), [("ngram", "stable"), ("rnn", "agreed")])
-def test_streams_do_not_show_them_either(recording: Tensor, mode: str, policy: str) -> None:
-    recognizer = asr.load("librispeech", mode=mode)
+def test_streams_do_not_show_them_either(librispeech: Bundle, recording: Tensor, mode: str, policy: str) -> None:
+    recognizer = Recognizer(librispeech, mode=mode)
     options = StreamingOptions(partial_policy=policy, silence_after_words=3.0)
     padded = torch.cat([recording, recording.new_zeros(16000)])
     found = list(recognize_stream(recognizer, padded.split(4000), options=options))
@@ -129,8 +134,8 @@ def test_streams_do_not_show_them_either(recording: Tensor, mode: str, policy: s
         assert [len(one) for one in shown[:-1]] == [result.num_stable for result in found[:-1]]
 
 
-def test_the_live_search_of_streams_counts_words_without_them(recording: Tensor) -> None:
-    recognizer = asr.load("librispeech", mode="ngram")
+def test_the_live_search_of_streams_counts_words_without_them(librispeech: Bundle, recording: Tensor) -> None:
+    recognizer = Recognizer(librispeech, mode="ngram")
     streaming = StreamingRecognizer(recognizer, StreamingOptions(partial_policy="best", silence_after_words=3.0))
     stream = streaming.open()
     one, ends = streaming._streams[stream], list[int]()
@@ -149,7 +154,7 @@ def test_the_live_search_of_streams_counts_words_without_them(recording: Tensor)
     assert ends
 
 
-def test_where_the_option_has_no_effect_it_is_refused() -> None:
+def test_where_the_option_has_no_effect_it_is_refused(librispeech: Bundle) -> None:
     with pytest.raises(AsrError, match=r"sentence_pause_seconds has no effect here.*no carry_history; leave it out"):
-        loaded(sentence_pause_seconds=0.3, carry_history=True)
-    assert not loaded(carry_history=True).joins_sentences
+        made(librispeech, sentence_pause_seconds=0.3, carry_history=True)
+    assert not made(librispeech, carry_history=True).joins_sentences

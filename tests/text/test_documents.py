@@ -59,16 +59,17 @@ def test_damage_anywhere_is_one_sentence(tmp_path: Path, suffix: str) -> None:
 @pytest.mark.parametrize("suffix", [".gz", ".xz"])
 def test_a_small_file_does_not_fill_the_memory(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"lexicon.txt{suffix}"
-    path.write_bytes(PACKED[suffix](bytes(64_000_000)))
+    packed = PACKED[suffix](bytes(64_000_000))  # several of them in a row are one file
+    path.write_bytes(packed)
     assert len(read_text(path)) == 64_000_000
-    path.write_bytes(PACKED[suffix](bytes(64_000_001)))
+    path.write_bytes(packed + PACKED[suffix](bytes(1)))
     with pytest.raises(AsrError, match="the lexicon expands to more than 64 MB"):
         read_text(path, "lexicon")
     # Lines without an end, and readers of bytes.
     readers = (read_arpa, lambda path: read_word_stream([path]), lambda path: list(read_kaldi_archive(path, {}, 0.01)))
     for what, read in zip(("n-gram model", "text", "lattice archive"), readers, strict=True):
         mark = MAGIC.to_bytes(4, "little") if what == "lattice archive" else b""
-        path.write_bytes(PACKED[suffix](mark + bytes(64_000_001)))
+        path.write_bytes(PACKED[suffix](mark + bytes(1)) + packed)
         with pytest.raises(AsrError, match=f"the {what} expands to more than 64 MB"):
             read(path)
 

@@ -91,6 +91,7 @@ def test_listed_words_only() -> None:
     assert_as_enumerated(found, listed)
 
 
+@pytest.mark.one_stack
 def test_words_in_plain_form() -> None:
     network = ToyTransducer(["▁A", "b", "<blk>", "▁b", "-", ",", "▁“"])
     encoded, model = encoded_frames(), TableLM(WORDS)
