@@ -199,7 +199,7 @@ def test_tables_are_read_again_after_contexts_were_forgotten(tmp_path: Path, mon
 
     monkeypatch.setattr(ContextTable, "keep", noted)
     options = DecodingOptions(search_beam=6.0, min_active_states=3, max_active_states=10)
-    log_prob, num_frames = random_log_prob(5, 3, 600), torch.tensor([600, 600, 71])
+    log_prob, num_frames = random_log_prob(5, 3, 200), torch.tensor([200, 200, 71])
     for backend in (functools.partial(select_backend, name="torch"), _numba_with_lm(looks_up=True)):
         lm = Difference(Interpolated([large, middle], [0.5, 0.5]), small)
         lm.contexts = DenseContexts(3, GRAPH.device, forget_from=4)

@@ -1,11 +1,14 @@
 """Compiled loops and their caches on disk."""
 
+import contextlib
 import errno
 import importlib.util
+import io
+import multiprocessing
 import os
-import subprocess
 import sys
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
@@ -14,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from asr.kernels.jit import _lock_cache, jit, kernel
+from asr.kernels.jit import CACHED_FUNCTIONS, _lock_cache, jit, kernel
 from asr.kernels.lookup import AnyType, compiled_lookup, look_up, of_any_type
 
 pytest.importorskip("numba")
@@ -28,12 +31,32 @@ def _write(path: Path, text: str, second: int) -> None:
     os.utime(path, (second, second))
 
 
+_SERVER = multiprocessing.get_context("forkserver")
+_SERVER.set_forkserver_preload(["numba", "asr.kernels.lookup"])  # most of the time of a new process
+
+
 def _value(folder: Path, code: str = _RUN, **more: str) -> int:
-    root = Path(importlib.util.find_spec("asr").submodule_search_locations[0]).parent
-    environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{root}", "NUMBA_CACHE_DIR": str(folder / "cache")}
-    environment |= more
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    return int(done.stdout)
+    """What code prints in a process of its own that has compiled nothing yet."""
+    results, sender = _SERVER.Pipe(duplex=False)
+    environment = {"NUMBA_CACHE_DIR": str(folder / "cache"), **more}
+    process = _SERVER.Process(target=_run, args=(sender, folder, code, environment))
+    process.start()
+    sender.close()
+    printed = results.recv()  # EOFError: the process has failed, and has said why
+    process.join()
+    return int(printed)
+
+
+def _run(sender: Connection, folder: Path, code: str, environment: dict[str, str]) -> None:
+    import numba.core.config
+
+    assert not CACHED_FUNCTIONS
+    os.environ.update(environment)
+    numba.core.config.reload_config()
+    sys.path.insert(0, str(folder))
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(code, {})
+    sender.send(printed.getvalue())
 
 
 @pytest.mark.slow
