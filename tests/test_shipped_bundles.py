@@ -11,7 +11,7 @@ from asr.cli.main import main
 from asr.cli.options import local_rnn_lm
 from asr.decoding.build import recognition_settings
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.one_stack]
 
 CHECKPOINTS = Path(__file__).resolve().parents[1] / "checkpoints"
 ARPA = """\\data\\

@@ -18,6 +18,7 @@ TOOLS = ("awk", "bash", "cat", "cut", "dirname", "rm", "sed", "sha256sum", "tr")
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.one_stack,
     pytest.mark.skipif(not all(map(shutil.which, TOOLS)), reason="scripts/setup is for Linux"),
 ]
 
