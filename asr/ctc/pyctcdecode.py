@@ -3,7 +3,7 @@
     from asr.ctc.pyctcdecode import build_ctcdecoder
 
 Hypotheses, scores and hot words agree with pyctcdecode 0.5.0: scores are sums over paths, the vocabulary is open, and
-words outside the unigrams cost `unk_score_offset`. `docs/ctc-decoder.md` lists the differences.
+words outside the unigrams cost `unk_score_offset`. `docs/ctc-replacing.md` lists the differences.
 """
 
 from __future__ import annotations
