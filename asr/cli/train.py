@@ -104,7 +104,7 @@ classes for 'model' and 'data':
   asr.models.chain_training.LitChainModel  lattice-free MMI, with asr.models.chain_training.ChainDataModule
   asr.lm.rnn.training.LitRNNLM             language models, with asr.lm.rnn.datamodule.TextDataModule
 
-All options of the trainer and of the command line follow.
+--help-all shows all options of the trainer and of the command line.
 """
 
 _TERMINATED = 128 + signal.SIGTERM
@@ -371,8 +371,11 @@ def run(arguments: Sequence[str]) -> int:
             "asr predict would keep no results; make a bundle with 'asr bundle' and give it to 'asr transcribe' or "
             "'asr evaluate'."
         )
-    if {"-h", "--help"} & set(arguments):
+    if {"-h", "--help", "--help-all"} & set(arguments):
         print(HELP)
+        if "--help-all" not in arguments:
+            return 0
+        arguments = ["--help" if argument == "--help-all" else argument for argument in arguments]
     # Batches are bucketed by duration and prepared in the trainer's process on purpose.
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     # The arguments are those of the command line without the program's name.
@@ -393,7 +396,7 @@ def run(arguments: Sequence[str]) -> int:
             trainer = _CLI(arguments).trainer
     except (ArgumentError, UnicodeDecodeError) as error:
         raise AsrError(
-            f"{' '.join(arguments)}: {_sentence(str(error))}; 'asr {arguments[0]} --help' lists all options."
+            f"{' '.join(arguments)}: {_sentence(str(error))}; 'asr {arguments[0]} --help-all' lists all options."
         ) from error
     except SystemExit as ended:
         if isinstance(ended.__context__, KeyboardInterrupt):

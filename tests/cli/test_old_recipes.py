@@ -147,7 +147,7 @@ def test_unknown_keys_are_one_sentence(
     assert main(["fit", "--config", str(tmp_path / "recipe.yaml"), *options]) == 2
     hint, error = capsys.readouterr().err.splitlines()
     assert hint.startswith("asr: hint: ") and message in error and "NestedArg" not in error
-    assert error.startswith("asr: error: fit --config ") and error.endswith("'asr fit --help' lists all options.")
+    assert error.startswith("asr: error: fit --config ") and error.endswith("'asr fit --help-all' lists all options.")
 
 
 @pytest.mark.slow
