@@ -23,7 +23,6 @@ from asr.decoding.backend import ActiveTokens, ArcSet, ArcWords, SearchGraph, be
 from asr.decoding.backtrace import Backtrace
 from asr.decoding.chunk_backend import Chunk, ChunkBackend, SearchSink
 from asr.decoding.cpu.lattice import ChunkRecords, LatticeBackpointers, LosingArcs, add_losses, connect_chunk
-from asr.decoding.frame import TokenSearch
 from asr.decoding.lattice_records import LatticeRecords
 from asr.decoding.rescoring import rescoring_options
 from asr.decoding.selection import BackendFactory
@@ -233,11 +232,13 @@ class ChunkedSearch:
         if self.records is not None:
             self.records.begin_chunk(span.begin)
         backend = self._make_backend(graph, self._bounds, self._lm, self._keep_lattice)
-        search = TokenSearch(graph, self._bounds, self._lm, backend, self.backtrace, self.records, held=held)
-        stream = search.resume(tokens, num_utts)
         # The acoustic scores are on the arcs of the lattice.
         no_scores = torch.zeros(num_utts, int(span.num_rescored.max()), 1, dtype=torch.float32)
-        search.advance(stream, no_scores, span.num_rescored)
-        tokens, offset = search.all_active()
-        order = torch.sort(tokens.stream, stable=True).indices
-        return tokens.select(order), before + offset
+        offset = torch.zeros(num_utts, dtype=torch.float64)
+
+        def retain(parts: list[ActiveTokens]) -> None:
+            self._lm.retain(torch.cat([*(part.context_idx for part in parts), held]))
+
+        sink = SearchSink(self.backtrace, self.records, retain)
+        tokens = backend.search(tokens, Chunk(no_scores, span.num_rescored, offset), sink)
+        return tokens.select(torch.sort(tokens.stream, stable=True).indices), before + offset

@@ -104,12 +104,6 @@ class TokenSearch:
         self._tokens = ActiveTokens.join([self._tokens, tokens])
         return stream
 
-    def resume(self, tokens: ActiveTokens, num_streams: int) -> Tensor:
-        """Begins a search that has no streams yet with tokens of streams 0 to N - 1 -> these numbers, (N,) int64."""
-        self._score_offset = torch.zeros(num_streams, dtype=torch.float64, device=self._device)
-        self._tokens = tokens
-        return torch.arange(num_streams, device=self._device)
-
     def advance(self, stream: Tensor, log_prob: Tensor, num_frames: Tensor) -> None:
         """Searches a chunk.
 
