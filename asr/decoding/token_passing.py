@@ -66,20 +66,21 @@ class SearchOutcome:
     lattice: Lattice | None
 
     def results(self) -> list[DecodeResult]:
-        """One result for each utterance, without its lattice."""
-        return [self.result(utt_idx) for utt_idx in range(len(self.endings))]
+        """One result for each utterance; with its lattice, if lattices were kept and it reached a final state."""
+        lattices = [None] * len(self.endings) if self.lattice is None else self.lattice.split()
+        return [self.result(utt_idx, lattice) for utt_idx, lattice in enumerate(lattices)]
 
-    def result(self, utt_idx: int) -> DecodeResult:
-        """The result of one utterance, without its lattice."""
+    def result(self, utt_idx: int, lattice: Lattice | None = None) -> DecodeResult:
+        """The result of one utterance, with its lattice if that is given and a final state was reached."""
         ending, hypothesis = self.endings[utt_idx], None
         if ending.backpointer is not None:
             scores = (ending.total, ending.graph_score, ending.lm_score)
             arc, frame_of = self._arcs[utt_idx], self.frame_of(utt_idx)
             hypothesis = hypothesis_of_path(self.graph, self.options, arc, *scores, frame_of)
-        return self.result_of(utt_idx, hypothesis, ending.reached_final)
+        return self.result_of(utt_idx, hypothesis, ending.reached_final, lattice if ending.reached_final else None)
 
     def result_of(
-        self, utt_idx: int, hypothesis: Hypothesis | None, reached_final: bool, lattice: Lattice | None = None
+        self, utt_idx: int, hypothesis: Hypothesis | None, reached_final: bool, lattice: Lattice | None
     ) -> DecodeResult:
         """The result of an utterance, with this hypothesis or with None."""
         return DecodeResult(
@@ -186,13 +187,11 @@ class TokenPassingDecoder:
         log_prob, num_frames = with_num_frames(log_prob, num_frames)
         lm = self._mapper.mapped(lm)
         if lm is None or self._lm_fusion == "search":
-            return self._with_lattices(
-                self.search(log_prob, num_frames, lm, lm_state=lm_state, keep_lattice=self._keep_lattice)
-            )
+            return self.search(log_prob, num_frames, lm, lm_state=lm_state, keep_lattice=self._keep_lattice).results()
         if self._lm_fusion == "lattice":
             results = self._decode_by_rescoring(log_prob, num_frames, lm, lm_state)
         else:
-            results = self._with_lattices(self._search_in_chunks(log_prob, num_frames, lm, lm_state))
+            results = self._search_in_chunks(log_prob, num_frames, lm, lm_state).results()
         unfinished = [utt_idx for utt_idx, result in enumerate(results) if not result.reached_final]
         if unfinished:
             rest = torch.tensor(unfinished)
@@ -201,15 +200,6 @@ class TokenPassingDecoder:
             for utt_idx, result in zip(unfinished, instead.results(), strict=True):
                 results[utt_idx] = result
         return results
-
-    @staticmethod
-    def _with_lattices(outcome: SearchOutcome) -> list[DecodeResult]:
-        """The results of all utterances, with the lattices of those that reached a final state, if there are any."""
-        results = outcome.results()
-        if outcome.lattice is None:
-            return results
-        pairs = zip(results, outcome.lattice.split(), strict=True)
-        return [replace(one, lattice=lattice) if one.reached_final else one for one, lattice in pairs]
 
     def _decode_by_rescoring(
         self, log_prob: Tensor, num_frames: Tensor, lm: LanguageModel, lm_state: Tensor | None
