@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from asr.decoding.backend import SearchGraph
-from asr.decoding.interface import DecodeResult, LogProbCheck, skip_blanks, with_num_frames
+from asr.decoding.interface import DecodeResult, LogProbCheck, with_num_frames
 from asr.decoding.lattice import Lattice, LatticeParts, pruned_lattice
 from asr.decoding.rescoring import LatticePath, rescore_lattice
 from asr.decoding.settings import DecodingOptions
@@ -252,28 +252,21 @@ class K2Decoder:
         log_prob, num_frames = with_num_frames(log_prob, num_frames)
         lm = self._mapper.mapped(lm)
         self._check(log_prob, num_frames)
-        log_prob = log_prob.to(self.graph.device, torch.float32)
-        num_frames = num_frames.to(self.graph.device, torch.int64)
-        kept_log_prob, kept_frames, original_frame = log_prob, num_frames, None
-        if self.options.blank_skip_threshold is not None:
-            kept_log_prob, kept_frames, original_frame, _ = skip_blanks(
-                log_prob, num_frames, self.options.blank_skip_threshold
-            )
-            original_frame = original_frame.cpu()
+        frames = self._fallback.frames(log_prob, num_frames)
         results: list[DecodeResult | None] = [None] * len(num_frames)
-        used = (kept_frames > 0).nonzero().squeeze(1)
+        used = (frames.num_frames > 0).nonzero().squeeze(1)
         if len(used):
-            found = self._search(kept_log_prob[used], kept_frames[used], lm, _rows(lm_state, used))
+            found = self._search(frames.log_prob[used], frames.num_frames[used], lm, _rows(lm_state, used))
             for utt_idx, path in zip(used.tolist(), found, strict=True):
                 if path is None:
                     continue
-                num = int(kept_frames[utt_idx])
-                frame_of = None if original_frame is None else original_frame[utt_idx, :num]
+                num = int(frames.num_frames[utt_idx])
+                frame_of = None if frames.original_frame is None else frames.original_frame[utt_idx, :num]
                 hypothesis = path.hypothesis(self._fallback.host_graph, self.options, frame_of)
                 results[utt_idx] = DecodeResult((hypothesis,), True, num, path.lattice, frame_of)
         missing = [utt_idx for utt_idx, result in enumerate(results) if result is None]
         if missing:
-            rest = torch.tensor(missing, device=log_prob.device)
+            rest = torch.tensor(missing)
             instead = self._fallback.decode(log_prob[rest], num_frames[rest], lm, _rows(lm_state, rest))
             for utt_idx, result in zip(missing, instead, strict=True):
                 results[utt_idx] = result

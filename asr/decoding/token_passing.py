@@ -106,8 +106,14 @@ class SearchOutcome:
 _MOST_IDLE = 64  # kinds of backends, of which some may belong to language models that are no longer used
 
 
-class _Frames(NamedTuple):
-    """What is searched: log_prob (N, T, C), num_frames (N,), and their original numbers (N, T) if some are skipped."""
+class SearchedFrames(NamedTuple):
+    """What is searched.
+
+    Attributes:
+        log_prob: (N, T, C) float32.
+        num_frames: (N,) int64.
+        original_frame: (N, T) int64 on the host, the original frame of each; None if no frames were skipped.
+    """
 
     log_prob: Tensor
     num_frames: Tensor
@@ -244,7 +250,7 @@ class TokenPassingDecoder:
             held: (H,) int64, see `TokenSearch`.
         """
         self._check(log_prob, num_frames)
-        frames = self._frames(log_prob, num_frames)
+        frames = self.frames(log_prob, num_frames)
         num_utts = len(frames.num_frames)
         keep_lattice = keep_lattice and num_utts > 0
         given, lm = lm, None if lm is None else self._placed(lm)
@@ -264,7 +270,7 @@ class TokenPassingDecoder:
     ) -> SearchOutcome:
         """The search of `asr.decoding.chunks`; arguments as for `search`."""
         self._check(log_prob, num_frames)
-        frames = self._frames(log_prob, num_frames)
+        frames = self.frames(log_prob, num_frames)
         lm = self._placed(lm)
         backend = self._take_backend(None, keep_lattice=True)
         search = ChunkedSearch(self._search_graph, self.options, lm, backend, self._make_backend, self._keep_lattice)
@@ -277,23 +283,23 @@ class TokenPassingDecoder:
         """The language model as a search queries it: on the search's device, and ruling out nothing without weight."""
         return on_device(without_weight(lm, self.options.lm_scale), self._device)
 
-    def _frames(self, log_prob: Tensor, num_frames: Tensor) -> _Frames:
+    def frames(self, log_prob: Tensor, num_frames: Tensor) -> SearchedFrames:
         """A batch on the device of the search, without the frames that `blank_skip_threshold` skips."""
-        frames = _Frames(log_prob.to(self._device, torch.float32), num_frames.to(self._device, torch.int64), None)
-        threshold = self.options.blank_skip_threshold
-        return frames if threshold is None else _Frames(*skip_blanks(*frames[:2], threshold)[:3])
+        log_prob, num_frames = log_prob.to(self._device, torch.float32), num_frames.to(self._device, torch.int64)
+        if self.options.blank_skip_threshold is None:
+            return SearchedFrames(log_prob, num_frames, None)
+        kept, num_kept, original_frame, _ = skip_blanks(log_prob, num_frames, self.options.blank_skip_threshold)
+        return SearchedFrames(kept, num_kept, original_frame.cpu())
 
     def _outcome(
-        self, frames: _Frames, endings: list[Ending], backtrace: Backtrace, records: LatticeRecords | None
+        self, frames: SearchedFrames, endings: list[Ending], backtrace: Backtrace, records: LatticeRecords | None
     ) -> SearchOutcome:
         lattice: Lattice | None = None
         if records is not None:
             parts = records.collected(backtrace, endings)
             lattice = pruned_lattice(parts, self.graph, frames.log_prob, self.options)
-        original_frame = None if frames.original_frame is None else frames.original_frame.cpu()
-        return SearchOutcome(
-            self.host_graph, self.options, endings, backtrace, frames.num_frames.cpu(), original_frame, lattice
-        )
+        num_frames, original_frame = frames.num_frames.cpu(), frames.original_frame
+        return SearchOutcome(self.host_graph, self.options, endings, backtrace, num_frames, original_frame, lattice)
 
     def _take_backend(self, lm: LanguageModel | None, keep_lattice: bool) -> ChunkBackend:
         """Takes an idle backend or makes one; on a GPU, its buffers belong to the current stream."""
