@@ -278,17 +278,23 @@ def finish_frame(
         The tokens after the frame, and `made`.
     """
     extended = extend(tokens, candidates, arcs)
-    for i in range(len(scores.position)):
-        at = scores.position[i]
-        extended.score[at] += scores.log_prob[i] * lm_scale
-        extended.lm_score[at] += scores.log_prob[i]
-        extended.context[at] = scores.next[i]
+    add_word_scores(extended, scores, lm_scale)
     normalize_scores(extended.stream, extended.score, frames.score_offset)
     is_complete, no_table = np.ones(len(frames.score_offset), dtype=np.bool_), np.empty(0, dtype=np.int32)
     winner, kept, _ = keep_frame(
         extended.stream, extended.state, extended.context, extended.score, is_complete, no_table, pruning
     )
     return add_frame(made, tokens, candidates, extended, (winner, kept), pruning.beam, frames.num_read)
+
+
+@kernel(fastmath=False)
+def add_word_scores(extended: Any, scores: Any, lm_scale: Any) -> None:
+    """Adds `WordScores` to candidates, given as tokens (A,), in place."""
+    for i in range(len(scores.position)):
+        at = scores.position[i]
+        extended.score[at] += scores.log_prob[i] * lm_scale
+        extended.lm_score[at] += scores.log_prob[i]
+        extended.context[at] = scores.next[i]
 
 
 _TURNS_BETWEEN_COLLECTIONS = 16

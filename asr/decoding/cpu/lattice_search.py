@@ -4,7 +4,7 @@ All utterances advance frame by frame together, so that their words are looked u
 of an n-gram model then overlap. Scores are rounded and ties resolved as in `asr.decoding.frame`. Uncompiled, the loop
 is a slow oracle.
 
-Shapes: N utterances, K tokens, A candidates, Q of them with words.
+Shapes: N utterances, K tokens, A candidates.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from asr.decoding.cpu.arrays import (
     stream_end,
     token_arrays,
 )
+from asr.decoding.cpu.chunk_lm import add_word_scores, look_words_up, word_queries
 from asr.decoding.cpu.frame import context_slot, count_arcs, normalize_scores, prune_winners, resolve_winners
 from asr.decoding.settings import DecodingOptions
 from asr.kernels.jit import jit_required, kernel
-from asr.kernels.lookup import look_up, of_any_type
+from asr.kernels.lookup import of_any_type
 from asr.lm.interface import LanguageModel
 
 
@@ -62,20 +63,12 @@ def search_lattice(
             finished = join_tokens(finished, select_tokens(tokens, is_over))
             tokens = select_tokens(tokens, ~is_over)
         out = expand_inside_beam(tokens, arcs, score_offset, pruning)
-        extended, num = extend(tokens, out, arcs), len(out.arc)
-        has_words, num_queries = np.empty(num, dtype=np.int64), 0
-        for i in range(num):
-            if arcs.num_words[out.arc[i]] > 0:
-                has_words[num_queries] = i
-                num_queries += 1
-        if num_queries:
-            has_words = has_words[:num_queries]
-            word_score = score_all_words(has_words, out.arc, extended.context, arcs, tables)
-            for j in range(num_queries):
-                extended.score[has_words[j]] += word_score[j] * lm_scale
-                extended.lm_score[has_words[j]] += word_score[j]
+        extended, queries = extend(tokens, out, arcs), word_queries(tokens, out, arcs)
+        if len(queries.word):
+            scores, _ = look_words_up(queries, out.arc[queries.position], arcs, tables)
+            add_word_scores(extended, scores, lm_scale)
             normalize_scores(extended.stream, extended.score, score_offset)
-        while len(table) < 2 * num:
+        while len(table) < 2 * len(out.arc):
             table = np.full(2 * len(table), -1, dtype=np.int32)
         survivors = keep_all_streams(extended, table, pruning)
         num_read = np.full(len(num_frames), frame + 1, dtype=np.int64)
@@ -108,32 +101,6 @@ def expand_inside_beam(tokens: Any, arcs: Any, score_offset: Any, pruning: Any) 
                 kept += 1
         num, begin = kept, end
     return CandidateArrays(source[:num], arc[:num], score[:num])
-
-
-@kernel(fastmath=False)
-def score_all_words(position: Any, arc: Any, context: Any, arcs: Any, tables: Any) -> Any:
-    """The scores of all words of the candidates at `position` (Q,), float32; context (A,) is updated in place."""
-    total = np.zeros(len(position), dtype=np.float32)
-    asked, word_idx = np.arange(len(position)), 0
-    while len(asked):
-        num = len(asked)
-        history, word = np.empty(num, dtype=np.int64), np.empty(num, dtype=np.int64)
-        for j in range(num):
-            at = position[asked[j]]
-            history[j], word[j] = context[at], arcs.word[arcs.word_begin[arc[at]] + word_idx]
-        log_prob, following = np.empty(num, dtype=np.float32), np.empty(num, dtype=np.int64)
-        look_up(history, word, tables, log_prob, following)
-        word_idx += 1
-        num_left = 0
-        for j in range(num):
-            at = position[asked[j]]
-            total[asked[j]] += log_prob[j]
-            context[at] = following[j]
-            if arcs.num_words[arc[at]] > word_idx:
-                asked[num_left] = asked[j]
-                num_left += 1
-        asked = asked[:num_left]
-    return total
 
 
 @kernel(fastmath=False)
