@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from asr.decoding.backend import ActiveTokens, Candidates, Expansion, Frame, Searchable, Survivors
 from asr.decoding.cpu.arrays import CandidateArrays, arc_arrays, pruning_of, stream_end
@@ -385,7 +384,6 @@ def keep_frame(
 
 
 _NO_CONTEXT = np.zeros(0, dtype=np.int64)
-_NO_TABLE = np.zeros(0, dtype=np.int32)
 
 
 class NumbaFrameBackend:
@@ -403,8 +401,7 @@ class NumbaFrameBackend:
         self._arcs = arc_arrays(graph.emitting)
         self._pruning = pruning_of(options)
         self._has_lm = has_lm
-        self._num_states = graph.num_states
-        self._table: NDArray[np.int32] | None = _NO_TABLE if has_lm else None
+        self._table = np.full(0 if has_lm else graph.num_states, -1, dtype=np.int32)
 
     def expand(self, tokens: ActiveTokens, frame: Frame, *, prune: bool = True) -> Expansion:
         """As `FrameBackend.expand`."""
@@ -417,8 +414,6 @@ class NumbaFrameBackend:
 
     def recombine_and_prune(self, candidates: Candidates) -> Survivors:
         """As `FrameBackend.recombine_and_prune`."""
-        if self._table is None:
-            self._table = np.full(self._num_states, -1, dtype=np.int32)
         context = _NO_CONTEXT if candidates.context_idx is None else candidates.context_idx.numpy()
         winner, kept, is_complete = self._keep(
             *(candidates.stream.numpy(), candidates.state.numpy(), context, candidates.score.numpy()),
