@@ -130,10 +130,10 @@ class TokenSearch:
         self._score_offset[stream] = chunk.score_offset
         self._tokens = ActiveTokens.join([waiting, tokens])
 
-    def active(self, stream: int) -> tuple[ActiveTokens, float]:
-        """A stream's active tokens, and the offset that makes their scores absolute."""
+    def active(self, stream: int) -> tuple[ActiveTokens, Tensor]:
+        """A stream's active tokens, and the offset that makes their scores absolute, (1,) float64."""
         tokens = self._tokens.select((self._tokens.stream == stream).nonzero().squeeze(1))
-        return tokens, float(self._score_offset[stream])
+        return tokens, self._score_offset[stream : stream + 1]
 
     def all_active(self) -> tuple[ActiveTokens, Tensor]:
         """The active tokens of all streams, and the score offset of each stream, (N,) float64."""

@@ -213,11 +213,7 @@ class StreamingDecoder:
 
     def is_endpoint(self, stream: int) -> bool:
         """Whether the utterance has ended by the endpoint rules."""
-        num_frames = self._open(stream).num_frames
-        path = self._best(stream).path
-        if path is None:
-            return self._rules.apply(False, num_frames, num_frames)
-        return self._rules.ends(path, num_frames)
+        return self._rules.ends(self._best(stream).path or SpelledPath(), self._open(stream).num_frames)
 
     def finalize(self, stream: int) -> DecodeResult:
         """Ends a stream and returns its best complete path, or the best unfinished one if none is complete."""
@@ -257,9 +253,8 @@ class StreamingDecoder:
     def _traced(self, stream: int, unfinished: bool) -> _Traced:
         """The best path; only a complete one, if there is any, unless `unfinished`."""
         progress = self._open(stream)
-        tokens, offset = self._search.active(stream)
+        tokens, score_offset = self._search.active(stream)
         tokens.stream = torch.zeros_like(tokens.stream)
-        score_offset = torch.tensor([offset], dtype=torch.float64, device=self.graph.device)
         (ending,) = endings_of(self._search_graph, self.options, self._lm, tokens, score_offset, unfinished)
         if ending.backpointer is None:
             return _Traced(ending, None)
