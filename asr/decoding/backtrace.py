@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asr.decoding.backend import ActiveTokens, Searchable, expand
+from asr.decoding.backend import ActiveTokens, Searchable, best_score, expand
 from asr.decoding.interface import Hypothesis
 from asr.decoding.settings import DecodingOptions
 from asr.graph.decoding_graph import DecodingGraph
@@ -239,10 +239,8 @@ def endings_of(
     if lm is not None and len(final) and not unfinished:
         lm_score = lm.final(final.context_idx).to(graph_score.dtype)
     total = final.score + graph.final_score.index_select(0, final.state) + options.lm_scale * lm_score
-    best, best_token = (
-        _first_best(total, final.stream, num_streams),
-        _first_best(tokens.score, tokens.stream, num_streams),
-    )
+    best = _first_best(total, final.stream, num_streams)
+    best_token = _first_best(tokens.score, tokens.stream, num_streams)
     num_final = torch.zeros_like(best).scatter_add_(0, final.stream, torch.ones_like(final.stream))
     # One table of all values for the host, so that a GPU copies once.
     columns = [num_final, best_token < len(tokens)]
@@ -266,8 +264,7 @@ def endings_of(
 
 def _first_best(score: Tensor, stream: Tensor, num_streams: int) -> Tensor:
     """The first position of each stream's best score, (N,) int64; K for a stream without scores; score (K,)."""
-    best = torch.full((num_streams,), -torch.inf, dtype=score.dtype, device=score.device)
-    best.scatter_reduce_(0, stream, score, "amax")
+    best = best_score(score, stream, num_streams)
     position = torch.arange(len(score), device=score.device)
     position = torch.where(score == best.index_select(0, stream), position, len(score))
     first = torch.full((num_streams,), len(score), dtype=torch.int64, device=score.device)
