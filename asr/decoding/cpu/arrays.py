@@ -270,26 +270,24 @@ def add_frame(made: Any, tokens: Any, candidates: Any, extended: Any, survivors:
             append(lattice.utt_idx, num, after.stream),
             append(lattice.num_read, num, num_read[after.stream]),
             append(lattice.lm_score, num, lm_score),
-            lattice.src,
-            lattice.dst,
-            lattice.arc,
-            lattice.score_gap,
-            lattice.losing_lm_score,
+            *losing_arcs(lattice, tokens, candidates, extended, survivors, after, beam),
         )
-        lattice = add_losing_arcs(lattice, tokens, candidates, extended, survivors, after, beam)
     return after, Backpointers(made.first, made.count, previous, arc, frame_begin, lattice)
 
 
 @kernel(fastmath=False)
-def add_losing_arcs(
+def losing_arcs(
     lattice: Any, tokens: Any, candidates: Any, extended: Any, survivors: Any, after: Any, beam: Any
 ) -> Any:
     """Appends the losing arcs of one frame, chosen as by `asr.decoding.lattice_records.LatticeRecords.add`.
 
     Args:
-        lattice: `LatticeArcs`; replaced by the returned tuple.
+        lattice: `LatticeArcs`, of which `count` is changed in place.
         tokens, candidates, extended, survivors, beam: as for `add_frame`.
         after: tokens after the frame.
+
+    Returns:
+        src, dst, arc, score_gap and losing_lm_score of `LatticeArcs`, with these arcs.
     """
     winner, kept = survivors
     # Arcs outside the search beam are dropped, unless min_active_states let worse tokens survive.
@@ -312,18 +310,7 @@ def add_losing_arcs(
         lm_score[num] = extended.lm_score[i] - tokens.lm_score[candidates.source[i]]
         num += 1
     lattice.count[0] += num - first
-    return LatticeArcs(
-        lattice.margin,
-        lattice.count,
-        lattice.utt_idx,
-        lattice.num_read,
-        lattice.lm_score,
-        src,
-        dst,
-        arc,
-        score_gap,
-        lm_score,
-    )
+    return src, dst, arc, score_gap, lm_score
 
 
 @kernel(fastmath=False)
