@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import importlib
 import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -392,9 +391,9 @@ def build_decoder(
         AsrError: the decoder cannot run here, or cannot make the requested lattices.
     """
     if decoder == "k2":
-        k2_decoder = importlib.import_module("asr.decoding.k2")
-        built: Decoder = k2_decoder.K2Decoder(graph, options, keep_lattice=keep_lattices)
-        return built
+        from asr.decoding.k2 import K2Decoder
+
+        return K2Decoder(graph, options, keep_lattice=keep_lattices)
     return TokenPassingDecoder(graph, options, lm_fusion=lm_fusion, keep_lattice=keep_lattices)
 
 
