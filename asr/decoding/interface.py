@@ -124,9 +124,8 @@ class LanguageModels:
 
     def statistics(self) -> QueryStatistics | None:
         """Combined statistics of the recurrent models of all passes; None without one."""
-        counts = [None if self.engine is None else self.engine.statistics()]
-        counts.append(None if self.second is None else self.second.statistics())
-        known = [one for one in counts if one is not None]
+        engines = [models.engine for models in (self, self.second) if models is not None]
+        known = [engine.statistics() for engine in engines if engine is not None]
         return sum(known[1:], known[0]) if known else None
 
     def forget_contexts(self) -> None:
