@@ -25,11 +25,10 @@ from asr.decoding.lattice_links import NO_TOKEN, Link, frame_links, lattice_from
 from asr.decoding.settings import DecodingOptions
 from asr.decoding.word_lattice import NOT_WORDS, WordArc, WordLattice, state_times
 from asr.errors import AsrError
-from asr.graph.openfst import MAGIC, OpenFstReader
+from asr.graph.openfst import OpenFstReader, is_openfst
 from asr.text.documents import READING_ERRORS, finite_number, is_whole_number, open_text, read_text, unreadable
 from asr.text.symbols import EPSILON_ID
 
-_BINARY_MARK = MAGIC.to_bytes(4, "little")
 _COMPACT, _PLAIN = "compactlattice44", "lattice44"
 
 
@@ -82,7 +81,7 @@ def read_word_ids(path: str | Path) -> dict[int, str]:
 
 def is_binary_lattice(head: bytes) -> bool:
     """Whether a file begins like a binary lattice or an archive of binary lattices."""
-    return head.startswith(_BINARY_MARK) or head.partition(b" ")[2].startswith(_BINARY_MARK)
+    return is_openfst(head) or is_openfst(head.partition(b" ")[2])
 
 
 def read_kaldi_lattices(path: str | Path, num_words: int) -> Iterator[tuple[str, Lattice]]:
@@ -165,7 +164,7 @@ def _text_arc(where: str, fields: Sequence[str]) -> _Arc:
 
 def _binary(path: Path, content: bytes) -> Iterator[tuple[str, int, list[_Arc]]]:
     """Reads the name, start state and arcs of each binary lattice."""
-    if content.startswith(_BINARY_MARK):
+    if is_openfst(content):
         yield (path.name.partition(".")[0], *_binary_lattice(OpenFstReader(content, 0, str(path))))
         return
     position = 0
