@@ -120,13 +120,12 @@ def _triton_search(
     from asr.decoding.gpu.cuda_graph import CudaGraphSearch, LmInside
     from asr.decoding.gpu.frame import FrameLimits, TritonFrameBackend
 
-    device = graph.final_score.device
-    limits = FrameLimits(options, lm is not None, device)
-    margin, captures = lattice_margin(options) if keep_lattice else None, device.type == "cuda"
+    limits = FrameLimits(options, lm is not None, graph.final_score.device)
+    margin = lattice_margin(options) if keep_lattice else None
     if lm is None:
-        return CudaGraphSearch(graph, limits, captures, margin=margin)
+        return CudaGraphSearch(graph, limits, margin=margin)
     frame_by_frame = TritonChunkSearchWithLM(graph, options, lm, TritonFrameBackend(graph, limits))
     if not isinstance(graph, SearchGraph):
         return frame_by_frame  # a lattice is searched once, which is not worth a capture
     inside = LmInside(lm, options.lm_scale, frame_by_frame)
-    return CudaGraphSearch(graph, limits, captures, margin=margin, inside=inside)
+    return CudaGraphSearch(graph, limits, margin=margin, inside=inside)
