@@ -191,17 +191,21 @@ class DecodingGraph:
 
     def remove_epsilons(self) -> DecodingGraph:
         """An equivalent graph without input epsilons, as k2 requires."""
-        values = {name: getattr(self, name).cpu().numpy() for name in TENSOR_DTYPES}
-        arrays = remove_epsilons(GraphArrays(label=values.pop("token_id"), **values))
+        arrays = remove_epsilons(self._arrays())
         return graph_from_arrays(arrays, self.tokens, self.vocabulary, self.meta).to(self.device)
 
     def with_gain(self, gain: Tensor) -> DecodingGraph:
         """The graph with a gain (V,) added to the score of each arc that outputs a word, for each such word."""
-        values = {name: getattr(self, name).cpu().numpy() for name in TENSOR_DTYPES}
-        total = np.cumsum(np.append(0.0, gain.double().numpy()[values["word_id"]]))
-        values["score"] = values["score"] + np.diff(total[values["word_begin"]]).astype(np.float32)
-        arrays = GraphArrays(label=values.pop("token_id"), **values).best_first()
+        arrays = self._arrays()
+        total = np.cumsum(np.append(0.0, gain.double().numpy()[arrays.word_id]))
+        score = arrays.score + np.diff(total[arrays.word_begin]).astype(np.float32)
+        arrays = replace(arrays, score=score).best_first()
         return graph_from_arrays(arrays, self.tokens, self.vocabulary, self.meta).to(self.device)
+
+    def _arrays(self) -> GraphArrays:
+        """States and arcs on the host; labels are token ids."""
+        values = {name: getattr(self, name).cpu().numpy() for name in TENSOR_DTYPES}
+        return GraphArrays(label=values.pop("token_id"), **values)
 
     def with_sentence_ends(self, num_frames: int) -> DecodingGraph:
         """The graph of one sentence or several in a row, with at least `num_frames` frames of silence between them.
@@ -214,10 +218,8 @@ class DecodingGraph:
         Returns:
             The graph, with new tensors; only if it has `can_join_sentences`.
         """
-        values = {name: getattr(self, name).cpu().numpy() for name in TENSOR_DTYPES}
-        arrays = with_sentence_ends(GraphArrays(label=values.pop("token_id"), **values), num_frames)
-        graph = DecodingGraph(**tensors_of(arrays), tokens=self.tokens, vocabulary=self.vocabulary, meta=self.meta)
-        return graph.to(self.device)
+        tensors: dict[str, Any] = tensors_of(with_sentence_ends(self._arrays(), num_frames))
+        return replace(self, **tensors).to(self.device)
 
     def require_tokens(self, tokens: TokenTable) -> None:
         """Checks that the graph was built for the tokens of an acoustic model.
