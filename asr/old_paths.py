@@ -34,6 +34,7 @@ MOVED = {
     "asr.decoding.token_search": ("asr.decoding.frame",),
     "asr.decoding.tokens": ("asr.decoding.backend",),
     "asr.decoding.word_lattice_io": ("asr.decoding.slf", "asr.decoding.k2_lattice", "asr.decoding.kaldi_lattice"),
+    "asr.graph.sentences": ("asr.graph.context",),
     "asr.graph.shared_exits": ("asr.graph.topology",),
     "asr.kernels.autograd": ("asr.kernels.memory",),
     "asr.kernels.byte_layers": ("asr.kernels.byte_products",),

@@ -30,6 +30,7 @@ NAMES = {
     "asr.decoding.token_search": "TokenSearch",
     "asr.decoding.tokens": "ActiveTokens",
     "asr.decoding.word_lattice_io": "read_word_ids",
+    "asr.graph.sentences": "SILENCE",
     "asr.graph.shared_exits": "SharedExits",
     "asr.kernels.autograd": "no_autograd",
     "asr.kernels.byte_layers": "Int8Layers",

@@ -77,7 +77,7 @@ class DecodingOptions:
         pause_seconds: stretches of at least this length in which nothing is louder than the noise of the recording are
             silence, whatever the acoustic model finds there; see `asr.models.pauses`. None, or inf, leaves all to it.
         sentence_pause_seconds: where there is silence of at least this length, a sentence may end and another begin
-            (`asr.graph.sentences`). A recognizer adds this to its graph if that is of tied states. At most 60 s. None,
+            (`asr.graph.context`). A recognizer adds this to its graph if that is of tied states. At most 60 s. None,
             or inf, takes each segment of a recording for one sentence.
         mbr_scale: scale of the total scores by whose posteriors the words with the least expected errors are chosen
             from the lattice (minimum-Bayes-risk decoding, `asr.decoding.mbr`); 1 is that of the search. None, or inf,

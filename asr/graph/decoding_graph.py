@@ -21,11 +21,10 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from asr.errors import AsrError, in_one_line
-from asr.graph.context import BIPHONE_TOPOLOGY, TIED_STATES, TiedStates, compose_biphones
+from asr.graph.context import BIPHONE_TOPOLOGY, TIED_STATES, TiedStates, compose_biphones, with_sentence_ends
 from asr.graph.epsilon_removal import remove_epsilons
 from asr.graph.fst import INPUT_EPSILON, GraphArrays
 from asr.graph.packing import compress, decompress, pack, unpack
-from asr.graph.sentences import with_sentence_ends
 from asr.graph.topology import compose_topology, topology_named
 from asr.serialization import checksum_of_tensors, copied_to_processes, open_atomic, read_tensors
 from asr.text.documents import parse_json
@@ -210,7 +209,7 @@ class DecodingGraph:
     def with_sentence_ends(self, num_frames: int) -> DecodingGraph:
         """The graph of one sentence or several in a row, with at least `num_frames` frames of silence between them.
 
-        The word `</s>` marks the end of each sentence but the last. See `asr.graph.sentences`.
+        The word `</s>` marks the end of each sentence but the last. See `asr.graph.context`.
 
         Args:
             num_frames: at least 2.
