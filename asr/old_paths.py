@@ -63,6 +63,7 @@ MOVED = {
 GONE = {
     "asr.decoding.backend.Backend": "a search takes one ChunkBackend, and asr.decoding.frame.FrameSearch makes one of "
     "a FrameBackend; see docs/adding.md",
+    "asr.decoding.lattice.arc_posteriors": "asr.decoding.mbr.PartPosteriors has the posteriors of arcs at a scale",
 }
 """A name without a successor, of a module that calls `offer` -> what to use instead."""
 

@@ -1,7 +1,7 @@
 """Lattices: the paths that a search kept, with separate acoustic, graph and language model scores.
 
-Contains the lattice itself, forward and backward scores of its states, pruning, the scores and words of a lattice that
-a search has found (`asr.decoding.lattice_records`), and posterior probabilities of arcs.
+Contains the lattice itself, forward and backward scores of its states, pruning, and the scores and words of a lattice
+that a search has found (`asr.decoding.lattice_records`).
 
 Shapes: N utterances, T frames, C tokens, S lattice states, A lattice arcs, W words, L arcs of a path.
 """
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from asr import old_paths
-from asr.decoding.cpu.lattice import build_pruned, order_by_source, spread_backward, spread_forward, sum_over_paths
+from asr.decoding.cpu.lattice import build_pruned, order_by_source, spread_backward, spread_forward
 from asr.decoding.settings import DecodingOptions
 from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels.jit import gpu_module, jit
@@ -445,40 +445,6 @@ def lattice_from_lattice(parts: LatticeParts, source: Lattice) -> Lattice:
 
 def _states_of(parts: LatticeParts) -> dict[str, Tensor]:
     return {name: getattr(parts, name) for name in ("utt_idx", "start_state", *_OF_STATES)}
-
-
-def arc_posteriors(lattice: Lattice, options: DecodingOptions, scale: float = 1.0) -> Tensor:
-    """The posterior probability of each arc, (A,) float64, by the forward-backward algorithm.
-
-    Args:
-        lattice: one or several utterances.
-        options: scales of the parts of a score.
-        scale: scale of the total score; values below 1 reduce the overconfidence of frame-wise scores.
-    """
-    arc_total, ahead = scale * lattice.arc_total(options), scale * lattice.final_total(options)
-    posterior, through = torch.zeros_like(arc_total), torch.zeros_like(ahead)
-    through[lattice.start_state] = 1.0
-    loop = jit(sum_over_paths) if arc_total.device.type == "cpu" else None
-    if loop is not None:
-        parts = (lattice.arc_begin, lattice.dst_state, arc_total, ahead, posterior, through)
-        loop(*(part.numpy() for part in parts))
-        return posterior
-    src_state = lattice.src_state()
-    frames = [(first, last) for first, last in itertools.pairwise(lattice.arc_frame_begin) if first < last]
-    for first, last in reversed(frames):
-        # The states of a frame are adjacent.
-        low, high = int(src_state[first]), int(src_state[last - 1]) + 1
-        position, added = src_state[first:last] - low, arc_total[first:last] + ahead[lattice.dst_state[first:last]]
-        best = ahead[low:high].scatter_reduce(0, position, added, "amax")
-        shift = torch.where(best > -torch.inf, best, torch.zeros_like(best))
-        total = (ahead[low:high] - shift).exp().scatter_add(0, position, (added - shift[position]).exp())
-        ahead[low:high] = total.log() + shift
-    share = (arc_total + ahead[lattice.dst_state] - ahead[src_state]).exp()
-    share = torch.where(ahead[src_state] > -torch.inf, share, torch.zeros_like(share))
-    for first, last in frames:
-        posterior[first:last] = through[src_state[first:last]] * share[first:last]
-        through.index_add_(0, lattice.dst_state[first:last], posterior[first:last])
-    return posterior
 
 
 old_paths.offer(__name__)

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from asr.decoding.lattice import Lattice, arc_posteriors
+from asr.decoding.lattice import Lattice
+from asr.decoding.mbr import PartPosteriors
 from asr.decoding.settings import DecodingOptions
 from asr.text.symbols import Vocabulary
 
@@ -80,7 +81,7 @@ def word_graph(
         original_frame: (T,) int64, the original frame of each frame of the lattice; None if no frames were skipped.
         least_probability: less probable words and links are left out.
     """
-    posterior = arc_posteriors(lattice, options, 1.0 / options.am_scale)
+    posterior = PartPosteriors(lattice, options).at(1.0 / options.am_scale).posterior
     frame = lattice.frame
     if original_frame is not None and len(original_frame):
         frame = original_frame[frame.clamp(max=len(original_frame) - 1)]

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from asr.decoding.lattice import arc_posteriors
 from asr.decoding.nbest import n_best
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.decoding.words import with_final_words
@@ -20,7 +19,7 @@ from tests.reference.table_lm import TableLM
 pytest.importorskip("numba")
 LOOPS = {
     "chunks": {"connect_chunk", "add_losses"},
-    "lattice": {"order_by_source", "build_pruned", "spread_forward", "spread_backward", "sum_over_paths"},
+    "lattice": {"order_by_source", "build_pruned", "spread_forward", "spread_backward"},
     "lattice_records": {"add_losses", "kept_within"},
     "nbest": {"best_sentences"},
     "mbr": {"score_lattice", "rows_of", "least_risk", "nearest_path", "sentence_posteriors"},
@@ -54,6 +53,5 @@ def test_each_loop_is_called_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
         (result,) = decoder.decode(log_prob, torch.tensor([6]), TableLM(graph.vocabulary, SEED))
     assert result.lattice is not None
     assert len(n_best(result.lattice, graph, options, 3)) == 3
-    arc_posteriors(result.lattice, options)
     with_final_words(result, graph, options, None, 0.5)
     assert called == LOOPS

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from asr.decoding.backtrace import hypothesis_of_path
 from asr.decoding.cpu.nbest import SentenceLattice, best_sentences
 from asr.decoding.interface import DecodeResult, skip_blanks
-from asr.decoding.lattice import Lattice, arc_posteriors, best_to_end
-from asr.decoding.mbr import PathPosteriors
+from asr.decoding.lattice import Lattice, best_to_end
+from asr.decoding.mbr import PartPosteriors, PathPosteriors
 from asr.decoding.nbest import (
     PrefixTree,
     _one_word_an_arc,
@@ -38,6 +38,7 @@ from tests.decoding.random_graphs import random_graph, random_log_prob
 from tests.decoding.small_lattices import lattice_of_all_sorts, small_lattice
 from tests.reference.lattice_oracle import oracle_errors
 from tests.reference.lattice_paths import all_sentences
+from tests.reference.minimum_risk import arc_posteriors
 from tests.reference.table_lm import TableLM
 from tests.reference.toy_network import ToyNetwork
 
@@ -257,7 +258,7 @@ def test_posteriors_sum_to_one_at_each_frame(seed: int) -> None:
     _, result = decoded(seed, False)
     lattice = result.lattice
     assert lattice is not None and result.best is not None
-    posterior = arc_posteriors(lattice, OPTIONS)
+    posterior = PartPosteriors(lattice, OPTIONS).at(1.0).posterior
     begin = lattice.arc_frame_begin
     for first, last in itertools.pairwise(begin):
         assert float(posterior[first:last].sum()) == pytest.approx(1.0, abs=1e-6)
@@ -266,13 +267,11 @@ def test_posteriors_sum_to_one_at_each_frame(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_compiled_loop_and_tensors_give_the_same_posteriors(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("numba")
+def test_the_loop_and_tensors_give_the_same_posteriors(seed: int) -> None:
     lattice = decoded(seed, True)[1].lattice
     assert lattice is not None
-    compiled = arc_posteriors(lattice, OPTIONS, 0.4)
-    monkeypatch.setattr("asr.decoding.lattice.jit", lambda function: None)
-    torch.testing.assert_close(arc_posteriors(lattice, OPTIONS, 0.4), compiled)
+    found = torch.from_numpy(PartPosteriors(lattice, OPTIONS).at(0.4).posterior)
+    torch.testing.assert_close(found, arc_posteriors(lattice, OPTIONS, 0.4))
 
 
 @pytest.mark.parametrize("seed", range(3, 6))

@@ -9,13 +9,15 @@ Shapes: S states, A arcs, R rows, V distinct words of the lattice.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from asr.decoding.lattice import Lattice, arc_posteriors
+from asr.decoding.lattice import Lattice
+from asr.decoding.mbr import PartPosteriors
 from asr.decoding.settings import DecodingOptions
 
 
@@ -43,10 +45,33 @@ class WeightedLattice(NamedTuple):
     ending: Any
 
 
+def arc_posteriors(lattice: Lattice, options: DecodingOptions, scale: float = 1.0) -> Tensor:
+    """The posterior probability of each arc, (A,) float64, by the forward-backward algorithm, frame by frame."""
+    arc_total, ahead = scale * lattice.arc_total(options), scale * lattice.final_total(options)
+    posterior, through = torch.zeros_like(arc_total), torch.zeros_like(ahead)
+    through[lattice.start_state] = 1.0
+    src_state = lattice.src_state()
+    frames = [(first, last) for first, last in itertools.pairwise(lattice.arc_frame_begin) if first < last]
+    for first, last in reversed(frames):
+        # The states of a frame are adjacent.
+        low, high = int(src_state[first]), int(src_state[last - 1]) + 1
+        position, added = src_state[first:last] - low, arc_total[first:last] + ahead[lattice.dst_state[first:last]]
+        best = ahead[low:high].scatter_reduce(0, position, added, "amax")
+        shift = torch.where(best > -torch.inf, best, torch.zeros_like(best))
+        total = (ahead[low:high] - shift).exp().scatter_add(0, position, (added - shift[position]).exp())
+        ahead[low:high] = total.log() + shift
+    share = (arc_total + ahead[lattice.dst_state] - ahead[src_state]).exp()
+    share = torch.where(ahead[src_state] > -torch.inf, share, torch.zeros_like(share))
+    for first, last in frames:
+        posterior[first:last] = through[src_state[first:last]] * share[first:last]
+        through.index_add_(0, lattice.dst_state[first:last], posterior[first:last])
+    return posterior
+
+
 def weighted_lattice(lattice: Lattice, options: DecodingOptions, scale: float) -> tuple[WeightedLattice, Tensor]:
     """The lattice of one utterance with posteriors at a scale, and its distinct words (V,), ascending."""
     distinct, word = torch.unique(lattice.word_id, return_inverse=True)
-    posterior = arc_posteriors(lattice, options, scale)
+    posterior = torch.from_numpy(PartPosteriors(lattice, options).at(scale).posterior)
     reached = torch.zeros(lattice.num_states, dtype=torch.float64)
     reached.index_add_(0, lattice.dst_state, posterior)
     reached[lattice.start_state] = 1.0

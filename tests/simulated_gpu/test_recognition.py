@@ -16,7 +16,7 @@ from torch import Tensor
 
 from asr.bundle import Bundle
 from asr.decoding.interface import check_log_prob
-from asr.decoding.lattice import arc_posteriors, join
+from asr.decoding.lattice import join
 from asr.decoding.nbest import PrefixTree, n_best, rescore_n_best, score_tree
 from asr.decoding.rescoring import rescore_lattice
 from asr.decoding.settings import ResourceOptions
@@ -317,7 +317,6 @@ def test_lattices_and_second_passes_are_the_same(tiny_bundle_folder: Path) -> No
                 [[hypothesis.total for hypothesis in hypotheses] for hypotheses in (*lists, *second)],
                 score_tree(tree, CachedRNNLM(network)).tolist(),  # type: ignore[arg-type]
                 [path.total for path in rescored if path is not None],
-                [float(arc_posteriors(lattice, recognizer.options).sum()) for lattice in lattices],
             ]
 
     expected = found_on("cpu")

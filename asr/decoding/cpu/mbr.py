@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from asr.decoding.cpu.lattice import sum_over_paths, total_of_arc, total_of_end
+from asr.decoding.cpu.lattice import total_of_arc, total_of_end
 from asr.kernels.jit import kernel
 
 FAR = np.iinfo(np.int32).max // 2
@@ -139,6 +139,37 @@ def rows_of(lattice: ScoredLattice, scale: float) -> tuple[Any, ...]:
         arc_begin[: num_branching + 1], dst_row[:num_arcs], kept[:num_arcs], word_begin[: num_arcs + 1],
         word[:num_words],
     )  # fmt: skip
+
+
+@kernel(fastmath=False)
+def sum_over_paths(arc_begin: Any, dst_state: Any, arc_total: Any, ahead: Any, posterior: Any, reached: Any) -> None:
+    """Computes the posterior probability of each arc and of passing through each state.
+
+    Args:
+        arc_begin, dst_state, arc_total: (S + 1,), (A,) and (A,); states are ordered by frame.
+        ahead: (S,) the score of ending at each state; replaced by the summed score of all paths to an end.
+        posterior: (A,) receives the posteriors of the arcs.
+        reached: (S,) receives those of the states: 1 at start states, and elsewhere 0 before.
+    """
+    for state in range(len(ahead) - 1, -1, -1):
+        first, last = arc_begin[state], arc_begin[state + 1]
+        if last == first + 1 and ahead[state] == -np.inf:  # as below, without exponential and logarithm
+            ahead[state] = arc_total[first] + ahead[dst_state[first]]
+            continue
+        best = ahead[state]
+        for arc in range(first, last):
+            best = max(best, arc_total[arc] + ahead[dst_state[arc]])
+        if best > -np.inf:
+            total = np.exp(ahead[state] - best)
+            for arc in range(first, last):
+                total += np.exp(arc_total[arc] + ahead[dst_state[arc]] - best)
+            ahead[state] = best + np.log(total)
+    for state in range(len(ahead)):
+        if ahead[state] > -np.inf:
+            for arc in range(arc_begin[state], arc_begin[state + 1]):
+                lost = arc_total[arc] + ahead[dst_state[arc]] - ahead[state]
+                posterior[arc] = reached[state] * (np.exp(lost) if lost != 0.0 else 1.0)
+                reached[dst_state[arc]] += posterior[arc]
 
 
 @kernel(fastmath=False)
