@@ -205,25 +205,21 @@ class FrameSearch:
 
     def advance(self, tokens: ActiveTokens, frame: Frame, sink: SearchSink) -> ActiveTokens:
         """Tokens before a frame -> tokens after it; the frame's `score_offset` is changed in place."""
-        offset_before = frame.score_offset.clone()
-        candidates = self._score_words(tokens, self._backend.expand(tokens, frame), frame.score_offset)
-        survivors = self._backend.recombine_and_prune(candidates)
-        if not survivors.is_complete:
+        arcs, offset_before = self._graph.emitting, frame.score_offset.clone()
+        for prunes in (True, False):
+            expansion = self._backend.expand(tokens, frame, prune=prunes)
+            candidates = score_words(self._lm, self._options.lm_scale, tokens, arcs, expansion, frame.score_offset)
+            survivors = self._backend.recombine_and_prune(candidates)
+            if survivors.is_complete:
+                break
             # Too few candidates are near the best to reach min_active_states, so repeat the frame without pruning.
             frame.score_offset.copy_(offset_before)
-            expansion = self._backend.expand(tokens, frame, prune=False)
-            candidates = self._score_words(tokens, expansion, frame.score_offset)
-            survivors = self._backend.recombine_and_prune(candidates)
-        arcs = self._graph.emitting
         kept = extended(tokens, candidates, survivors.kept)
         graph_arc = arcs.arc_of(candidates.arc)
         kept.backpointer = sink.backtrace.add(kept.backpointer, graph_arc.index_select(0, survivors.kept))
         if sink.lattice is not None:
             sink.lattice.add(tokens, candidates, graph_arc, survivors, kept.backpointer)
         return follow_epsilons(kept, frame.score_offset, sink.backtrace, self._graph, self._options, self._lm)
-
-    def _score_words(self, tokens: ActiveTokens, expansion: Expansion, score_offset: Tensor) -> Candidates:
-        return score_words(self._lm, self._options.lm_scale, tokens, self._graph.emitting, expansion, score_offset)
 
 
 def follow_epsilons(
