@@ -18,7 +18,6 @@ from asr.decoding.settings import DecodingOptions
 from asr.kernels.jit import jit_required, kernel
 
 _NONE = -1
-_NO_LATTICE = -1.0
 
 
 class ArcArrays(NamedTuple):
@@ -191,12 +190,16 @@ def pruning_of(options: DecodingOptions) -> Pruning:
     return Pruning(np.float32(options.search_beam), skip_beam, options.min_active_states, options.max_active_states)
 
 
+def margin_of(sink: SearchSink) -> Any:
+    """The score gap up to which losing arcs are kept, float32; below 0 if no lattice is kept."""
+    return np.float32(-1.0 if sink.lattice is None else sink.lattice.margin)
+
+
 def no_backpointers(sink: SearchSink) -> Backpointers:
     """Empty arrays, to which a search appends."""
     none, no_scores = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float64)
-    margin = np.float32(_NO_LATTICE if sink.lattice is None else sink.lattice.margin)
     losing = none, none, none, no_scores.astype(np.float32), no_scores
-    lattice = LatticeArcs(margin, np.zeros(1, dtype=np.int64), none, none, no_scores, *losing)
+    lattice = LatticeArcs(margin_of(sink), np.zeros(1, dtype=np.int64), none, none, no_scores, *losing)
     return Backpointers(sink.backtrace.num_records, np.zeros(2, dtype=np.int64), none, none, none, lattice)
 
 

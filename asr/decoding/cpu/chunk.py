@@ -16,7 +16,7 @@ from torch import Tensor
 
 from asr.decoding.backend import ActiveTokens, Searchable
 from asr.decoding.chunk_backend import Chunk, SearchSink
-from asr.decoding.cpu.arrays import CandidateArrays, arc_arrays, ensure_capacity, pruning_of
+from asr.decoding.cpu.arrays import CandidateArrays, arc_arrays, ensure_capacity, margin_of, pruning_of
 from asr.decoding.cpu.frame import expand_stream, prune_winners, room_for_candidates, wider
 from asr.decoding.settings import DecodingOptions
 from asr.kernels.jit import Intrinsic, jit_required, kernel
@@ -277,7 +277,6 @@ def number_paths(
     return (previous, arc, frame_begin, frame_of), (src, dst, losing_arc, score_gap), number
 
 
-_NO_LATTICE = -1.0
 _NO_SCORES = np.zeros(0, dtype=np.float32)
 
 
@@ -347,7 +346,7 @@ class NumbaChunkSearch:
             peak.numpy(),
             chunk.score_offset[stream : stream + 1].numpy(),
             final_score,
-            np.float32(_NO_LATTICE if lattice is None else lattice.margin),
+            margin_of(sink),
         )
         before = StreamTokens(tokens.state.numpy(), tokens.score.numpy(), tokens.backpointer.numpy())
         kept, backpointers, losing_arcs, self._store = self._search_frames(
