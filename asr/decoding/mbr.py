@@ -190,8 +190,7 @@ class PartPosteriors:
         final_scores = arrays_of(lattice.final_graph_score, lattice.final_lm_score)
         scales = options.am_scale, options.graph_scale, options.lm_scale, options.word_insertion_penalty
         loop: Any = jit(score_lattice) or score_lattice
-        arguments = tuple(scores), tuple(final_scores), tuple(map(float, scales))
-        *others, distinct = loop(arcs[3], word_id, *arguments)
+        *others, distinct = loop(arcs[3], word_id, tuple(scores), tuple(final_scores), scales)
         return ScoredLattice(*arcs, *others), distinct
 
     def _numbers(self, word_ids: Sequence[int]) -> NDArray[np.int64]:
