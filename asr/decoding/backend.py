@@ -164,8 +164,7 @@ class SearchGraph:
         self.final_graph_score = graph.final_score
         self.final_score = graph.final_score * options.graph_scale
         self.epsilon: ArcSet | None = None
-        if options.graph_scale <= 0:
-            # 0 * -inf is NaN and a negative scale gives +inf, but non-final states must remain non-final.
+        if options.graph_scale == 0.0:  # 0 * -inf is NaN, but non-final states must remain non-final
             self.final_score = self.final_score.masked_fill(graph.final_score == -torch.inf, -torch.inf)
         if graph.has_epsilons:
             reads = graph.token_id >= 0
