@@ -174,7 +174,7 @@ def with_num_frames(log_prob: Tensor, num_frames: Tensor | None) -> tuple[Tensor
 
 
 class LogProbCheck:
-    """Checks a decoder's input, and in its first batch also that the values are log-probabilities.
+    """Checks a decoder's input, and in the first batch that has frames also that the values are log-probabilities.
 
     The check of values looks at the middle frame of each utterance. Later batches come from the same network, so their
     values are not checked.
@@ -199,7 +199,7 @@ class LogProbCheck:
         Raises:
             AsrError: as for `check_log_prob`.
         """
-        is_first = not self._has_checked_values and bool(log_prob.numel())
+        is_first = not self._has_checked_values and bool((num_frames > 0).any())
         check_log_prob(log_prob, num_frames, self._num_tokens, checks_values=is_first)
         self._has_checked_values |= is_first
 

@@ -175,8 +175,9 @@ def test_each_stream_gets_one_chunk() -> None:
             check_chunks(streams, torch.zeros(num_chunks))
 
 
-def test_a_first_batch_without_frames_leaves_the_look_to_the_next() -> None:
+@pytest.mark.parametrize("num_frames", [[], [0, 0]])
+def test_a_first_batch_without_frames_leaves_the_look_to_the_next(num_frames: list[int]) -> None:
     decoder = TokenPassingDecoder(random_graph(0), DecodingOptions())
-    decoder.decode(torch.zeros(0, 6, 4), torch.tensor([], dtype=torch.int64))
+    decoder.decode(torch.zeros(len(num_frames), 6, 4), torch.tensor(num_frames, dtype=torch.int64))
     with pytest.warns(UserWarning, match="log_softmax"):
         decoder.decode(random_log_prob(0, 2, 6) + 3.0)
