@@ -119,7 +119,6 @@ class HashTable:
         self.values = torch.zeros(num_buckets * BUCKET_SIZE, dtype=torch.int64, device=self.device)
         self._hash_shift = 63 - (num_buckets - 1).bit_length()
         self._bucket_mask = num_buckets - 1
-        self._last_place = self.keys[:, -1]
 
     @property
     def num_slots(self) -> int:
@@ -161,7 +160,7 @@ class HashTable:
         pending, bucket = missing, bucket.index_select(0, missing)
         while True:
             # Only a full bucket, whose last place is taken, can have passed a key on.
-            full = (self._last_place.index_select(0, bucket) != EMPTY).nonzero().squeeze(1)
+            full = (self.keys[:, -1].index_select(0, bucket) != EMPTY).nonzero().squeeze(1)
             if full.numel() == 0:
                 break
             pending = pending.index_select(0, full)

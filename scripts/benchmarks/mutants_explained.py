@@ -17,7 +17,6 @@ _OFTEN = {
 
 WITH_A_GPU = {
     "asr/lm/cached/engine.py": ("_put_and_score",),
-    "asr/lm/cached/trie.py": ("put_edges",),
 }
 """Module -> functions that only GPUs use: fast tests call none; slow ones do, on a simulated device."""
 

@@ -1,6 +1,7 @@
 """The tensor hash table against a dict."""
 
 import importlib
+import pickle
 from unittest import mock
 
 import pytest
@@ -78,6 +79,14 @@ def test_colliding_keys_overflow_into_the_next_buckets(form):
     assert missing is None
     assert len(set(slot.tolist())) == 30
     assert table.find(candidates[home == 15][30:40])[1].tolist() == list(range(10))
+
+
+def test_a_pickled_table_finds_keys_that_it_puts_into_the_next_buckets() -> None:
+    table = pickle.loads(pickle.dumps(made(16, "tensor")))
+    candidates = torch.arange(4000)
+    key = candidates[table._bucket_of(candidates) == 15][:30]
+    table.insert(key)
+    assert table.find(key)[1] is None
 
 
 def test_keys_that_differ_in_few_bits_spread_over_the_table() -> None:

@@ -113,7 +113,7 @@ class TorchEngine:
         trie, counts = self._trie, self._counts
         context_idx, word_id = key >> 32, key & 0xFFFFFFFF
         num_words, num_nodes = len(self._output.network.vocabulary), trie.nodes.num_started
-        slot, is_new, is_first = trie.put_edges(key)
+        slot, is_new, is_first = trie.edges.put(key)
         is_outside = (word_id >= num_words) | (context_idx < 0) | (context_idx >= num_nodes)
         node = context_idx.clamp(0, num_nodes - 1)
         needs_row = is_first & (trie.hidden_row.index_select(0, node) < 0)
@@ -163,7 +163,7 @@ class TorchEngine:
 
     def _new_slots(self, key: Tensor) -> Tensor:
         """Adds absent edges (Q,) with their scores and nodes -> their slots (Q,)."""
-        slot, one = self._trie.add_edges(key)
+        slot, one = self._trie.edges.insert(key)
         new, new_key = slot.index_select(0, one), key.index_select(0, one)
         context_idx, word_id = new_key >> 32, new_key & 0xFFFFFFFF
         self._counts.num_edges += one.numel()

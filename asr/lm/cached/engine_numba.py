@@ -384,10 +384,8 @@ class NumbaEngine:
                 self._capacity.set_tight()
         if self._capacity is not None and not self._capacity.has_room(room):
             return None
-        if trie.edges.num_free < room:
-            trie.reserve_edges(room)
-        if trie.nodes.num_free < room:
-            trie.reserve_nodes(room)
+        trie.edges.reserve(room)
+        trie.reserve_nodes(room)
         most = min(trie.edges.num_free, trie.nodes.num_free)
         if self._recombination is not None:
             self._recombination.table.reserve(room)

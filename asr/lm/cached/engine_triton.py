@@ -265,7 +265,7 @@ class TritonEngine:
             return None
         num_edges, num_rows = room
         trie, hidden = self._trie, self._hidden
-        trie.reserve_edges(num_edges)
+        trie.edges.reserve(num_edges)
         # Arrays grow by much more than is needed, since what was captured is of no more use then.
         capacity = self._capacity
         if num_edges > trie.nodes.num_free:

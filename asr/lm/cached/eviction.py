@@ -110,7 +110,7 @@ def remove_nodes(trie: HistoryTrie, is_evicted: Tensor) -> None:
     """Removes nodes (capacity,) and all edges from and to them from the trie, and ages the others' use counts."""
     context = (trie.edges.keys.view(-1) >> 32).clamp_(min=BEFORE_START)
     is_gone = is_evicted.index_select(0, context) | is_evicted.index_select(0, trie.edge_node.clamp(0).long())
-    trie.remove_edges(is_gone)
+    trie.edges.keep(~is_gone)
     node = is_evicted.nonzero().squeeze(1)
     trie.parent[node] = BEFORE_START  # the arrays may shrink below the parent
     trie.nodes.give_back(node)
@@ -288,7 +288,7 @@ class Capacity:
             slot, _ = trie.edges.find(key)
             is_gone = torch.ones(trie.edges.num_slots, dtype=torch.bool, device=trie.device)
             is_gone[slot[slot >= 0]] = False
-            trie.remove_edges(is_gone)
+            trie.edges.keep(~is_gone)
         if self.recombination is not None:
             self.recombination.forget(is_evicted)
         if self.sharing is not None:
@@ -336,7 +336,7 @@ class Capacity:
             limits = Limits.within(self.capacity_bytes, self.costs, num_edges, max(num_nodes, trie.nodes.capacity))
         self._set(limits)
         if trie.edges.num_slots > limits.num_slots:
-            trie.shrink_edges(limits.num_slots)
+            trie.edges.shrink(limits.num_slots)
         if hidden.rows.capacity > limits.max_rows:
             nothing = torch.empty(0, dtype=torch.int64, device=trie.device)
             drop_rows(trie, hidden, nothing, limits.max_rows)

@@ -69,6 +69,10 @@ class HiddenStore:
         self.first_output = begin
         self.clear()
 
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.state.clone()  # views are pickled apart from what they are views of
+        return {**self.__dict__, "state": state, "_room": state}
+
     def clear(self) -> None:
         self.rows = self._allocator(_FIRST_ROWS)
         self._room = self.state = torch.empty(_FIRST_ROWS, self.state_size, dtype=self.dtype, device=self.device)
@@ -91,10 +95,8 @@ class HiddenStore:
 
     def append(self, state: Tensor) -> Tensor:
         """state (R, S) float32 -> the numbers of the rows that now hold it, (R,)."""
-        num = state.shape[0]
-        if num > self.rows.num_free:
-            self.reserve(num)
-        row = self.rows.take(num)
+        self.reserve(len(state))
+        row = self.rows.take(len(state))
         self.write(row, state)
         return row
 
@@ -167,6 +169,8 @@ class HiddenStore:
         """Makes room for `num_new` more rows."""
         capacity = self.rows.capacity_for(num_new)
         added = capacity - self.rows.capacity
+        if not added:
+            return
         if capacity > len(self._room):
             room = capacity * (_ROOM if self.device.type == "cpu" else 1)
             if self.max_rows is not None:

@@ -110,8 +110,7 @@ class HistoryTrie:
         num_uses: how often an edge to the node was queried, int32 (capacity,); counted if the engine evicts.
         last_given: the call that created the node or last returned it, int32 (capacity,); counted if the engine evicts.
         call: the number of the current call; set by the engine.
-        edges: the table from (context, word) to slots of `edge_score` and `edge_node`.
-        edge_score, edge_node: float32 and int32 (slots,), NaN where not scored yet.
+        edges: the table from (context, word) to slots of `edge_score` and `edge_node`, whose bits are its values.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -129,7 +128,6 @@ class HistoryTrie:
         self.last_given = torch.zeros_like(self.parent)
         self.call = 0
         self.edges = HashTable(_FIRST_BUCKETS, self.device)
-        self._view_edges()
         start = torch.tensor([BEFORE_START, BEFORE_START], device=self.device)
         self.new_nodes(start, torch.tensor([EPSILON_ID, BOS_ID], device=self.device))
 
@@ -151,46 +149,20 @@ class HistoryTrie:
         """(Q,), (Q,) int64 -> (Q,) int64; the pair itself, so that no two pairs collide."""
         return torch.add(word_id, context_idx, alpha=1 << 32)
 
-    def add_edges(self, key: Tensor) -> tuple[Tensor, Tensor]:
-        """Absent edges (Q,), duplicates allowed -> their slots (Q,), and one query of each new edge (R,).
+    @property
+    def edge_score(self) -> Tensor:
+        """float32 (slots,), a view."""
+        return self.edges.values.view(torch.float32)[0::2]
 
-        The caller must set their scores and nodes.
-        """
-        slot, one = self.edges.insert(key)
-        self._view_edges()
-        return slot, one
-
-    def put_edges(self, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """See `HashTable.put`; the caller must set scores and nodes of new edges."""
-        put = self.edges.put(key)
-        self._view_edges()
-        return put
-
-    def reserve_edges(self, num_new: int) -> None:
-        """Makes room for `num_new` more edges."""
-        self.edges.reserve(num_new)
-        self._view_edges()
-
-    def remove_edges(self, is_removed: Tensor) -> None:
-        """Drops the edges whose slots are marked in is_removed (slots,)."""
-        self.edges.keep(~is_removed)
-        self._view_edges()
-
-    def shrink_edges(self, num_slots: int) -> None:
-        """Reduces the number of slots for edges, which must fit into them."""
-        self.edges.shrink(num_slots)
-        self._view_edges()
-
-    def _view_edges(self) -> None:
-        self.edge_score = self.edges.values.view(torch.float32)[0::2]
-        self.edge_node = self.edges.values.view(torch.int32)[1::2]
+    @property
+    def edge_node(self) -> Tensor:
+        """int32 (slots,), a view."""
+        return self.edges.values.view(torch.int32)[1::2]
 
     def new_nodes(self, parent: Tensor, word_id: Tensor) -> Tensor:
         """Creates a node for each parent (R,) and word (R,) -> node numbers (R,)."""
-        num = parent.numel()
-        if num > self.nodes.num_free:
-            self.reserve_nodes(num)
-        node = self.nodes.take(num)
+        self.reserve_nodes(parent.numel())
+        node = self.nodes.take(parent.numel())
         self.parent.index_copy_(0, node, parent.int())
         self.word.index_copy_(0, node, word_id.int())
         self.hidden_row.index_fill_(0, node, -1)
@@ -208,6 +180,8 @@ class HistoryTrie:
     def reserve_nodes(self, num_new: int) -> None:
         """Makes room for `num_new` more nodes."""
         capacity = self.nodes.capacity_for(num_new)
+        if capacity == self.nodes.capacity:
+            return
         added = torch.zeros(capacity - self.nodes.capacity, dtype=torch.int32, device=self.device)
         for name in _COLUMNS:
             setattr(self, name, torch.cat((getattr(self, name), added)))

@@ -379,7 +379,7 @@ ALL_OPTIONS = [
 ]
 
 
-NOT_COUNTED = ("edge_score", "edge_node", "_factor", "factors", "_room")
+NOT_COUNTED = ("_factor", "factors", "_room")
 
 
 def num_bytes(tensor):

@@ -1,6 +1,7 @@
 """A compiled loop that answers in an engine's stead gives what the engine itself gives."""
 
 import copy
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -395,6 +396,24 @@ def test_a_copy_of_an_engine_goes_on_by_itself():
         log_prob, own_idx, _ = asked_of_loop(used, own_idx, words.roll(shift))
         assert torch.equal(log_prob, expected)
     assert int(used.projections.num_computed) == 12 * len(words) - len(words) + 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_copy_in_another_process_goes_on_as_the_engine_does(compiled):
+    engine, words = CachedRNNLM(network(), CacheOptions(compiled=compiled)), torch.arange(3, 30)
+    context_idx = engine.start(len(words))
+    for shift in range(3):
+        _, context_idx = engine.score(context_idx, words.roll(shift))
+    copied, own_idx = pickle.loads(pickle.dumps(engine)), context_idx.clone()
+    earlier = []
+    for shift in range(40):  # all arrays grow meanwhile
+        earlier.append((context_idx, words.roll(shift)))
+        expected, context_idx = engine.score(context_idx, words.roll(shift))
+        log_prob, own_idx = copied.score(own_idx, words.roll(shift))
+        assert torch.equal(log_prob, expected) and torch.equal(own_idx, context_idx)
+    for queries in earlier:
+        assert all(map(torch.equal, copied.score(*queries), engine.score(*queries)))
 
 
 @pytest.mark.slow
