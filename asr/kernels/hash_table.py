@@ -27,17 +27,17 @@ EMPTY = -1
 MAX_LOAD = 0.5
 
 # 2**64 / golden ratio, as a signed number: the products' high bits are well mixed (Knuth's multiplicative hashing).
-_MULTIPLIER = -7046029254386353131
+MULTIPLIER = -7046029254386353131
 _LARGEST = (1 << 63) - 1
 _BUCKET_SHIFT = 3
 
 
 @kernel(fastmath=False)
-def find_keys(table: Any, key: Any, multiplier: int, shift: int, slot: Any, missing: Any) -> int:
+def find_keys(table: Any, key: Any, shift: int, slot: Any, missing: Any) -> int:
     """Fills slot (Q,), -1 where absent, and the beginning of missing (Q,) -> how many keys (Q,) are absent."""
     num_missing = 0
     for query in range(len(key)):
-        slot[query] = slot_of(table, key[query], multiplier, shift)
+        slot[query] = slot_of(table, key[query], shift)
         if slot[query] < 0:
             slot[query] = -1
             missing[num_missing] = query
@@ -46,9 +46,7 @@ def find_keys(table: Any, key: Any, multiplier: int, shift: int, slot: Any, miss
 
 
 @kernel(fastmath=False)
-def insert_keys(
-    table: Any, key: Any, multiplier: int, shift: int, slot: Any, one: Any, num_new: int, most_new: int
-) -> int:
+def insert_keys(table: Any, key: Any, shift: int, slot: Any, one: Any, num_new: int, most_new: int) -> int:
     """Inserts keys (Q,), duplicates allowed -> n, how many were new; -1 - n if it stopped at `most_new` new keys.
 
     Fills slot (Q,), and one (Q,) from `num_new` on with the position of each new key's first query. Called again with a
@@ -56,7 +54,7 @@ def insert_keys(
     """
     width = table.shape[1]
     for query in range(len(key)):
-        at = slot_of(table, key[query], multiplier, shift)
+        at = slot_of(table, key[query], shift)
         if at < 0:
             if num_new == most_new:
                 return -1 - num_new
@@ -68,13 +66,13 @@ def insert_keys(
     return num_new
 
 
-def slot_of(table: Any, key: int, multiplier: int, shift: int) -> int:
+def slot_of(table: Any, key: int, shift: int) -> int:
     """The slot of a key; -1 - s for an absent key that would take slot s.
 
     table (B, W): a bucket is filled from the left, a full one passes keys on to the next.
     """
     num_buckets, width = table.shape
-    bucket = home_bucket(key, multiplier, shift)
+    bucket = home_bucket(key, shift)
     place = 0
     while True:
         held = table[bucket, place]
@@ -88,9 +86,9 @@ def slot_of(table: Any, key: int, multiplier: int, shift: int) -> int:
             bucket = (bucket + 1) & (num_buckets - 1)
 
 
-def home_bucket(key: int, multiplier: int, shift: int) -> int:
+def home_bucket(key: int, shift: int) -> int:
     """The bucket in which the search for a key begins."""
-    return ((key * multiplier) & _LARGEST) >> shift
+    return ((key * MULTIPLIER) & _LARGEST) >> shift
 
 
 class HashTable:
@@ -135,7 +133,7 @@ class HashTable:
 
     def _mixed(self, key: Tensor) -> Tensor:
         """Mixes keys one-to-one; neither keys nor results are negative: (Q,) -> (Q,)."""
-        return key.mul(_MULTIPLIER).bitwise_and_(_LARGEST)
+        return key.mul(MULTIPLIER).bitwise_and_(_LARGEST)
 
     def _bucket_of(self, key: Tensor) -> Tensor:
         """The home bucket of each key, the high bits of its mixed form: (Q,) -> (Q,)."""
@@ -144,7 +142,7 @@ class HashTable:
     def find(self, key: Tensor) -> tuple[Tensor, Tensor | None]:
         """key (Q,) -> slot (Q,), -1 where absent, and the positions of the absent keys (None where all are there)."""
         if self._kernels is not None:
-            return self._kernels.find_keys(self.keys, key, _MULTIPLIER, self._hash_shift)
+            return self._kernels.find_keys(self.keys, key, self._hash_shift)
         if self._loops is not None:
             slot, missing = torch.empty_like(key), torch.empty_like(key)
             num_missing = self._loops[0](*self._arrays(key), slot.numpy(), missing.numpy())
@@ -186,7 +184,7 @@ class HashTable:
         if self._kernels is not None:
             if self.count + key.numel() > MAX_LOAD * self.num_slots:
                 self.reserve(torch.unique(key).numel())
-            slot, one = self._kernels.insert_keys(self.keys, self.values, key, _MULTIPLIER, self._hash_shift)
+            slot, one = self._kernels.insert_keys(self.keys, self.values, key, self._hash_shift)
             self.count += one.numel()
             return slot, one
         if self._loops is not None:
@@ -218,13 +216,13 @@ class HashTable:
         assert self._kernels is not None
         self.reserve(key.numel())
         put: tuple[Tensor, Tensor, Tensor]
-        put = self._kernels.put_keys(self.keys, self.values, key, _MULTIPLIER, self._hash_shift)
+        put = self._kernels.put_keys(self.keys, self.values, key, self._hash_shift)
         return put
 
     def find_queued(self, key: Tensor) -> Tensor:
         """key (Q,) -> slot (Q,), -1 where absent, on a GPU with Triton; the host does not wait for the device."""
         assert self._kernels is not None
-        slot: Tensor = self._kernels.find_places(self.keys, key, _MULTIPLIER, self._hash_shift)
+        slot: Tensor = self._kernels.find_places(self.keys, key, self._hash_shift)
         return slot
 
     def insert_queued(self, key: Tensor, found: Tensor, has_room: Tensor) -> tuple[Tensor, Tensor]:
@@ -242,7 +240,7 @@ class HashTable:
         """
         assert self._kernels is not None
         added: tuple[Tensor, Tensor]
-        added = self._kernels.insert_absent(self.keys, self.values, key, _MULTIPLIER, self._hash_shift, found, has_room)
+        added = self._kernels.insert_absent(self.keys, self.values, key, self._hash_shift, found, has_room)
         return added
 
     def store_queued(self, is_first: Tensor, index: Tensor, source: Tensor, target: Tensor) -> None:
@@ -268,13 +266,12 @@ class HashTable:
         self.count = count + num_new
         return slot, one[:num_new]
 
-    def for_loop(self) -> tuple[Any, int, int]:
-        """The keys (B, W) and their hashes' multiplier and shift, as `find_keys` and `insert_keys` take them."""
-        return self.keys.numpy(), _MULTIPLIER, self._hash_shift
+    def for_loop(self) -> tuple[Any, int]:
+        """The keys (B, W) and the shift of their hashes, as `slot_of` takes them."""
+        return self.keys.numpy(), self._hash_shift
 
-    def _arrays(self, key: Tensor) -> tuple[Any, Any, int, int]:
-        keys, multiplier, shift = self.for_loop()
-        return keys, key.contiguous().numpy(), multiplier, shift
+    def _arrays(self, key: Tensor) -> tuple[Any, Any, int]:
+        return self.keys.numpy(), key.contiguous().numpy(), self._hash_shift
 
     def _place(self, key: Tensor, mixed: Tensor) -> Tensor:
         """Distinct absent keys (D,), ascending by their mixed form (D,), take the first free places -> slot (D,)."""
@@ -344,7 +341,7 @@ class HashTable:
         self.num_rebuilds += 1
         self.count = key.numel()
         if self._kernels is not None:
-            slot, _ = self._kernels.insert_keys(self.keys, self.values, key, _MULTIPLIER, self._hash_shift)
+            slot, _ = self._kernels.insert_keys(self.keys, self.values, key, self._hash_shift)
             self.values.index_copy_(0, slot, value)
             return
         if self._loops is not None:

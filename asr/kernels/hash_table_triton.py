@@ -13,8 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from asr.kernels.hash_table import MULTIPLIER
+
 # At least 128, the threads of a program.
 _LANES = 256
+_MULTIPLIER = tl.constexpr(MULTIPLIER)
 _LARGEST = tl.constexpr((1 << 63) - 1)
 _EMPTY = tl.constexpr(-1)
 
@@ -25,7 +28,6 @@ def _find(
     num_places: tl.tensor,
     key: tl.tensor,
     num_keys: tl.tensor,
-    multiplier: tl.tensor,
     shift: tl.tensor,
     width: tl.tensor,
     slot: tl.tensor,
@@ -35,7 +37,7 @@ def _find(
     query = tl.program_id(0) * L + tl.arange(0, L)
     is_valid = query < num_keys
     wanted = tl.load(key + query, mask=is_valid, other=0)
-    place = (((wanted * multiplier) & _LARGEST) >> shift) * width
+    place = (((wanted * _MULTIPLIER) & _LARGEST) >> shift) * width
     found = tl.full([L], -1, tl.int64)
     goes_on = is_valid
     while tl.max(goes_on.to(tl.int32), 0) > 0:
@@ -52,7 +54,6 @@ def _insert(
     num_places: tl.tensor,
     key: tl.tensor,
     num_keys: tl.tensor,
-    multiplier: tl.tensor,
     shift: tl.tensor,
     width: tl.tensor,
     slot: tl.tensor,
@@ -73,7 +74,7 @@ def _insert(
     # Lanes beyond the last key repeat what the last one does, which changes nothing.
     query = tl.minimum(tl.program_id(0) * L + tl.arange(0, L), num_keys - 1)
     wanted = tl.load(key + query)
-    place = (((wanted * multiplier) & _LARGEST) >> shift) * width
+    place = (((wanted * _MULTIPLIER) & _LARGEST) >> shift) * width
     is_new = tl.full([L], 1, tl.int1)
     if SOME_KNOWN:
         known = tl.load(slot + query)
@@ -90,53 +91,53 @@ def _insert(
     tl.store(slot + query, place)
 
 
-def find_keys(table: Tensor, key: Tensor, multiplier: int, shift: int) -> tuple[Tensor, Tensor | None]:
+def find_keys(table: Tensor, key: Tensor, shift: int) -> tuple[Tensor, Tensor | None]:
     """See `HashTable.find`; the host waits only to read how many keys are absent.
 
     Args:
         table: (buckets, width) int64.
         key: (Q,) int64.
-        multiplier, shift: of the home bucket.
+        shift: of the home bucket.
     """
     key, slot = key.contiguous(), torch.empty_like(key, memory_format=torch.contiguous_format)
     if not len(key):
         return slot, None
-    _launch_find(table, key, multiplier, shift, slot)
+    _launch_find(table, key, shift, slot)
     missing = (slot < 0).nonzero().squeeze(1)
     return slot, (missing if len(missing) else None)
 
 
-def insert_keys(table: Tensor, value: Tensor, key: Tensor, multiplier: int, shift: int) -> tuple[Tensor, Tensor]:
+def insert_keys(table: Tensor, value: Tensor, key: Tensor, shift: int) -> tuple[Tensor, Tensor]:
     """See `HashTable.insert`; the table has room for all keys. The host waits only to read how many are new.
 
     Args:
         table: (buckets, width) int64.
         value: (buckets * width,) int64, 0 where a place is free.
         key: (Q,) int64, absent.
-        multiplier, shift: of the home bucket.
+        shift: of the home bucket.
     """
     key, slot = key.contiguous(), torch.empty_like(key, memory_format=torch.contiguous_format)
     if not len(key):
         return slot, slot.clone()
-    _launch_insert(table, value, key, multiplier, shift, slot, some_known=False)
+    _launch_insert(table, value, key, shift, slot, some_known=False)
     first = len(key) - value.index_select(0, slot)
     one = (first == torch.arange(len(key), device=key.device)).nonzero().squeeze(1)
     value.index_fill_(0, slot.index_select(0, one), 0)
     return slot, one
 
 
-def put_keys(table: Tensor, value: Tensor, key: Tensor, multiplier: int, shift: int) -> tuple[Tensor, Tensor, Tensor]:
+def put_keys(table: Tensor, value: Tensor, key: Tensor, shift: int) -> tuple[Tensor, Tensor, Tensor]:
     """See `HashTable.put`; the host does not wait for the device.
 
     Args:
-        table, value, key, multiplier, shift: as for `insert_keys`, but keys may already be in the table.
+        table, value, key, shift: as for `insert_keys`, but keys may already be in the table.
     """
     key, slot = key.contiguous(), torch.empty_like(key, memory_format=torch.contiguous_format)
     if not len(key):
         return slot, slot < 0, slot < 0
-    _launch_find(table, key, multiplier, shift, slot)
+    _launch_find(table, key, shift, slot)
     is_absent = slot < 0
-    _launch_insert(table, value, key, multiplier, shift, slot, some_known=True)
+    _launch_insert(table, value, key, shift, slot, some_known=True)
     first = len(key) - value.index_select(0, slot)
     return slot, is_absent, is_absent & (first == torch.arange(len(key), device=key.device))
 
@@ -155,19 +156,19 @@ def _mark_first(
     tl.store(is_first + query, (is_new & (first == query)).to(tl.int64), mask=is_valid)
 
 
-def find_places(table: Tensor, key: Tensor, multiplier: int, shift: int) -> Tensor:
+def find_places(table: Tensor, key: Tensor, shift: int) -> Tensor:
     """See `HashTable.find_queued`; arguments as for `find_keys`."""
     slot = torch.empty_like(key)
-    _launch_find(table, key, multiplier, shift, slot)
+    _launch_find(table, key, shift, slot)
     return slot
 
 
 def insert_absent(
-    table: Tensor, value: Tensor, key: Tensor, multiplier: int, shift: int, found: Tensor, has_room: Tensor
+    table: Tensor, value: Tensor, key: Tensor, shift: int, found: Tensor, has_room: Tensor
 ) -> tuple[Tensor, Tensor]:
     """See `HashTable.insert_queued`; table to shift as for `put_keys`."""
     slot, is_first = found.clone(), torch.empty_like(found)
-    _launch_insert(table, value, key, multiplier, shift, slot, some_known=True, has_room=has_room)
+    _launch_insert(table, value, key, shift, slot, some_known=True, has_room=has_room)
     with torch.cuda.device_of(key):
         _mark_first[(triton.cdiv(len(key), _LANES),)](found, slot, value, len(key), is_first, L=_LANES)
     return slot, is_first
@@ -197,10 +198,10 @@ def store_where(is_stored: Tensor, index: Tensor, source: Tensor, target: Tensor
         )  # fmt: skip
 
 
-def _launch_find(table: Tensor, key: Tensor, multiplier: int, shift: int, slot: Tensor) -> None:
+def _launch_find(table: Tensor, key: Tensor, shift: int, slot: Tensor) -> None:
     with torch.cuda.device_of(key):
         _find[(triton.cdiv(len(key), _LANES),)](
-            *(table, table.numel(), key, len(key), multiplier, shift, table.shape[1], slot), L=_LANES
+            *(table, table.numel(), key, len(key), shift, table.shape[1], slot), L=_LANES
         )
 
 
@@ -208,7 +209,6 @@ def _launch_insert(
     table: Tensor,
     value: Tensor,
     key: Tensor,
-    multiplier: int,
     shift: int,
     slot: Tensor,
     some_known: bool,
@@ -216,7 +216,7 @@ def _launch_insert(
 ) -> None:
     with torch.cuda.device_of(key):
         _insert[(triton.cdiv(len(key), _LANES),)](
-            *(table, table.numel(), key, len(key), multiplier, shift, table.shape[1], slot, value),
+            *(table, table.numel(), key, len(key), shift, table.shape[1], slot, value),
             slot if has_room is None else has_room,
             SOME_KNOWN=some_known,
             MAY_LACK=has_room is not None,

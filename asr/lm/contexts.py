@@ -270,7 +270,7 @@ class NumberingTables(NamedTuple):
     """The arrays of a `ContextTable` that loops read and write.
 
     Attributes:
-        keys, multiplier, shift: of the hash table.
+        keys, shift: of the hash table.
         number: (slots,) the number of the key in each slot.
         key_of: (numbers,) the key of each number.
         free: (F,) the numbers to assign next.
@@ -278,7 +278,6 @@ class NumberingTables(NamedTuple):
     """
 
     keys: Any
-    multiplier: int
     shift: int
     number: Any
     key_of: Any
@@ -300,7 +299,7 @@ def number_keys(keys: Any, tables: Any, number: Any) -> None:
     """Fills number (Q,) with the numbers of keys (Q,), new ones included; there must be room for them."""
     table, width, counts = tables.keys, tables.keys.shape[1], tables.counts
     for query in range(len(keys)):
-        slot = slot_of(table, keys[query], tables.multiplier, tables.shift)
+        slot = slot_of(table, keys[query], tables.shift)
         if slot < 0:
             slot = -1 - slot
             new = tables.free[counts[_NEW]]

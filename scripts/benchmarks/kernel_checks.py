@@ -44,7 +44,6 @@ from asr.text.symbols import EOS_ID, Vocabulary
 from scripts.benchmarks.interleaving import Interleaving, interleaved_programs
 
 _CPU = torch.device("cpu")
-_MULTIPLIER = -7046029254386353131
 
 
 class Difference(AssertionError):
@@ -69,12 +68,12 @@ def check_hash_table(seed: int, lanes: int) -> None:
             key = torch.randint(0, 16, (num_buckets * 2,), generator=generator) * 1234567
             asked = key.tolist()
             if turn == 1:
-                slot, is_new, is_first = hash_table_triton.put_keys(table, value, key, _MULTIPLIER, shift)
+                slot, is_new, is_first = hash_table_triton.put_keys(table, value, key, shift)
                 _same("new keys", is_new.tolist(), [one not in number for one in asked])
                 first = marked_positions(is_first, int(is_first.sum()))
                 value[slot[first]] = 0
             else:
-                slot, missing = hash_table_triton.find_keys(table, key, _MULTIPLIER, shift)
+                slot, missing = hash_table_triton.find_keys(table, key, shift)
                 _same(
                     "absent",
                     [] if missing is None else missing.tolist(),
@@ -82,7 +81,7 @@ def check_hash_table(seed: int, lanes: int) -> None:
                 )
                 if missing is None:
                     continue
-                new_slot, first = hash_table_triton.insert_keys(table, value, key[missing], _MULTIPLIER, shift)
+                new_slot, first = hash_table_triton.insert_keys(table, value, key[missing], shift)
                 slot[missing], first = new_slot, missing[first]
             _same("keys at their places", table.view(-1)[slot], key)
             _same(

@@ -69,9 +69,9 @@ class CachedLMTables(NamedTuple):
     """The arrays of an engine that `look_up_cached` reads and writes.
 
     Attributes:
-        edges: the table's keys, its hash's multiplier and shift, and the edges' scores and nodes.
-        endings: the table of `Recombination`, which says which histories share a node: its keys, its hash's multiplier
-            and shift, and its nodes; then the factors of `key_of_ending`, none if all histories are kept apart.
+        edges: the table's keys, its hash's shift, and the edges' scores and nodes.
+        endings: the table of `Recombination`, which says which histories share a node: its keys, its hash's shift, and
+            its nodes; then the factors of `key_of_ending`, none if all histories are kept apart.
         parent, last_word, hidden_row: (nodes,) of the trie.
         hidden: (rows, H) the input of the output layer, float32 or int8; with projections (P, H), see
             `ProjectionCache`.
@@ -83,8 +83,8 @@ class CachedLMTables(NamedTuple):
         layer: `HiddenTables`.
     """
 
-    edges: tuple[Any, int, int, Any, Any]
-    endings: tuple[Any, int, int, Any, Any]
+    edges: tuple[Any, int, Any, Any]
+    endings: tuple[Any, int, Any, Any]
     parent: Any
     last_word: Any
     hidden_row: Any
@@ -207,12 +207,12 @@ def _project(row: Any, tables: Any) -> None:
 def find_edges(context_idx: Any, word_id: Any, edges: Any, log_prob: Any, next_idx: Any, missing: Any) -> int:
     """Fills log_prob (Q,) and next_idx (Q,) of existing edges, and the beginning of missing (Q,) with the positions of
     the others -> the number of the others. edges is `CachedLMTables.edges`."""
-    table, multiplier, shift, edge_score, edge_node = edges
+    table, shift, edge_score, edge_node = edges
     num, num_missing = len(word_id), 0
     for query in range(num):
         if query + _AHEAD < num:
             _ask_for((context_idx[query + _AHEAD] << 32) + word_id[query + _AHEAD], edges)
-        slot = slot_of(table, (context_idx[query] << 32) + word_id[query], multiplier, shift)
+        slot = slot_of(table, (context_idx[query] << 32) + word_id[query], shift)
         if slot < 0 or context_idx[query] >> 31 != 0:  # the key of such a number could be another's
             missing[num_missing] = query
             num_missing += 1
@@ -227,8 +227,8 @@ def answer_missing(context_idx: Any, word_id: Any, missing: Any, tables: Any, lo
     If so, their log_prob (Q,) and next_idx (Q,) are filled; if not, a second call with a larger table continues. All
     contexts must have their hidden rows.
     """
-    table, multiplier, shift, edge_score, edge_node = tables.edges
-    endings, ending_multiplier, ending_shift, ending_node, factors = tables.endings
+    table, shift, edge_score, edge_node = tables.edges
+    endings, ending_shift, ending_node, factors = tables.endings
     parent, last_word, hidden_row = tables.parent, tables.last_word, tables.hidden_row
     counts, width = tables.counts, table.shape[1]
     slots, new, num_new = np.empty(len(missing), dtype=np.int64), np.empty(len(missing), dtype=np.int64), 0
@@ -239,7 +239,7 @@ def answer_missing(context_idx: Any, word_id: Any, missing: Any, tables: Any, lo
             _ask_for((context_idx[query] << 32) + word_id[query], tables.edges)
         query = missing[which]
         key = (context_idx[query] << 32) + word_id[query]
-        slot = slot_of(table, key, multiplier, shift)
+        slot = slot_of(table, key, shift)
         if slot < 0:
             if counts[EDGES] == counts[MAX_EDGES]:
                 has_room = False
@@ -249,7 +249,7 @@ def answer_missing(context_idx: Any, word_id: Any, missing: Any, tables: Any, lo
             node = np.int64(counts[NODES])
             if len(factors):  # histories that end in the same words share a node
                 ending = key_of_ending(context_idx[query], word_id[query], parent, last_word, factors)
-                ending_slot = slot_of(endings, ending, ending_multiplier, ending_shift)
+                ending_slot = slot_of(endings, ending, ending_shift)
                 if ending_slot >= 0:
                     node = np.int64(ending_node[ending_slot])
                 else:
@@ -275,8 +275,8 @@ def answer_missing(context_idx: Any, word_id: Any, missing: Any, tables: Any, lo
 
 def _ask_for(key: int, edges: Any) -> None:
     """Prefetches a key's bucket and its values, which may be anywhere in large tables."""
-    table, multiplier, shift, edge_score, _ = edges
-    bucket = home_bucket(key, multiplier, shift)
+    table, shift, edge_score, _ = edges
+    bucket = home_bucket(key, shift)
     prefetch(table[bucket], 0)
     prefetch(edge_score, 2 * table.shape[1] * bucket)  # a view of every other number
 
@@ -285,7 +285,7 @@ def _score_edges(context_idx: Any, word_id: Any, query: Any, slot: Any, tables: 
     """Scores the edges of queries (R,), which are at slot (R,), reading hidden rows in place."""
     parent, last_word, hidden_row = tables.parent, tables.last_word, tables.hidden_row
     hidden, scale = tables.hidden, tables.scale
-    edge_score = tables.edges[3]
+    edge_score = tables.edges[2]
     rows, bias, weight, order, table_size, multipliers, log_z = tables.output
     for new in range(len(query)):
         if new + 1 < len(query):

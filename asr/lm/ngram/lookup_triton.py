@@ -15,6 +15,7 @@ from asr.lm.ngram.model import NgramArrays
 
 # At least the threads of a program: 128.
 _LANES = 128
+_FIRST, _SECOND = tl.constexpr(MULTIPLIERS[0]), tl.constexpr(MULTIPLIERS[1])
 _TAG_MASK = tl.constexpr((1 << 31) - 1)
 _ARC_MASK = tl.constexpr((1 << 32) - 1)
 
@@ -26,15 +27,13 @@ def _by_index(
     is_open: tl.tensor,
     slot: tl.tensor,
     num_homes: tl.tensor,
-    first: tl.tensor,
-    second: tl.tensor,
     word_bits: tl.tensor,
     key_bits: tl.tensor,
 ) -> tl.tensor:
     """The arcs of open queries (L,) int64, -1 where a state has no such arc; see `ArcIndex`."""
     mask = (tl.full([1], 1, tl.int64) << key_bits) - 1
-    key = (((context << word_bits) + word) * first) & mask
-    key = ((key ^ (key >> (key_bits // 2))) * second) & mask
+    key = (((context << word_bits) + word) * _FIRST) & mask
+    key = ((key ^ (key >> (key_bits // 2))) * _SECOND) & mask
     tag = key & _TAG_MASK
     place = ((key >> (key_bits - 32)) * num_homes) >> 32
     entry = tl.load(slot + place, mask=is_open, other=-1)
@@ -71,8 +70,6 @@ def _score_words(
     num_queries: tl.tensor,
     slot: tl.tensor,
     num_homes: tl.tensor,
-    first: tl.tensor,
-    second: tl.tensor,
     word_bits: tl.tensor,
     key_bits: tl.tensor,
     arc_begin: tl.tensor,
@@ -98,7 +95,7 @@ def _score_words(
     is_open = context != 0
     while tl.max(is_open.to(tl.int32), 0) > 0:
         if HAS_INDEX:
-            found = _by_index(context, word, is_open, slot, num_homes, first, second, word_bits, key_bits)
+            found = _by_index(context, word, is_open, slot, num_homes, word_bits, key_bits)
         else:
             found = _by_search(context, word, is_open, arc_begin, label)
         arc = tl.where(is_open & (found >= 0), found, arc)
@@ -119,9 +116,9 @@ def score_words(arrays: NgramArrays, state: Tensor, word_id: Tensor) -> tuple[Te
     log_prob, next_idx = torch.empty(len(state), device=state.device), torch.empty_like(state)
     if not len(state):
         return log_prob, next_idx
-    index, found = arrays.index, (arrays.label, 0, 0, 0, 0, 0)
+    index, found = arrays.index, (arrays.label, 0, 0, 0)
     if index is not None:
-        found = (index.slot, index.num_homes, *MULTIPLIERS, index.word_bits, index.key_bits)
+        found = (index.slot, index.num_homes, index.word_bits, index.key_bits)
     with torch.cuda.device_of(state):
         _score_words[(triton.cdiv(len(state), _LANES),)](
             *(state, word_id, len(state), *found, arrays.arc_begin, arrays.label, arrays.backoff_state),
