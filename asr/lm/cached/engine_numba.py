@@ -26,7 +26,8 @@ from asr.lm.cached.approximations import Recombination, key_of_ending
 from asr.lm.cached.eviction import Capacity
 from asr.lm.cached.outputs import ProjectionCache
 from asr.lm.cached.states import NOT_PROJECTED, HistoryExpansion, load_bytes, store_bytes
-from asr.lm.rnn.output_numba import FLOATS_OF_LINE, mixed_with, row_product
+from asr.lm.rnn.maxent import mixed_with
+from asr.lm.rnn.output_numba import FLOATS_OF_LINE, row_product
 from asr.lm.rnn.recurrent import max_byte_rows
 from asr.lm.rnn.recurrent_numba import NO_BYTE_WEIGHTS, ByteGru, byte_product, fill_byte_steps
 
@@ -286,7 +287,7 @@ def _score_edges(context_idx: Any, word_id: Any, query: Any, slot: Any, tables: 
     parent, last_word, hidden_row = tables.parent, tables.last_word, tables.hidden_row
     hidden, scale = tables.hidden, tables.scale
     edge_score = tables.edges[2]
-    rows, bias, weight, order, table_size, multipliers, log_z = tables.output
+    rows, bias, weight, order, table_size, log_z = tables.output
     for new in range(len(query)):
         if new + 1 < len(query):
             following = rows[word_id[query[new + 1]]]
@@ -302,7 +303,7 @@ def _score_edges(context_idx: Any, word_id: Any, query: Any, slot: Any, tables: 
         total = bias[word] + product
         mixed = 0
         for age in range(order - 1):
-            mixed = mixed_with(mixed, last_word[context], age, multipliers)
+            mixed = mixed_with(mixed, last_word[context], age)
             total += weight[mixed % table_size + word]
             context = np.int64(parent[context])
         edge_score[slot[new]] = min(total - log_z, np.float32(0.0))

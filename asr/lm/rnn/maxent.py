@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from asr.kernels.jit import jit_for
-from asr.lm.rnn.output_numba import add_gathered, add_slices
 
 if hasattr(torch.sparse, "check_sparse_tensor_invariants"):
     # This is the default; if it is not stated, torch warns at the first sparse gradient.
@@ -25,7 +24,7 @@ if hasattr(torch.sparse, "check_sparse_tensor_invariants"):
 
 
 # Odd 64-bit multipliers (from the digits of pi and e); products wrap around.
-HASH_MULTIPLIERS = (0x243F6A8885A308D3, 0x13198A2E03707345, 0x2B7E151628AED2A7, 0x3243F6A8885A308D, 0x1B873593CC9E2D51)
+_MULTIPLIERS = (0x243F6A8885A308D3, 0x13198A2E03707345, 0x2B7E151628AED2A7, 0x3243F6A8885A308D, 0x1B873593CC9E2D51)
 
 
 class HashedMaxEnt(nn.Module):
@@ -148,10 +147,38 @@ def hashed_places(history: Tensor, order: int, table_size: int) -> Tensor:
     places = []
     mixed = torch.zeros_like(history[:, 0])
     for age in range(order - 1):
-        mixed = (mixed ^ history[:, age]) * HASH_MULTIPLIERS[age % len(HASH_MULTIPLIERS)] + age + 1
-        mixed = mixed ^ (mixed >> 29)
+        mixed = mixed_with(mixed, history[:, age], age)
         places.append(torch.remainder(mixed, table_size))
     return torch.stack(places, dim=1)
+
+
+def mixed_with(mixed: Any, word: Any, age: int) -> Any:
+    """The hash of a history with one more word, from that of the newer ones; of tensors (Q,), or for `jit` of numbers.
+
+    `age` is how many words are newer.
+    """
+    mixed = (mixed ^ word) * _MULTIPLIERS[age % len(_MULTIPLIERS)] + age + 1
+    return mixed ^ (mixed >> 29)
+
+
+def add_slices(scores: Any, weight: Any, places: Any, begin: int) -> None:
+    """scores (Q, K) += weight of the words begin .. begin + K - 1 after the histories at places (Q, R)."""
+    for query in range(scores.shape[0]):
+        for i in range(places.shape[1]):
+            first = places[query, i] + begin
+            for column in range(scores.shape[1]):
+                scores[query, column] += weight[first + column]
+
+
+def add_gathered(scores: Any, weight: Any, places: Any, word_id: Any) -> None:
+    """scores (Q, K) += weight of the words word_id (K,) after the histories at places (Q, R)."""
+    for query in range(scores.shape[0]):
+        for column in range(scores.shape[1]):
+            word = word_id[column]
+            total = scores[query, column]
+            for i in range(places.shape[1]):
+                total += weight[places[query, i] + word]
+            scores[query, column] = total
 
 
 class _Take(torch.autograd.Function):

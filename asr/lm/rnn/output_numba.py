@@ -1,6 +1,7 @@
-"""Compiled loops of the output layers on a CPU; the sums of a query stay in registers.
+"""Compiled loops by which output layers score words on a CPU; the sums of a query stay in registers.
 
-Shapes: Q queries, H hidden, V words or nodes, K words or nodes, R history lengths, W the MaxEnt table.
+Shapes: Q queries, H hidden, M history words, V words or nodes, O histories, K nodes kept of each, R history lengths, W
+the MaxEnt table.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import numpy as np
 
 from asr.kernels.jit import Intrinsic
 from asr.kernels.simd import exponential
+from asr.lm.rnn.maxent import mixed_with
 
 FLOATS_OF_LINE = 16  # of a cache line
 _NODES_AT_ONCE = 16  # nodes of a path whose exponentials are computed together
@@ -96,42 +98,16 @@ def ask_for_path(
 
 
 def add_word_scores(
-    hidden: Any, history: Any, word_id: Any, row_idx: Any, rows: Any, bias: Any, weight: Any, order: int,
-    table_size: int, multipliers: Any, scores: Any,
+    hidden: Any, history: Any, word_id: Any, rows: Any, bias: Any, weight: Any, order: int, table_size: int,
+    scores: Any,
 ) -> None:  # fmt: skip
-    """Adds the score of each word: hidden (Q, H), history (Q, M), word_id, row_idx (its row), scores (Q,), rows (V, H),
-    bias (V,), weight (W,); the features' places are those of `hashed_places`, none where the order is 1."""
+    """Adds the score of each word: hidden (Q, H), history (Q, M), word_id, scores (Q,), rows (V, H), bias (V,), weight
+    (W,); the features' places are those of `hashed_places`, none where the order is 1."""
     for query in range(len(word_id)):
-        word, row = word_id[query], row_idx[query]
-        total = bias[row] + row_product(hidden, query, rows, row)
+        word = word_id[query]
+        total = bias[word] + row_product(hidden, query, rows, word)
         mixed = 0
         for age in range(order - 1):
-            mixed = mixed_with(mixed, history[query, age], age, multipliers)
+            mixed = mixed_with(mixed, history[query, age], age)
             total += weight[mixed % table_size + word]
         scores[query] += total
-
-
-def mixed_with(mixed: int, word: int, age: int, multipliers: Any) -> int:
-    """The hash of `hashed_places` with one more word, from the hash of the newer ones."""
-    mixed = (mixed ^ word) * multipliers[age % len(multipliers)] + age + 1
-    return mixed ^ (mixed >> 29)
-
-
-def add_slices(scores: Any, weight: Any, places: Any, begin: int) -> None:
-    """scores (Q, K) += weight of the words begin .. begin + K - 1 after the histories at places (Q, R)."""
-    for query in range(scores.shape[0]):
-        for i in range(places.shape[1]):
-            first = places[query, i] + begin
-            for column in range(scores.shape[1]):
-                scores[query, column] += weight[first + column]
-
-
-def add_gathered(scores: Any, weight: Any, places: Any, word_id: Any) -> None:
-    """scores (Q, K) += weight of the words word_id (K,) after the histories at places (Q, R)."""
-    for query in range(scores.shape[0]):
-        for column in range(scores.shape[1]):
-            word = word_id[column]
-            total = scores[query, column]
-            for i in range(places.shape[1]):
-                total += weight[places[query, i] + word]
-            scores[query, column] = total

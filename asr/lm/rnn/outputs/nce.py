@@ -25,7 +25,7 @@ from asr.kernels.jit import Intrinsic, arrays_of, in_threads, jit_for, jit_requi
 from asr.kernels.precision import product_dtype
 from asr.kernels.simd import NARROW, ROWS, add_products_by_column, add_products_by_row, exponential, padded, padded_room
 from asr.lm.interface import CacheableTerms
-from asr.lm.rnn.maxent import HASH_MULTIPLIERS, HashedMaxEnt, places_and_weight
+from asr.lm.rnn.maxent import HashedMaxEnt, places_and_weight
 from asr.lm.rnn.output_numba import add_word_scores
 from asr.lm.rnn.outputs.base import OutputLayer
 from asr.lm.rnn.outputs.log_partition import LogZ, Precision, log_z_of
@@ -421,22 +421,35 @@ class NceOutput(OutputLayer):
         return loss
 
     def word_score(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
-        # The loop reads plain arrays, which tables in host memory are not, and computes no gradient.
-        is_whole = isinstance(self.rows, nn.Embedding) and isinstance(self.maxent, HashedMaxEnt | None)
-        if is_whole and not torch.is_grad_enabled():
-            rows, bias = self.rows.weight, self.bias.weight[:, 0]
-            return _scores_by_loop(hidden, history, word_id, rows, bias, self.maxent)
-        scores = (hidden * self.rows(word_id)).sum(dim=1) + self.bias.weight[word_id, 0]
-        return scores if self.maxent is None else scores + self.maxent.score(history, word_id)
+        # The loop computes no gradient.
+        loop = jit_for(add_word_scores, hidden) if self._is_whole and not torch.is_grad_enabled() else None
+        bias = self.bias.weight[:, 0]
+        if loop is None:
+            total = (hidden * self.rows(word_id)).sum(dim=1) + bias.index_select(0, word_id)
+            return total if self.maxent is None else total + self.maxent.score(history, word_id)
+        scores = hidden.new_zeros(len(word_id))
+        weight, order, table_size = _feature_weights(self.maxent, hidden)
+        arrays = arrays_of(hidden, history, word_id, self.rows.weight, bias, weight)
+
+        def work(begin: int, end: int) -> None:
+            queries = (array[begin:end] for array in arrays[:3])
+            loop(*queries, *arrays[3:], order, table_size, scores[begin:end].numpy())
+
+        in_threads(work, len(word_id), rows_at_least=_MIN_WORDS)
+        return scores
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether loops can read the tables: those in host memory are of other classes."""
+        return isinstance(self.rows, nn.Embedding) and isinstance(self.maxent, HashedMaxEnt | None)
 
     def output_tables(self) -> tuple[Any, ...] | None:
         """The arguments of `add_word_scores` from `rows` on, and log Z; None if scores need more than that."""
-        is_whole = isinstance(self.rows, nn.Embedding) and isinstance(self.maxent, HashedMaxEnt | None)
-        if not is_whole or self.normalized or self.rows.weight.device.type != "cpu":
+        if not self._is_whole or self.normalized or self.rows.weight.device.type != "cpu":
             return None
         tables = self.rows.weight, self.bias.weight[:, 0], *_feature_weights(self.maxent, self.rows.weight)
         arrays = (part.detach().numpy() if isinstance(part, Tensor) else part for part in tables)
-        return *arrays, HASH_MULTIPLIERS, np.float32(self.log_z.item())
+        return *arrays, np.float32(self.log_z.item())
 
     def history_normalizer(self, hidden: Tensor, history: Tensor) -> Tensor:
         """The constant log Z, or the true one of each history where `normalized` is set, (Q,)."""
@@ -454,26 +467,6 @@ class NceOutput(OutputLayer):
         A search would prefer a word whose score exceeds probability 1 to any other, without end.
         """
         return (self.word_score(hidden, history, word_id) - self.history_normalizer(hidden, history)).clamp(max=0.0)
-
-
-def _scores_by_loop(
-    hidden: Tensor, history: Tensor, word_id: Tensor, rows: Tensor, bias: Tensor, maxent: HashedMaxEnt | None
-) -> Tensor:
-    """hidden (Q, H), history (Q, M), word_id (Q,), rows (V, H), bias (V,) -> `word_score` (Q,), without gradient."""
-    loop = jit_for(add_word_scores, hidden)
-    if loop is None:
-        scores = (hidden * rows.index_select(0, word_id)).sum(dim=1) + bias.index_select(0, word_id)
-        return scores if maxent is None else scores + maxent.score(history, word_id)
-    scores = hidden.new_zeros(len(word_id))
-    weight, order, table_size = _feature_weights(maxent, hidden)
-    arrays = arrays_of(hidden, history, word_id, word_id, rows, bias, weight)
-
-    def work(begin: int, end: int) -> None:
-        queries = (array[begin:end] for array in arrays[:4])
-        loop(*queries, *arrays[4:], order, table_size, HASH_MULTIPLIERS, scores[begin:end].numpy())
-
-    in_threads(work, len(word_id), rows_at_least=_MIN_WORDS)
-    return scores
 
 
 def _feature_weights(maxent: HashedMaxEnt | None, like: Tensor) -> tuple[Tensor, int, int]:
