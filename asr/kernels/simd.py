@@ -31,6 +31,7 @@ add_transposed_block: Any = Intrinsic("asr.kernels.intrinsics", "add_transposed_
 add_narrow_transposed_block: Any = Intrinsic("asr.kernels.intrinsics", "add_narrow_transposed_block")
 as_float32: Any = Intrinsic("asr.kernels.intrinsics", "as_float32")
 prefetch: Any = Intrinsic("asr.kernels.intrinsics", "prefetch")
+row_product: Any = Intrinsic("asr.kernels.intrinsics", "row_product")
 
 
 def aligned(num_rows: int, width: int, like: Any) -> Any:

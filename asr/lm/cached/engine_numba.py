@@ -22,12 +22,13 @@ from asr.kernels.hash_table import HashTable, distinct_values, home_bucket, slot
 from asr.kernels.jit import Intrinsic, jit_required
 from asr.kernels.linear import byte_products
 from asr.kernels.lookup import compiled_expansion, compiled_lookup
+from asr.kernels.simd import prefetch, row_product
 from asr.lm.cached.approximations import Recombination, key_of_ending
 from asr.lm.cached.eviction import Capacity
 from asr.lm.cached.outputs import ProjectionCache
 from asr.lm.cached.states import NOT_PROJECTED, HistoryExpansion, load_bytes, store_bytes
 from asr.lm.rnn.maxent import mixed_with
-from asr.lm.rnn.output_numba import FLOATS_OF_LINE, row_product
+from asr.lm.rnn.output_numba import FLOATS_OF_LINE
 from asr.lm.rnn.recurrent import max_byte_rows
 from asr.lm.rnn.recurrent_numba import NO_BYTE_WEIGHTS, ByteGru, byte_product, fill_byte_steps
 
@@ -42,7 +43,6 @@ _TAKEN = -2  # marks a node that is already in the list, in place of a row
 _LISTED = NOT_PROJECTED - 1  # the same for rows, in place of the number of a projection
 _AHEAD = 16  # how many queries ahead the table is prefetched
 _ROOM_FOR_ROWS = 128  # rows for which there is room when a loop begins
-prefetch: Any = Intrinsic("asr.kernels.intrinsics", "prefetch")
 monotonic_seconds: Any = Intrinsic("asr.kernels.intrinsics", "monotonic_seconds")
 
 

@@ -10,13 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asr.kernels.jit import Intrinsic, arrays_of, in_threads, jit_for
+from asr.kernels.jit import arrays_of, in_threads, jit_for
+from asr.kernels.simd import prefetch
 
 _BETAS = 0.9, 0.99  # Adam's decay rates
 _AHEAD = 16  # entries that are prefetched
 _MIN_PLACES = 4096  # of a table, for each thread
-
-prefetch: Any = Intrinsic("asr.kernels.intrinsics", "prefetch")
 
 
 class AdamWithSparseRows(torch.optim.Optimizer):

@@ -11,15 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from asr.kernels.jit import Intrinsic
-from asr.kernels.simd import exponential
+from asr.kernels.simd import exponential, prefetch, row_product
 from asr.lm.rnn.maxent import mixed_with
 
 FLOATS_OF_LINE = 16  # of a cache line
 _NODES_AT_ONCE = 16  # nodes of a path whose exponentials are computed together
 _TOO_LARGE = 30.0  # from here on 1 + exp(x) equals exp(x) in float32
-prefetch: Any = Intrinsic("asr.kernels.intrinsics", "prefetch")
-row_product: Any = Intrinsic("asr.kernels.intrinsics", "row_product")
 
 
 def add_path_log_prob(

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from asr.kernels.jit import Intrinsic, arrays_of, in_threads, jit_for, jit_required
+from asr.kernels.jit import arrays_of, in_threads, jit_for, jit_required
+from asr.kernels.simd import row_product
 from asr.lm.interface import CacheableTerms
 from asr.lm.rnn.maxent import HashedMaxEnt, places_and_weight
 from asr.lm.rnn.output_numba import add_path_log_prob, ask_for_path
@@ -28,7 +29,6 @@ from asr.lm.rnn.outputs.base import OutputLayer
 from asr.text.symbols import BOS_ID, EPSILON_ID
 
 _MIN_WORDS, _MIN_COLUMNS = 128, 32  # for each thread
-row_product: Any = Intrinsic("asr.kernels.intrinsics", "row_product")
 
 
 class TreeBatch(NamedTuple):

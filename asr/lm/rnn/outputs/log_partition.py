@@ -28,9 +28,12 @@ from asr.kernels.simd import (
     TILE,
     add_features,
     add_products,
+    as_float32,
     ask_for_features,
     exponential,
     in_tiles,
+    prefetch,
+    row_product,
     tiled,
 )
 from asr.lm.rnn.maxent import HashedMaxEnt, add_score_range
@@ -201,12 +204,9 @@ EXACT_SHARE = 1 / 256  # words with a larger share of the sum so far are scored 
 _UNSIGNED = 128  # added to hidden values: the instruction multiplies unsigned by signed numbers
 _BITS = 64
 _LOG2_E, _LOG_2 = math.log2(math.e), math.log(2)
-as_float32: Any = Intrinsic("asr.kernels.intrinsics", "as_float32")
 bits_above: Any = Intrinsic("asr.kernels.intrinsics", "bits_above")
 lowest_bit: Any = Intrinsic("asr.kernels.intrinsics", "lowest_bit")
-prefetch: Any = Intrinsic("asr.kernels.intrinsics", "prefetch")
 set_block: Any = Intrinsic("asr.kernels.intrinsics", "set_block")
-row_product: Any = Intrinsic("asr.kernels.intrinsics", "row_product")
 
 
 class Int8LogZ:

@@ -21,9 +21,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from asr.kernels.jit import Intrinsic, arrays_of, in_threads, jit_for, jit_required
+from asr.kernels.jit import arrays_of, in_threads, jit_for, jit_required
 from asr.kernels.precision import product_dtype
-from asr.kernels.simd import NARROW, ROWS, add_products_by_column, add_products_by_row, exponential, padded, padded_room
+from asr.kernels.simd import (
+    NARROW,
+    ROWS,
+    add_products_by_column,
+    add_products_by_row,
+    exponential,
+    padded,
+    padded_room,
+    prefetch,
+    row_product,
+)
 from asr.lm.interface import CacheableTerms
 from asr.lm.rnn.maxent import HashedMaxEnt, places_and_weight
 from asr.lm.rnn.output_numba import add_word_scores
@@ -34,8 +44,6 @@ from asr.text.symbols import BOS_ID, EPSILON_ID
 
 _PRODUCT_OF = 512  # factors below 2: their product does not overflow a float64
 _MIN_BLOCKS = 16  # for each thread
-prefetch: Any = Intrinsic("asr.kernels.intrinsics", "prefetch")
-row_product: Any = Intrinsic("asr.kernels.intrinsics", "row_product")
 
 
 class NceBatch(NamedTuple):
