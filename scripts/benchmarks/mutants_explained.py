@@ -157,20 +157,15 @@ asr/decoding/words.py
 asr/lm/cached/approximations.py
   loop_room: int = 1024
     1024 -> 1025  # growth
-  generator = torch.Generator().manual_seed(0)
-    0 -> 1  # hash
-  generator = torch.Generator().manual_seed(1)
-    1 -> 2  # hash
-  self.factors = (torch.randint(-(2**62), 2**62, (length,), generator=generator) * 2 + 1).to(device)
-    torch.randint(-2 ** 62, 2 ** 62, (length,), generator=generator) * 2 + 1 ->
-    torch.randint(-2 ** 62, 2 ** 62, (length,), generator=generator) * 2 - 1  # hash
-  self._factor = (torch.randint(-bound, bound, (num_columns + 1,), generator=generator) * 2 + 1).to(device)
-    torch.randint(-bound, bound, (num_columns + 1,), generator=generator) * 2 + 1 ->
-    torch.randint(-bound, bound, (num_columns + 1,), generator=generator) * 2 - 1  # hash
   return (mixed ^ (mixed >> 31)) & _LARGEST
     31 -> 32  # hash
-  self._factor = (torch.randint(-bound, bound, (num_columns + 1,), generator=generator) * 2 + 1).to(device)
-    2 -> 3  # hash
+  return (torch.randint(-(2**62), 2**62, (num,), generator=generator) * 2 + 1).to(device)
+    torch.randint(-2 ** 62, 2 ** 62, (num,), generator=generator) * 2 + 1 ->
+    torch.randint(-2 ** 62, 2 ** 62, (num,), generator=generator) * 2 - 1  # hash
+  self.factors = _odd_factors(length, 1, device)
+    1 -> 2  # hash
+  self._factor = _odd_factors(num_columns + 1, 0, device)
+    0 -> 1  # hash
 asr/lm/cached/eviction.py
   new_row = torch.full((hidden.rows.capacity,), -1, dtype=torch.int32, device=trie.device)
     1 -> 2  # rows that are not in use are not asked for

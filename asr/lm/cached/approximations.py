@@ -160,6 +160,17 @@ class CacheOptions:
         return self.compiled and self.cache_scores and has_own_rows and keeps_rows and self.hidden_dtype in _LOOP_DTYPES
 
 
+def _as_key(mixed: Any) -> Any:
+    """The key of a `HashTable`, which is not negative, from a sum of products, which wraps around; for `jit`, too."""
+    return (mixed ^ (mixed >> 31)) & _LARGEST
+
+
+def _odd_factors(num: int, seed: int, device: torch.device) -> Tensor:
+    """The factors of such a sum, (num,); odd ones lose no bits."""
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randint(-(2**62), 2**62, (num,), generator=generator) * 2 + 1).to(device)
+
+
 def key_of_ending(context: int, word: int, parent: Any, last_word: Any, factors: Any) -> int:
     """The key of a history's last k words in the table of `Recombination`; the history is that of a context and a word.
 
@@ -173,7 +184,7 @@ def key_of_ending(context: int, word: int, parent: Any, last_word: Any, factors:
         last = np.int64(last_word[node])
         mixed += (last if last else -node) * factors[age]  # as in `HistoryTrie.ending`
         node = np.int64(parent[node])
-    return (mixed ^ (mixed >> 31)) & _LARGEST
+    return _as_key(mixed)
 
 
 class Recombination:
@@ -197,8 +208,7 @@ class Recombination:
         self.choice = choice
         self.window = window
         self.device = device
-        generator = torch.Generator().manual_seed(1)
-        self.factors = (torch.randint(-(2**62), 2**62, (length,), generator=generator) * 2 + 1).to(device)
+        self.factors = _odd_factors(length, 1, device)
         self.clear()
 
     def clear(self) -> None:
@@ -213,8 +223,7 @@ class Recombination:
     def nodes(self, trie: HistoryTrie, context_idx: Tensor, word_id: Tensor) -> Tensor:
         """The node of each edge (R,): an existing one, or a new one with the first context that led to it as parent."""
         words = torch.cat((word_id.unsqueeze(1), trie.ending(context_idx, self.length - 1)), dim=1)
-        mixed = (words * self.factors).sum(1)
-        key = (mixed ^ (mixed >> 31)) & _LARGEST  # as in `key_of_ending`
+        key = _as_key((words * self.factors).sum(1))  # as `key_of_ending`
         slot, missing = self.table.find(key)
         if missing is not None:
             new, first = self.table.insert(key.index_select(0, missing))
@@ -263,10 +272,7 @@ class QuantizedHistory:
     def __init__(self, precision: str, num_columns: int, device: torch.device) -> None:
         self.precision = precision
         self.device = device
-        generator = torch.Generator().manual_seed(0)
-        bound = 2**62
-        # Odd factors, so that no bits of a column are lost in the products, which wrap around.
-        self._factor = (torch.randint(-bound, bound, (num_columns + 1,), generator=generator) * 2 + 1).to(device)
+        self._factor = _odd_factors(num_columns + 1, 0, device)
         self.clear()
 
     def clear(self) -> None:
@@ -283,8 +289,7 @@ class QuantizedHistory:
             level = (state > 0).long()
         else:
             level = torch.round(state * _SCALE[self.precision]).long()
-        mixed = (level * self._factor[:-1]).sum(1) + word_id * self._factor[-1]
-        return (mixed ^ (mixed >> 31)) & _LARGEST
+        return _as_key((level * self._factor[:-1]).sum(1) + word_id * self._factor[-1])
 
     def find(self, key: Tensor) -> tuple[Tensor, Tensor | None]:
         """key (R,) -> row (R,), and the positions without one (None if all have one)."""
