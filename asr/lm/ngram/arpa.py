@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asr.errors import AsrError
-from asr.lm.ngram.trie import MOST_NGRAMS, ROOT, FloatArray, IntArray, NgramTrie, find_sorted, pack
+from asr.lm.ngram.trie import MOST_NGRAMS, ROOT, FloatArray, IntArray, NgramTrie, find_sorted, joined, pack
 from asr.serialization import open_atomic
 from asr.text.documents import READING_ERRORS, open_text, unreadable
 from asr.text.symbols import BOS_ID, SPECIAL_WORDS, UNK_ID, Vocabulary
@@ -298,14 +298,10 @@ class _TrieBuilder:
         while self._order <= self._reader.order:
             self._close_order()
         assert self._vocabulary is not None
-        columns = [list(column) for column in zip(*self._sorted, strict=True)]
+        parent, word_id, score, backoff = (list(column) for column in zip(*self._sorted, strict=True))
         self._sorted, self._keys = [], []
-        whole = []
-        for column in columns:  # frees the orders' own arrays as soon as they are copied
-            whole.append(np.concatenate(column))
-            column.clear()
-        parent, word_id, score, backoff = whole
-        return NgramTrie(self._vocabulary, tuple(self._begin), parent, word_id, score, backoff)
+        joint = joined(parent), joined(word_id), joined(score)
+        return NgramTrie(self._vocabulary, tuple(self._begin), *joint, joined(backoff))
 
     def _close_order(self) -> None:
         if self._order == 1:

@@ -11,14 +11,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from asr.errors import AsrError
 from asr.lm.corpus import WordStream
-from asr.lm.ngram.trie import MOST_NGRAMS, ROOT, FloatArray, IntArray, NgramTrie, pack
+from asr.lm.ngram.trie import MOST_NGRAMS, ROOT, FloatArray, IntArray, NgramTrie, joined, pack
 from asr.text.symbols import BOS_ID, EOS_ID, EPSILON_ID, SPECIAL_WORDS, UNK_ID, Vocabulary
 
 Int32Array = npt.NDArray[np.int32]
@@ -250,7 +249,11 @@ class _Collector:
         self._begin = [0]
         self._position = np.zeros(0, dtype=np.int32)  # of each n-gram of the latest order, ROOT where it was left out
         self._chosen: IntArray = np.zeros(0, dtype=np.int64)
-        self._columns: tuple[list[npt.NDArray[Any]], ...] = ([], [], [], [], [])
+        self._parent: list[Int32Array] = []
+        self._word_id: list[Int32Array] = []
+        self._score: list[FloatArray] = []
+        self._backoff: list[FloatArray] = []
+        self._count: list[Int32Array] = []
 
     def add(
         self, ngrams: NgramCounts, kept: npt.NDArray[np.bool_], probability: DoubleArray, gamma: DoubleArray
@@ -265,7 +268,7 @@ class _Collector:
             # A context that lost all its n-grams backs off with weight 1, like one that never had any.
             is_context = np.zeros(len(gamma), dtype=np.bool_)
             is_context[ngrams.parent[kept]] = True
-            self._columns[3].append(_log(np.where(is_context, gamma, 1.0)[self._chosen]))
+            self._backoff.append(_log(np.where(is_context, gamma, 1.0)[self._chosen]))
             chosen = np.flatnonzero(kept)
             probability = probability[chosen]
             parent = self._position[ngrams.parent[chosen]]
@@ -273,22 +276,17 @@ class _Collector:
         self._position[chosen] = np.arange(self._begin[-1], self._begin[-1] + len(chosen))
         self._begin.append(self._begin[-1] + len(chosen))
         self._chosen = chosen
-        for column, values in zip(
-            (self._columns[i] for i in (0, 1, 2, 4)),
-            (parent, ngrams.word_id[chosen], np.minimum(_log(probability), 0.0), ngrams.count[chosen]),
-            strict=True,
-        ):
-            column.append(values)
+        self._parent.append(parent)
+        self._word_id.append(ngrams.word_id[chosen])
+        self._score.append(np.minimum(_log(probability), 0.0))
+        self._count.append(ngrams.count[chosen])
 
     def finish(self, vocabulary: Vocabulary) -> tuple[NgramTrie, Int32Array]:
         """The trie, and how often each of its n-grams occurs in the text."""
-        self._columns[3].append(np.zeros(len(self._chosen), dtype=np.float32))
-        whole = []
-        for column in self._columns:  # frees the orders' own arrays as soon as they are copied
-            whole.append(np.concatenate(column))
-            column.clear()
-        parent, word_id, score, backoff, count = whole
-        return NgramTrie(vocabulary, tuple(self._begin), parent, word_id, score, backoff), count
+        self._backoff.append(np.zeros(len(self._chosen), dtype=np.float32))
+        parent, word_id, score = joined(self._parent), joined(self._word_id), joined(self._score)
+        trie = NgramTrie(vocabulary, tuple(self._begin), parent, word_id, score, joined(self._backoff))
+        return trie, joined(self._count)
 
 
 def _log(probability: DoubleArray) -> FloatArray:

@@ -8,6 +8,7 @@ Shapes: A n-grams of all orders, M of one order, V words.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -86,15 +87,7 @@ def lower_order_scores(trie: NgramTrie, suffix: npt.NDArray[np.int32], order: in
 def set_backoffs(trie: NgramTrie) -> NgramTrie:
     """The model with the backoff weights that make each context's probabilities sum to one."""
     suffix = trie.suffixes()
-    result = NgramTrie(
-        trie.vocabulary,
-        trie.order_begin,
-        trie.parent,
-        trie.word_id,
-        trie.score,
-        np.zeros_like(trie.backoff),
-        trie.lists_bos,
-    )
+    result = replace(trie, backoff=np.zeros_like(trie.backoff))
     for order in range(2, trie.order + 1):
         contexts = trie.span(order - 1)
         left, left_lower = _left_over(result, suffix, order)
@@ -214,12 +207,7 @@ def mix_linearly(tries: Sequence[NgramTrie], weights: Sequence[float], by_histor
         begin.append(begin[-1] + len(keys))
     score = np.concatenate(scores)
     mixed = NgramTrie(
-        vocabulary,
-        tuple(begin),
-        np.concatenate(parents),
-        np.concatenate(words),
-        score,
-        np.zeros_like(score),
+        *(vocabulary, tuple(begin), np.concatenate(parents), np.concatenate(words), score, np.zeros_like(score)),
         any(trie.lists_bos for trie in tries),
     )
     return set_backoffs(mixed)

@@ -107,6 +107,13 @@ class NgramTrie:
         return suffix
 
 
+def joined(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """The arrays as one; the list gives them up, so that their memory is free before the next column is joined."""
+    whole = np.concatenate(parts)
+    parts.clear()
+    return whole
+
+
 def pack(parent: npt.NDArray[Any], word_id: npt.NDArray[Any], num_words: int) -> IntArray:
     """(parent, word) in one int64 that sorts the same way, (M,)."""
     packed: IntArray = parent.astype(np.int64) * num_words + word_id
