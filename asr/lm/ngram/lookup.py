@@ -189,19 +189,15 @@ class NgramTables(NamedTuple):
         return True
 
 
-@kernel(fastmath=False)
-def score_words(state: Any, word_id: Any, tables: Any, log_prob: Any, next_idx: Any) -> bool:
+@kernel(fastmath=False, allocates=False)
+def score_words(state: Any, word_id: Any, tables: Any, log_prob: Any, next_idx: Any, work: Any) -> bool:
     """Fills log_prob (Q,) and next_idx (Q,) as `NgramLM.score` does; words are already mapped.
+
+    work (5, 128) int64 is to work in.
 
     Returns:
         False if there is no such state.
     """
-    return _score_blocks(state, word_id, tables, log_prob, next_idx, np.empty((5, _BLOCK), dtype=np.int64))
-
-
-@kernel(fastmath=False, allocates=False)
-def _score_blocks(state: Any, word_id: Any, tables: Any, log_prob: Any, next_idx: Any, work: Any) -> bool:
-    """`score_words` with an array (5, 128) to work with."""
     slot, num_homes, word_bits, key_bits = tables.slot, tables.num_homes, tables.word_bits, tables.key_bits
     arc_begin, label, backoff_state = tables.arc_begin, tables.label, tables.backoff_state
     backoff_score, score, level, dst_state = tables.backoff_score, tables.score, tables.score_level, tables.dst_state
@@ -273,10 +269,10 @@ def _score_blocks(state: Any, word_id: Any, tables: Any, log_prob: Any, next_idx
 @kernel(fastmath=False)
 def look_up_ngrams(context_idx: Any, word_id: Any, tables: Any, log_prob: Any, next_idx: Any) -> bool:
     """Answers as `NgramLM.score`, for `look_up`."""
-    word_map = tables.word_map
+    word_map, work = tables.word_map, np.empty((5, _BLOCK), dtype=np.int64)
     if len(word_map):
         listed = np.empty(len(word_id), dtype=np.int64)
         for i in range(len(word_id)):
             listed[i] = word_map[word_id[i]]
-        return score_words(context_idx, listed, tables, log_prob, next_idx)
-    return score_words(context_idx, word_id, tables, log_prob, next_idx)
+        return score_words(context_idx, listed, tables, log_prob, next_idx, work)
+    return score_words(context_idx, word_id, tables, log_prob, next_idx, work)
