@@ -124,16 +124,16 @@ class ContextTable:
     def release(self) -> bool:
         """See `LanguageModel.release`."""
         assert self._queued is not None
-        num_new: int | None = None
-        had_room = True
         try:
             num_new, had_room = self._queued.end()
-        finally:
-            if num_new is None:
-                self._undo()
-        if num_new is not None:
-            self._table.count += num_new
-            self._free = self._free[num_new:]
+        except BaseException:
+            self._undo()
+            raise
+        if num_new is None:
+            self._undo()
+            return True
+        self._table.count += num_new
+        self._free = self._free[num_new:]
         if not had_room:
             self._calls *= 2
         return had_room

@@ -411,14 +411,15 @@ class NumbaEngine:
         grown = trie.edges.keys, trie.parent, store.state, read, endings.keys
         if self._current is None or any(now is not before for now, before in zip(grown, self._current[0], strict=True)):
             edges = *trie.edges.for_loop(), trie.edge_score.numpy(), trie.edge_node.numpy()
-            factors = trie.parent.new_empty(0).long() if self._recombination is None else self._recombination.factors
+            no_numbers, own_scale = store.projected.new_empty(0), store.scale.new_empty(0)
+            factors = no_numbers if self._recombination is None else self._recombination.factors
             shared = *endings.for_loop(), endings.values.numpy(), factors.numpy()
-            if self._projections is None:
-                read = read[:, store.first_output :]
-            has_scales = self._projections is None and store.state.dtype == torch.int8
-            own_scale = store.scale[:, -1] if has_scales else store.scale.new_empty(0)
-            projected = store.last_used.new_empty(0).long() if self._projections is None else store.projected[:, 0]
-            num_projected = projected if self._projections is None else self._projections.num_computed
+            if self._projections is not None:
+                projected, num_projected = store.projected[:, 0], self._projections.num_computed
+            else:
+                read, projected, num_projected = read[:, store.first_output :], no_numbers, no_numbers
+                if store.state.dtype == torch.int8:
+                    own_scale = store.scale[:, -1]
             columns = trie.parent, trie.word, trie.hidden_row, read, own_scale, projected, num_projected
             arrays = (column.numpy() for column in columns)
             tables = edges, shared, *arrays, self._counts, self._output, self._hidden_tables()

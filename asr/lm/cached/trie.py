@@ -23,6 +23,9 @@ class RowAllocator:
     Args:
         limit: a capacity that is exceeded only if more rows than that are in use.
         growth: the capacity grows at least by this share.
+
+    Attributes:
+        num_started: all rows in use, and those freed again, are below this number.
     """
 
     def __init__(self, capacity: int, device: torch.device, limit: int | None = None, growth: float = 0.25) -> None:
@@ -30,17 +33,12 @@ class RowAllocator:
         self.device = device
         self.limit = limit
         self.growth = growth
-        self._num_started = 0
+        self.num_started = 0
         self._freed = torch.empty(0, dtype=torch.int64, device=device)
 
     @property
     def num_used(self) -> int:
-        return self._num_started - self._freed.numel()
-
-    @property
-    def num_started(self) -> int:
-        """All rows in use, and those freed again, are below this number."""
-        return self._num_started
+        return self.num_started - self._freed.numel()
 
     @property
     def num_free(self) -> int:
@@ -49,7 +47,7 @@ class RowAllocator:
     def is_used(self) -> Tensor:
         """A mask of the rows in use, (capacity,)."""
         is_used = torch.zeros(self.capacity, dtype=torch.bool, device=self.device)
-        is_used[: self._num_started] = True
+        is_used[: self.num_started] = True
         is_used[self._freed] = False
         return is_used
 
@@ -66,7 +64,7 @@ class RowAllocator:
         """The numbers that `take` would give, (num,)."""
         if num > self.num_free:
             raise IndexError(f"{num} rows asked for, {self.num_free} of {self.capacity} free")
-        reused, first = self._freed[:num], self._num_started
+        reused, first = self._freed[:num], self.num_started
         fresh = torch.arange(first, first + num - reused.numel(), device=self.device)
         return torch.cat((reused, fresh)) if reused.numel() else fresh
 
@@ -75,7 +73,7 @@ class RowAllocator:
         taken = self.free(num)
         num_reused = min(num, self._freed.numel())
         self._freed = self._freed[num_reused:]
-        self._num_started += num - num_reused
+        self.num_started += num - num_reused
         return taken
 
     def give_back(self, rows: Tensor) -> None:
@@ -85,7 +83,7 @@ class RowAllocator:
     def trim(self, capacity: int) -> None:
         """Reduces the capacity; no row beyond it may be in use."""
         self._freed = self._freed[self._freed < capacity]
-        self._num_started = min(self._num_started, capacity)
+        self.num_started = min(self.num_started, capacity)
         self.capacity = capacity
 
 

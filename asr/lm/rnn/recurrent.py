@@ -332,18 +332,12 @@ class SimpleRnnLayer(nn.Module):
         loop = jit_for(add_sentences, state.detach()) if len(input_idx) >= MIN_ROWS_FOR_TILES else None
         if loop is not None:
             return run_sentences(loop, self._cell, gates, input_idx, sizes, state, self.weight_hh, self.bias)
-        return self._packed_by_tensors(gates.index_select(0, input_idx), sizes, state)
-
-    def _packed_by_tensors(self, gates: Tensor, sizes: list[int], state: Tensor) -> tuple[Tensor, Tensor]:
         weight_t = self.weight_hh.t()
         activation = torch.relu_ if self.activation == "relu" else torch.sigmoid_
-        outputs = torch.empty_like(gates)
-        begin = 0
-        for from_input in gates.split(sizes):
-            state = state[: len(from_input)]
-            out = outputs[begin : begin + len(from_input)]
-            state = activation(torch.addmm(from_input, state, weight_t, out=out))
-            begin += len(from_input)
+        inputs = gates.index_select(0, input_idx)
+        outputs = torch.empty_like(inputs)
+        for from_input, out in zip(inputs.split(sizes), outputs.split(sizes), strict=True):
+            state = activation(torch.addmm(from_input, state[: len(from_input)], weight_t, out=out))
         return outputs, state
 
 
