@@ -189,7 +189,7 @@ asr/lm/cached/states.py
   is_lacking = self.trie.hidden_row.index_select(0, context_idx) < 0
     self.trie.hidden_row.index_select(0, context_idx) < 0 ->
     self.trie.hidden_row.index_select(0, context_idx) <= 0  # row 0 belongs to the node above `<s>`, which no context is
-  torch.empty(0, self.hidden.state_size, dtype=torch.float32, device=self.hidden.device),
+  known, state = node[:0], torch.empty(0, self.hidden.state_size, device=self.hidden.device)
     0 -> 1  # the parents of the oldest level have rows, so that nothing is looked up
 asr/lm/combine.py
   device = torch.empty(0, device=device).device  # with its number

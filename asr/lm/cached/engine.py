@@ -263,7 +263,7 @@ class CachedRNNLM(LanguageModel):
         self._counts = QueryStatistics()
         output_size = None if network.has_projection else network.hidden_size
         self.hidden = HiddenStore(network.state_size, output_size, options.hidden_dtype, self.device)
-        self.output = OutputCache(network, options, self.device)
+        self.output = OutputCache(network, options, self._counts)
         self.recombination: Recombination | None = None
         if options.recombination_length is not None:
             window = options.recombination_window
@@ -449,9 +449,6 @@ class CachedRNNLM(LanguageModel):
     def statistics(self) -> QueryStatistics:
         """The up-to-date record of this engine, which continues to count."""
         counts = self._counts
-        counts.num_history_normalizers = self.output.num_history_normalizers
-        counts.num_group_normalizers = self.output.num_group_normalizers
-        counts.num_tree_decisions = self.output.num_tree_decisions
         counts.num_contexts = self.trie.num_nodes
         counts.num_hidden_held = self.hidden.rows.num_used
         counts.bytes_held = self._bytes_held()

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from asr.kernels.hash_table import BYTES_PER_SLOT, MAX_LOAD, HashTable, first_of_each
 from asr.lm.cached.approximations import CacheOptions
-from asr.lm.cached.states import NOT_PROJECTED, HiddenLayer, HiddenStore
+from asr.lm.cached.states import NOT_PROJECTED, HiddenLayer, HiddenStore, QueryStatistics
 from asr.lm.interface import StatefulNetwork
 
 _BYTES_OF_GROUPS = 256
@@ -31,22 +31,16 @@ _PROJECTIONS_SHARE = 16  # of the bytes of all caches
 
 
 class OutputCache:
-    """Scores (hidden, history, word) with a network's output layer.
+    """Scores (hidden, history, word) with a network's output layer, and counts what it computes."""
 
-    Attributes:
-        num_history_normalizers, num_group_normalizers, num_tree_decisions: how many were computed.
-    """
-
-    def __init__(self, network: StatefulNetwork, options: CacheOptions, device: torch.device) -> None:
+    def __init__(self, network: StatefulNetwork, options: CacheOptions, counts: QueryStatistics) -> None:
         self.network = network
+        self._counts = counts
         self._terms = terms = network.cacheable_terms
         self.cache_history = options.cache_history_normalizers and terms in ("history", "group")
         self.cache_group = options.cache_group_normalizers and terms == "group"
         self.cache_paths = options.cache_tree_paths and terms == "tree"
-        self.device = device
-        self.num_history_normalizers = 0
-        self.num_group_normalizers = 0
-        self.num_tree_decisions = 0
+        self.device = network.initial_state().device
         self._max_groups: int | None = None
         self.clear()
 
@@ -89,7 +83,7 @@ class OutputCache:
             return network.log_prob(hidden, history, word_id)
         if self._terms == "tree":
             log_prob, num_computed = network.path_log_prob(hidden, history, word_id, row, self._held_paths)
-            self.num_tree_decisions += num_computed
+            self._counts.num_tree_decisions += num_computed
             return log_prob
         log_prob = network.word_score(hidden, history, word_id)
         log_prob -= self._of_history(row, hidden, history)
@@ -99,7 +93,7 @@ class OutputCache:
 
     def _of_history(self, row: Tensor, hidden: Tensor, history: Tensor) -> Tensor:
         if not self.cache_history:
-            self.num_history_normalizers += row.numel()
+            self._counts.num_history_normalizers += row.numel()
             return self.network.history_normalizer(hidden, history)
         known = self._history_normalizer.index_select(0, row)
         missing = known.isnan().nonzero().squeeze(1)
@@ -107,7 +101,7 @@ class OutputCache:
             one = missing.index_select(0, first_of_each(row.index_select(0, missing))[0])
             value = self.network.history_normalizer(hidden.index_select(0, one), history.index_select(0, one))
             self._history_normalizer[row.index_select(0, one)] = value.to(self._history_normalizer)
-            self.num_history_normalizers += one.numel()
+            self._counts.num_history_normalizers += one.numel()
             known = self._history_normalizer.index_select(0, row)
         return known
 
@@ -126,7 +120,7 @@ class OutputCache:
 
     def _of_group(self, row: Tensor, hidden: Tensor, history: Tensor, group: Tensor) -> Tensor:
         if not self.cache_group:
-            self.num_group_normalizers += row.numel()
+            self._counts.num_group_normalizers += row.numel()
             return self.network.group_normalizer(hidden, history, group)
         key = torch.add(group, row, alpha=1 << 32)
         slot, missing = self._group_normalizer.find(key)
@@ -137,7 +131,7 @@ class OutputCache:
             value = self.network.group_normalizer(
                 hidden.index_select(0, one), history.index_select(0, one), group.index_select(0, one)
             ).float()
-            self.num_group_normalizers += one.numel()
+            self._counts.num_group_normalizers += one.numel()
             known[missing] = value.index_select(0, which)
             self._keep_groups(key.index_select(0, one), value)
         return known

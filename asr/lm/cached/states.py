@@ -373,10 +373,7 @@ class HistoryExpansion:
             if above.numel() == 0:
                 break
             levels.append(above)
-        known, state = (
-            levels[-1][:0],
-            torch.empty(0, self.hidden.state_size, dtype=torch.float32, device=self.hidden.device),
-        )
+        known, state = node[:0], torch.empty(0, self.hidden.state_size, device=self.hidden.device)
         for level in reversed(levels):
             before = self._with_known(self.trie.parent.index_select(0, level).long(), known, state)
             state = self.hidden.rounded(self.layer.step(before, self.trie.word.index_select(0, level).long()))

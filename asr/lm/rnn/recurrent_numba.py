@@ -181,10 +181,8 @@ class _LoopedSequence(torch.autograd.Function):
         num_gates, size = weight_hh.shape
         inputs, keep = padded(inputs, ROWS), padded(keep, ROWS)
         rows = inputs.shape[1]
-        previous, saved = (
-            padded_room(num_steps, rows, size),
-            torch.empty(num_steps, rows, 4 * size if cell == GRU else size),
-        )
+        previous = padded_room(num_steps, rows, size)
+        saved = torch.empty(num_steps, rows, 4 * size if cell == GRU else size)
         previous[0] = padded(state * keep[0, :num_streams, :1], ROWS)
         outputs = torch.empty(num_steps, rows, size)
         arrays = [

@@ -10,7 +10,7 @@ from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.cached.eviction import ByteCosts, Limits, drop_rows, least_used, remove_nodes
 from asr.lm.cached.outputs import OutputCache
-from asr.lm.cached.states import HiddenStore
+from asr.lm.cached.states import HiddenStore, QueryStatistics
 from asr.lm.cached.trie import BEFORE_START, START, HistoryTrie, RowAllocator
 from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.testing.plain_lm import PlainLM
@@ -436,7 +436,8 @@ def test_the_costs_of_slots_nodes_and_rows():
 def test_groups_of_a_bounded_cache_are_kept_as_long_as_they_fit():
     """8 histories of 256 bytes are 128 slots of 16, of which half are filled: 8 histories with 5 classes each fit."""
     network = ToyClassNetwork()
-    cache = OutputCache(network, CacheOptions(), torch.device("cpu"))
+    counts = QueryStatistics()
+    cache = OutputCache(network, CacheOptions(), counts)
     cache.limit_groups(8)
     cache.reserve(8)
     row, word_id = torch.arange(8).repeat_interleave(5), torch.arange(3, 8).repeat(8)
@@ -444,24 +445,25 @@ def test_groups_of_a_bounded_cache_are_kept_as_long_as_they_fit():
     expected = network.log_prob(hidden, history, word_id)
     for _ in range(2):
         assert torch.allclose(cache.score(row, hidden, history, word_id), expected, atol=1e-5)
-        assert cache.num_group_normalizers == network.num_group_normalizers == 40
-    assert cache.num_history_normalizers == network.num_normalizers == 8
+        assert counts.num_group_normalizers == network.num_group_normalizers == 40
+    assert counts.num_history_normalizers == network.num_normalizers == 8
 
 
 def test_without_room_for_a_table_no_group_is_kept():
     network = ToyClassNetwork()
-    cache = OutputCache(network, CacheOptions(), torch.device("cpu"))
+    counts = QueryStatistics()
+    cache = OutputCache(network, CacheOptions(), counts)
     cache.limit_groups(0)
     cache.reserve(1)
     query = torch.tensor([0]), torch.randn(1, network.hidden_size), torch.full((1, 2), 4), torch.tensor([5])
     for num_computed in (1, 2):
         cache.score(*query)
-        assert (cache.num_group_normalizers, cache.num_history_normalizers) == (num_computed, 1)
+        assert (counts.num_group_normalizers, counts.num_history_normalizers) == (num_computed, 1)
 
 
 def test_room_is_made_for_a_single_history():
     network = ToyNormalizedNetwork()
-    cache = OutputCache(network, CacheOptions(), torch.device("cpu"))
+    cache = OutputCache(network, CacheOptions(), QueryStatistics())
     for num in (1, 2, 2):
         cache.reserve(num)
         row = torch.tensor([num - 1])
@@ -473,13 +475,13 @@ def test_paths_of_a_tree_take_32_numbers_a_history():
     class Tree(ToyNetwork):
         cacheable_terms = "tree"
 
-    cache = OutputCache(Tree(), CacheOptions(), torch.device("cpu"))
+    cache = OutputCache(Tree(), CacheOptions(), QueryStatistics())
     table = cache.num_bytes
     assert cache.bytes_of_history == 4 * 32
     for num, held in ((4, 4), (9, 9), (6, 9)):
         cache.reserve(num)
         assert cache.num_bytes == table + held * 4 * 32
-    unused = OutputCache(Tree(), CacheOptions(cache_tree_paths=False), torch.device("cpu"))
+    unused = OutputCache(Tree(), CacheOptions(cache_tree_paths=False), QueryStatistics())
     unused.reserve(4)
     assert (unused.bytes_of_history, unused.num_bytes) == (0, table)
 
