@@ -55,8 +55,12 @@ MOVED = {
     **_names("asr.decoding.backend", "asr.decoding.chunk_backend", "Chunk ChunkBackend SearchSink"),
     **_names("asr.decoding.interface", "asr.decoding.settings", "DecodingOptions"),
     **_names("asr.decoding.lattice", "asr.decoding.lattice_records", "LatticeRecords collects_on lattice_margin"),
+    **_names(
+        "asr.kernels.simd", "asr.lm.rnn.outputs.log_partition", "MAX_TERM TILE add_features ask_for_features in_tiles"
+    ),
     **_names("asr.lm.combine", "asr.lm.checks", "CheckedLM"),
     **_names("asr.lm.interface", "asr.lm.checks", "require_language_model"),
+    **_names("asr.lm.rnn.output_numba", "asr.lm.rnn.maxent", "add_gathered add_slices mixed_with"),
 }
 """Old module -> the modules that its names are in now; or a name of a module that calls `offer` -> its module now."""
 

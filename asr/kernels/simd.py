@@ -1,4 +1,4 @@
-"""Building blocks of compiled loops: matrix products held in registers, exponentials, n-gram features, tiled tables.
+"""Building blocks of compiled loops: matrix products held in registers, exponentials, tiled tables.
 
 Numbers of rows are multiples of ROWS, and widths are multiples of NARROW. The padding of a factor may hold anything;
 the padding of the product is then undefined as well. Rows should begin at multiples of 64 bytes.
@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from asr import old_paths
 from asr.kernels.jit import Intrinsic
 
 ROWS = 8  # of each call of `add_products`
 COLUMNS, NARROW = 48, 16  # columns of a block: as many blocks of the first size as fit, then blocks of the second
-TILE = 12 * COLUMNS
 AMX_TILE = 16  # rows, columns, and int32 along the inner dimension, of a tile of AMX; COLUMNS are three tiles
-MAX_TERM = 1e18  # of a sum of exponentials: larger terms might overflow float32, or swamp the smaller ones
 _INNER_AT_ONCE = 128  # this many rows of COLUMNS columns fit the L1 cache
 _LINE = 64  # bytes of a cache's line
 
@@ -53,27 +52,6 @@ def add_products(products: Any, left: Any, right: Any) -> None:
         add_block(products, left, right, column)
     for column in range(num_wide, width, NARROW):
         add_narrow_block(products, left, right, column)
-
-
-def ask_for_features(features: Any, places: Any, width: int) -> None:
-    """Prefetches the slices of this width of features (W,), float32 or int8, at places (R,)."""
-    numbers = _LINE // features.itemsize
-    for length in range(len(places)):
-        for at in range(0, width + numbers, numbers):
-            prefetch(features, places[length] + at)
-
-
-def add_features(score: Any, features: Any, places: Any) -> None:
-    """score (width,) += the slices of features (W,) at places (R,)."""
-    num_lengths, width = len(places), len(score)
-    for length in range(0, num_lengths - 2, 3):
-        one, two, three = features[places[length] :], features[places[length + 1] :], features[places[length + 2] :]
-        for v in range(width):
-            score[v] += one[v] + two[v] + three[v]
-    for length in range(num_lengths - num_lengths % 3, num_lengths):
-        one = features[places[length] :]
-        for v in range(width):
-            score[v] += one[v]
 
 
 def exponential(x: Any) -> Any:
@@ -128,11 +106,9 @@ def add_products_by_column(products: Any, left: Any, right: Any, begin: int, end
                 add_narrow_transposed_block(products[row:], factors[:, row:], part, column)
 
 
-def tiled(rows: Tensor, width: int = TILE) -> Tensor:
-    """rows (V, K) -> (P, K, width), zeros after the last word."""
+def tiled(rows: Tensor, width: int) -> Tensor:
+    """rows (V, K) -> (P, K, width), zeros after the last one."""
     return F.pad(rows, (0, 0, 0, -len(rows) % width)).view(-1, width, rows.shape[1]).transpose(1, 2).contiguous()
 
 
-def in_tiles(values: Tensor, padding: float = 0.0) -> Tensor:
-    """values (V,) -> (P, TILE)."""
-    return F.pad(values, (0, -len(values) % TILE), value=padding).view(-1, TILE)
+old_paths.offer(__name__)

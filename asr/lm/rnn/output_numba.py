@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from asr import old_paths
 from asr.kernels.simd import exponential, prefetch, row_product
 from asr.lm.rnn.maxent import mixed_with
 
@@ -108,3 +109,6 @@ def add_word_scores(
             mixed = mixed_with(mixed, history[query, age], age)
             total += weight[mixed % table_size + word]
         scores[query] += total
+
+
+old_paths.offer(__name__)

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from asr.kernels.jit import jit_for
-from asr.kernels.simd import TILE
 from asr.lm.rnn.maxent import HashedMaxEnt
 from asr.lm.rnn.outputs import log_partition
-from asr.lm.rnn.outputs.log_partition import Int8LogZ, Precision, log_z_by_tensors, log_z_of
+from asr.lm.rnn.outputs.log_partition import TILE, Int8LogZ, Precision, log_z_by_tensors, log_z_of
 
 
 @pytest.fixture

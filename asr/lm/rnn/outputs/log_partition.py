@@ -23,15 +23,10 @@ from asr.kernels.byte_products import has_byte_products, packed_integers, rounde
 from asr.kernels.jit import Intrinsic, in_threads, jit_for
 from asr.kernels.simd import (
     COLUMNS,
-    MAX_TERM,
     ROWS,
-    TILE,
-    add_features,
     add_products,
     as_float32,
-    ask_for_features,
     exponential,
-    in_tiles,
     prefetch,
     row_product,
     tiled,
@@ -50,6 +45,10 @@ _WORDS_AT_ONCE = 4096
 
 # The compiled loops need the word vectors in tiles, words along rows; that layout costs as much as this many queries.
 _QUERIES_WORTH_TILES = 512
+
+TILE = 12 * COLUMNS  # words
+MAX_TERM = 1e18  # of a sum of exponentials: larger terms might overflow float32, or swamp the smaller ones
+_LINE = 64  # bytes of a cache's line
 
 
 def log_z_of(rows: Tensor, bias: Tensor, maxent: HashedMaxEnt | None, precision: Precision, num_queries: int) -> LogZ:
@@ -133,6 +132,11 @@ def log_sums(
     return log_z
 
 
+def in_tiles(values: Tensor, padding: float = 0.0) -> Tensor:
+    """values (V,) -> (P, TILE)."""
+    return F.pad(values, (0, -len(values) % TILE), value=padding).view(-1, TILE)
+
+
 class Float32LogZ:
     """log Z by the compiled loop; the word vectors are laid out once.
 
@@ -146,7 +150,7 @@ class Float32LogZ:
         self._maxent, self._loop = maxent, loop
         weight = bias.new_zeros(0) if maxent is None else maxent.weight.detach()
         # A tile may reach beyond the last word.
-        self._tables = tiled(rows), in_tiles(bias, -math.inf), F.pad(weight, (0, TILE))
+        self._tables = tiled(rows, TILE), in_tiles(bias, -math.inf), F.pad(weight, (0, TILE))
 
     def __call__(self, hidden: Tensor, history: Tensor) -> Tensor:
         """hidden (Q, H), history (Q, M) -> (Q,)."""
@@ -172,9 +176,30 @@ def add_exponentials_float32(queries: Any, places: Any, tables: Any, buffers: An
             add_products(scores, hidden[begin : begin + ROWS], tiles[tile])
             for i in range(ROWS):
                 if begin + i + ROWS < len(top):
-                    ask_for_features(added, places[begin + i + ROWS], TILE)
+                    ask_for_features(added, places[begin + i + ROWS])
                 part = _sum_exponentials(scores[i], begin + i, top, total)
                 total[begin + i] += part
+
+
+def ask_for_features(features: Any, places: Any) -> None:
+    """Prefetches the slices (TILE,) of features (W,), float32 or int8, at places (R,)."""
+    numbers = _LINE // features.itemsize
+    for length in range(len(places)):
+        for at in range(0, TILE + numbers, numbers):
+            prefetch(features, places[length] + at)
+
+
+def add_features(score: Any, features: Any, places: Any) -> None:
+    """score (width,) += the slices of features (W,) at places (R,)."""
+    num_lengths, width = len(places), len(score)
+    for length in range(0, num_lengths - 2, 3):
+        one, two, three = features[places[length] :], features[places[length + 1] :], features[places[length + 2] :]
+        for v in range(width):
+            score[v] += one[v] + two[v] + three[v]
+    for length in range(num_lengths - num_lengths % 3, num_lengths):
+        one = features[places[length] :]
+        for v in range(width):
+            score[v] += one[v]
 
 
 def _sum_exponentials(scores: Any, query: int, top: Any, total: Any) -> Any:
@@ -232,7 +257,7 @@ class Int8LogZ:
             return
         # A tile may reach beyond the last word.
         self._tables = (
-            tiled(packed_integers(rounded.char())), in_tiles((-_UNSIGNED * rounded.sum(dim=1)).int()),
+            tiled(packed_integers(rounded.char()), TILE), in_tiles((-_UNSIGNED * rounded.sum(dim=1)).int()),
             in_tiles(self._word_step), in_tiles(_LOG2_E * bias, -math.inf), F.pad(features.char(), (0, TILE)),
             np.float32(_LOG2_E * feature_step.item()), rows.contiguous(), self._weight,
         )  # fmt: skip
@@ -284,7 +309,7 @@ def add_exponentials_int8(queries: Any, places: Any, tables: Any, buffers: Any, 
             for i in range(ROWS):
                 query = begin + i
                 if query + ROWS < len(step):
-                    ask_for_features(added, places[query + ROWS], TILE)
+                    ask_for_features(added, places[query + ROWS])
                 _sum_features(sums, added, places[query])
                 scores = products[i], sums, step[query], feature_step, word_step[tile], bias[tile]
                 part = _sum_powers(powers, scores, query, top, total)
