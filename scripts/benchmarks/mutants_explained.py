@@ -16,7 +16,7 @@ _OFTEN = {
 """Reasons that several mutants share, by the word that stands for them below."""
 
 WITH_A_GPU = {
-    "asr/lm/cached/engine.py": ("_put_and_score",),
+    "asr/lm/cached/engine.py": ("_put_edges",),
 }
 """Module -> functions that only GPUs use: fast tests call none; slow ones do, on a simulated device."""
 

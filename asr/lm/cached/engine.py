@@ -13,14 +13,15 @@ Shapes: Q queries, M missing queries, R new edges or nodes, S state, H hidden, M
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from asr.kernels.hash_table import BYTES_PER_SLOT, marked_positions
-from asr.kernels.jit import gpu_module, has_package
+from asr.kernels.jit import gpu_module, has_loops
 from asr.kernels.memory import no_autograd
 from asr.lm.cached.approximations import CacheOptions, QuantizedHistory, Recombination
 from asr.lm.cached.engine_numba import CachedLMTables, NumbaEngine
@@ -74,7 +75,8 @@ class TorchEngine:
         counts, trie = self._counts, self._trie
         key = trie.edge_key(context_idx, word_id)
         if self._can_put(len(key)):
-            slot = self._put_edges(key)
+            with self._none_without_score():
+                slot = self._put_edges(key)
             counts.seconds_find += self._clock() - begin
             return trie.edge_score.index_select(0, slot), trie.edge_node.index_select(0, slot).long()
         slot, missing = trie.edges.find(key)
@@ -98,18 +100,19 @@ class TorchEngine:
             and self._trie.edges.can_put
         )
 
-    @no_autograd()
-    def _put_edges(self, key: Tensor) -> Tensor:
-        """Finds or adds the edges of key (Q,) -> their slots (Q,); the host waits for a GPU once, new edges or not."""
+    @contextmanager
+    def _none_without_score(self) -> Iterator[None]:
+        """Within the block, edges are added and then scored. If that fails, or a user interrupts it, none may remain:
+        a caller that continues starts with an empty cache."""
         try:
-            return self._put_and_score(key)
+            yield
         except BaseException:
-            # As in `_add_edges`; also if a user interrupts the wait.
             self._reset()
             raise
 
-    def _put_and_score(self, key: Tensor) -> Tensor:
-        """See `_put_edges`; an exception may leave edges without a score."""
+    @no_autograd()
+    def _put_edges(self, key: Tensor) -> Tensor:
+        """Finds or adds the edges of key (Q,) -> their slots (Q,); the host waits for a GPU once, new edges or not."""
         trie, counts = self._trie, self._counts
         context_idx, word_id = key >> 32, key & 0xFFFFFFFF
         num_words, num_nodes = len(self._output.network.vocabulary), trie.nodes.num_started
@@ -151,12 +154,8 @@ class TorchEngine:
         num_rebuilds = trie.edges.num_rebuilds
         if capacity is not None:
             capacity.make_edge_room(key, missing)
-        try:
+        with self._none_without_score():
             new_slot = self._new_slots(new_key)
-        except BaseException:
-            # Edges without a score must not remain; a caller that continues starts with an empty cache.
-            self._reset()
-            raise
         if trie.edges.num_rebuilds != num_rebuilds:
             return trie.edges.find(key)[0]
         return slot.index_copy_(0, missing, new_slot)
@@ -277,8 +276,7 @@ class CachedRNNLM(LanguageModel):
         layer = HiddenLayer(networks, network, options.batching, options.hidden_products, self._counts, self._clock)
         self.expansion = HistoryExpansion(self.trie, self.hidden, layer, self.sharing)
         self.projections: ProjectionCache | None = None
-        has_loops = options.allows_loops and self.device.type == "cpu" and has_package("numba")
-        tables = network.output_tables() if has_loops else None
+        tables = network.output_tables() if options.allows_loops and has_loops(self.device) else None
         if network.has_projection and tables is not None:
             places = options.held_projections, options.capacity_bytes
             self.projections = ProjectionCache(self.hidden, layer, network.hidden_size, *places)
@@ -423,7 +421,7 @@ class CachedRNNLM(LanguageModel):
         try:
             had_room = engine.release(num_queries)
         except BaseException:
-            # As in `TorchEngine`: what the device has added is not known.
+            # What the device has added is not known.
             self.reset()
             raise
         if engine.was_interrupted and not engine.num_reservations:
