@@ -215,15 +215,12 @@ class HashTable:
         """
         assert self._kernels is not None
         self.reserve(key.numel())
-        put: tuple[Tensor, Tensor, Tensor]
-        put = self._kernels.put_keys(self.keys, self.values, key, self._hash_shift)
-        return put
+        return self._kernels.put_keys(self.keys, self.values, key, self._hash_shift)
 
     def find_queued(self, key: Tensor) -> Tensor:
         """key (Q,) -> slot (Q,), -1 where absent, on a GPU with Triton; the host does not wait for the device."""
         assert self._kernels is not None
-        slot: Tensor = self._kernels.find_places(self.keys, key, self._hash_shift)
-        return slot
+        return self._kernels.find_places(self.keys, key, self._hash_shift)
 
     def insert_queued(self, key: Tensor, found: Tensor, has_room: Tensor) -> tuple[Tensor, Tensor]:
         """Adds those of the keys (Q,) that `find_queued` did not find; the host does not wait for the device.
@@ -239,9 +236,7 @@ class HashTable:
             slot (Q,), and is_first (Q,) int64, 1 for the first query of each new key.
         """
         assert self._kernels is not None
-        added: tuple[Tensor, Tensor]
-        added = self._kernels.insert_absent(self.keys, self.values, key, self._hash_shift, found, has_room)
-        return added
+        return self._kernels.insert_absent(self.keys, self.values, key, self._hash_shift, found, has_room)
 
     def store_queued(self, is_first: Tensor, index: Tensor, source: Tensor, target: Tensor) -> None:
         """target[index] = source, (Q,) int64 each, for the keys that `insert_queued` has added."""
