@@ -294,8 +294,8 @@ class RNNLanguageModel(nn.Module, StatefulNetwork):
         return None
 
     def exact_log_z(self, num_queries: int) -> LogZ | None:
-        """The function that computes the true log Z, see `log_z_of`; None for output layers that need no sum."""
-        return self.output.exact_log_z(num_queries) if isinstance(self.output, (NceOutput, FullSoftmaxOutput)) else None
+        """See `OutputLayer.exact_log_z`."""
+        return self.output.exact_log_z(num_queries)
 
     def normalized_log_prob(
         self, hidden: Tensor, history: Tensor, word_id: Tensor, log_z: LogZ | None
@@ -303,7 +303,6 @@ class RNNLanguageModel(nn.Module, StatefulNetwork):
         """Normalized log_prob (Q,) by the log Z of `exact_log_z`; for NCE also this log Z minus the constant, (Q,)."""
         if log_z is None:
             return self.log_prob(hidden, history, word_id), None
-        assert isinstance(self.output, (NceOutput, FullSoftmaxOutput))
         true = log_z(hidden, history)
         excess = true - self.output.log_z if isinstance(self.output, NceOutput) else None
         return self.output.word_score(hidden, history, word_id) - true, excess

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from asr.lm.interface import WordScorer
 from asr.lm.rnn.maxent import HashedMaxEnt
+from asr.lm.rnn.outputs.log_partition import LogZ
 
 
 class OutputLayer(nn.Module, WordScorer):
@@ -32,3 +33,7 @@ class OutputLayer(nn.Module, WordScorer):
     @abstractmethod
     def loss(self, hidden: Tensor, history: Tensor, word_id: Tensor, generator: torch.Generator) -> Tensor:
         """hidden (N, H), history (N, M), word_id (N,) -> the training objective summed over the words, ()."""
+
+    def exact_log_z(self, num_queries: int) -> LogZ | None:
+        """The function that computes the true log Z with the current weights, see `log_z_of`; None without one."""
+        return None

@@ -466,7 +466,6 @@ class NceOutput(OutputLayer):
         return self.exact_log_z(len(hidden))(hidden, history)
 
     def exact_log_z(self, num_queries: int) -> LogZ:
-        """The true log Z with the current weights, see `log_z_of`."""
         return log_z_of(self.rows.weight, self.bias.weight[:, 0], self.maxent, self.normalizer_precision, num_queries)
 
     def log_prob(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
