@@ -99,10 +99,9 @@ def find_keys(table: Tensor, key: Tensor, shift: int) -> tuple[Tensor, Tensor | 
         key: (Q,) int64.
         shift: of the home bucket.
     """
-    key, slot = key.contiguous(), torch.empty_like(key, memory_format=torch.contiguous_format)
     if not len(key):
-        return slot, None
-    _launch_find(table, key, shift, slot)
+        return torch.empty_like(key), None
+    slot = find_places(table, key.contiguous(), shift)
     missing = (slot < 0).nonzero().squeeze(1)
     return slot, (missing if len(missing) else None)
 
@@ -132,10 +131,10 @@ def put_keys(table: Tensor, value: Tensor, key: Tensor, shift: int) -> tuple[Ten
     Args:
         table, value, key, shift: as for `insert_keys`, but keys may already be in the table.
     """
-    key, slot = key.contiguous(), torch.empty_like(key, memory_format=torch.contiguous_format)
     if not len(key):
-        return slot, slot < 0, slot < 0
-    _launch_find(table, key, shift, slot)
+        return torch.empty_like(key), key < 0, key < 0
+    key = key.contiguous()
+    slot = find_places(table, key, shift)
     is_absent = slot < 0
     _launch_insert(table, value, key, shift, slot, some_known=True)
     first = len(key) - value.index_select(0, slot)
@@ -157,9 +156,12 @@ def _mark_first(
 
 
 def find_places(table: Tensor, key: Tensor, shift: int) -> Tensor:
-    """See `HashTable.find_queued`; arguments as for `find_keys`."""
+    """See `HashTable.find_queued`; arguments as for `find_keys`, but key is contiguous and not empty."""
     slot = torch.empty_like(key)
-    _launch_find(table, key, shift, slot)
+    with torch.cuda.device_of(key):
+        _find[(triton.cdiv(len(key), _LANES),)](
+            *(table, table.numel(), key, len(key), shift, table.shape[1], slot), L=_LANES
+        )
     return slot
 
 
@@ -196,13 +198,6 @@ def store_where(is_stored: Tensor, index: Tensor, source: Tensor, target: Tensor
         _store_where[(triton.cdiv(len(source), _LANES),)](
             is_stored, index, source, len(source), target, L=_LANES
         )  # fmt: skip
-
-
-def _launch_find(table: Tensor, key: Tensor, shift: int, slot: Tensor) -> None:
-    with torch.cuda.device_of(key):
-        _find[(triton.cdiv(len(key), _LANES),)](
-            *(table, table.numel(), key, len(key), shift, table.shape[1], slot), L=_LANES
-        )
 
 
 def _launch_insert(

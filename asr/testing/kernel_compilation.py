@@ -195,7 +195,7 @@ def _launch_look_ups(ngram: NgramLM) -> None:
     table, value = torch.full((16, 8), -1, dtype=torch.int64), torch.zeros(128, dtype=torch.int64)
     for num in (1, 5, 16):
         key = torch.arange(num)
-        hash_table_triton._launch_find(table, key, 59, key.clone())
+        hash_table_triton.find_places(table, key, 59)
         for some_known in (False, True):
             hash_table_triton._launch_insert(table, value, key, 59, key.clone(), some_known)
         traceback.arcs_of_paths(key - 1, key, key, 1 + num)

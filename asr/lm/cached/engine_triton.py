@@ -278,8 +278,8 @@ class TritonEngine:
         self._owner = self._grown(self._owner, trie.nodes.capacity, _NO_OWNER.value)
         self._free_node = self._grown(self._free_node, num_edges)
         self._free_row = self._grown(self._free_row, num_rows + 1)
-        self._free_node[:num_edges] = trie.nodes.free(num_edges)
-        self._free_row[: num_rows + 1] = free_row = hidden.rows.free(num_rows + 1)
+        self._free_node[:num_edges] = trie.nodes.upcoming(num_edges)
+        self._free_row[: num_rows + 1] = free_row = hidden.rows.upcoming(num_rows + 1)
         if self._most_rows != self._nothing.shape[1]:
             self._nothing = self._nothing.new_full((2, self._most_rows), START)
             self._listed = self._nothing.clone()

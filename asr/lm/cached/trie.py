@@ -60,7 +60,7 @@ class RowAllocator:
         larger = max(self.capacity + int(self.growth * self.capacity), needed)
         return larger if self.limit is None else max(needed, min(larger, self.limit))
 
-    def free(self, num: int) -> Tensor:
+    def upcoming(self, num: int) -> Tensor:
         """The numbers that `take` would give, (num,)."""
         if num > self.num_free:
             raise IndexError(f"{num} rows asked for, {self.num_free} of {self.capacity} free")
@@ -70,7 +70,7 @@ class RowAllocator:
 
     def take(self, num: int) -> Tensor:
         """The numbers of `num` free rows, (num,); there must be as many."""
-        taken = self.free(num)
+        taken = self.upcoming(num)
         num_reused = min(num, self._freed.numel())
         self._freed = self._freed[num_reused:]
         self.num_started += num - num_reused
