@@ -12,7 +12,6 @@ Shapes: Q queries, B buckets, W bucket size, D distinct keys.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -101,9 +100,7 @@ class HashTable:
     """
 
     def __init__(self, num_buckets: int, device: torch.device, compiled: bool = True) -> None:
-        self._loops: tuple[Callable[..., int], Callable[..., int]] | None = None
-        if compiled and has_loops(device):
-            self._loops = jit_required(find_keys), jit_required(insert_keys)
+        self._has_loops = compiled and has_loops(device)
         self._kernels = gpu_module("asr.kernels.hash_table_triton", device) if compiled else None
         self.device = device
         self.count = 0
@@ -143,9 +140,9 @@ class HashTable:
         """key (Q,) -> slot (Q,), -1 where absent, and the positions of the absent keys (None where all are there)."""
         if self._kernels is not None:
             return self._kernels.find_keys(self.keys, key, self._hash_shift)
-        if self._loops is not None:
+        if self._has_loops:
             slot, missing = torch.empty_like(key), torch.empty_like(key)
-            num_missing = self._loops[0](*self._arrays(key), slot.numpy(), missing.numpy())
+            num_missing = jit_required(find_keys)(*self._arrays(key), slot.numpy(), missing.numpy())
             return slot, (missing[:num_missing] if num_missing else None)
         bucket = self._bucket_of(key)
         hit = self._hits(key, bucket)
@@ -187,8 +184,8 @@ class HashTable:
             slot, one = self._kernels.insert_keys(self.keys, self.values, key, self._hash_shift)
             self.count += one.numel()
             return slot, one
-        if self._loops is not None:
-            return self._insert_in_loop(self._loops[1], key)
+        if self._has_loops:
+            return self._insert_in_loop(key)
         # Sorting by the mixed form sorts keys by bucket, with equal ones next to each other.
         mixed, order = self._mixed(key).sort()
         is_new = torch.ones_like(mixed, dtype=torch.bool)
@@ -248,12 +245,12 @@ class HashTable:
         self.values.index_fill_(0, slot, 0)
         self.count += slot.numel()
 
-    def _insert_in_loop(self, insert: Callable[..., int], key: Tensor) -> tuple[Tensor, Tensor]:
+    def _insert_in_loop(self, key: Tensor) -> tuple[Tensor, Tensor]:
         slot, one = torch.empty_like(key), torch.empty_like(key)
         count, num_new = self.count, 0
         while True:
             most_new = int(MAX_LOAD * self.num_slots) - count
-            num_new = insert(*self._arrays(key), slot.numpy(), one.numpy(), num_new, most_new)
+            num_new = jit_required(insert_keys)(*self._arrays(key), slot.numpy(), one.numpy(), num_new, most_new)
             if num_new >= 0:
                 break
             num_new = -1 - num_new
@@ -339,9 +336,9 @@ class HashTable:
             slot, _ = self._kernels.insert_keys(self.keys, self.values, key, self._hash_shift)
             self.values.index_copy_(0, slot, value)
             return
-        if self._loops is not None:
+        if self._has_loops:
             slot, one = torch.empty_like(key), torch.empty_like(key)
-            self._loops[1](*self._arrays(key), slot.numpy(), one.numpy(), 0, key.numel())
+            jit_required(insert_keys)(*self._arrays(key), slot.numpy(), one.numpy(), 0, key.numel())
             self.values.index_copy_(0, slot, value)
             return
         mixed, order = self._mixed(key).sort()

@@ -139,8 +139,12 @@ def jit(function: Callable[..., Any]) -> Callable[..., Any] | None:
     return _jit(function, Setting()) if has_package("numba") else None
 
 
+@functools.cache
 def jit_required(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Like `jit`, where numba is known to be installed."""
+    """Like `jit`, where numba is known to be installed.
+
+    What is pickled should not keep the result, but call this: a copy in another process would compile it again.
+    """
     return _jit(function, Setting())
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from asr.errors import AsrError
 from asr.kernels.jit import jit_required
+from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.checks import CheckedLM, require_language_model
 from asr.lm.combine import (
     CombinedLM,
@@ -35,6 +36,7 @@ from asr.lm.corpus import read_word_stream
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.estimate import estimate_kneser_ney
 from asr.lm.ngram.model import NgramLM
+from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.text.symbols import EOS_ID, SPECIAL_WORDS, UNK_ID, Vocabulary
 from tests.reference.ngram_oracle import toy_sentences
 from tests.reference.table_lm import TableLM
@@ -300,6 +302,13 @@ def test_a_copy_of_a_combination_looks_up_its_own_arrays(
     assert before is not None and other is not None and lm.lookup_tables().models[0] is before.models[0]
     for own, theirs in zip(before.models, other.models, strict=True):
         assert own.lookup == theirs.lookup and not np.array_equal(own.values, theirs.values)
+
+
+def test_copies_take_no_compiled_code_along(models: list[NgramLM]) -> None:
+    network = RNNLanguageModel(models[0].vocabulary, RNNLMConfig(embedding_size=4, hidden_size=4)).eval()
+    lm = Difference(Interpolated([CachedRNNLM(network), models[2]], [0.5, 0.5]), models[0])
+    lm.score(lm.start(2), torch.tensor([UNK_ID, 5]))
+    assert b"numba.core" not in pickle.dumps(lm), "another process would compile it again"
 
 
 def test_a_loop_stops_where_there_is_no_room_to_number_contexts(models: list[NgramLM]) -> None:

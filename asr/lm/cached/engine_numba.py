@@ -359,9 +359,6 @@ class NumbaEngine:
         self._capacity = capacity
         self._room = room
         self._clock = expansion.layer.clock
-        self._find = jit_required(find_edges)
-        self._answer = jit_required(answer_missing)
-        self._waiting = jit_required(waiting_nodes)
         self._current: tuple[tuple[Tensor, ...], CachedLMTables] | None = None
         self.num_words = len(expansion.layer.networks[0].vocabulary)
         self._counts = np.zeros(NUM_COUNTS, dtype=np.int64)
@@ -485,8 +482,8 @@ class NumbaEngine:
     def _add_rows(self, context_idx: Tensor) -> bool:
         """Computes the missing hidden rows of contexts (K,), whose parents have rows -> whether there was room."""
         trie, hidden = self._expansion.trie, self._expansion.hidden
-        nodes = (part.numpy() for part in (trie.parent, trie.word, trie.hidden_row))
-        node, before, which, word = map(torch.from_numpy, self._waiting(context_idx.contiguous().numpy(), *nodes))
+        arrays = (part.contiguous().numpy() for part in (context_idx, trie.parent, trie.word, trie.hidden_row))
+        node, before, which, word = map(torch.from_numpy, jit_required(waiting_nodes)(*arrays))
         if self._capacity is not None and not self._capacity.has_row_room(len(node)):
             return False
         if len(node):
@@ -517,10 +514,11 @@ class NumbaEngine:
         if self._capacity is not None and not self._capacity.has_room(0):
             return None
         log_prob, next_idx = torch.empty(len(word_id), dtype=torch.float32), torch.empty_like(context_idx)
-        missing = np.empty(len(word_id), dtype=np.int64)
         arrays = (tensor.contiguous().numpy() for tensor in (context_idx, word_id, log_prob, next_idx))
         contexts, words, *answers = arrays
-        missing = missing[: self._find(contexts, words, self.current_tables().edges, *answers, missing)]
+        missing = np.empty(len(words), dtype=np.int64)
+        find = jit_required(find_edges)
+        missing = missing[: find(contexts, words, self.current_tables().edges, *answers, missing)]
         counts = self._expansion.layer.statistics
         counts.seconds_find += self._clock() - begin
         if len(missing) and not self._add(contexts, words, missing, answers):
@@ -539,11 +537,11 @@ class NumbaEngine:
         if not is_room or not self._add_rows(lacking) or not self._project(lacking):
             return False
         begin = self._clock()
-        most, is_done = trie.edges.count + len(missing), False
+        most, is_done, answer = trie.edges.count + len(missing), False, jit_required(answer_missing)
         while not is_done:
             tables = self.tables(most - trie.edges.count)
             assert tables is not None
-            is_done = self._answer(contexts, words, missing, tables, *answers)
+            is_done = answer(contexts, words, missing, tables, *answers)
             self.take_nodes()
         if self._capacity is not None:
             row = trie.hidden_row.index_select(0, lacking).long()

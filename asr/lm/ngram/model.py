@@ -9,7 +9,7 @@ Shapes: S states, A arcs, V words, Q queries.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asr.kernels.jit import gpu_module, jit
+from asr.kernels.jit import gpu_module, has_loops, jit_required
 from asr.lm.contexts import check_contexts, check_words
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.arpa import read_arpa
@@ -273,10 +273,8 @@ class NgramLM(LanguageModel):
         self.order = order
         self.name = name
         self._finder = ArcFinder(arrays)
-        on_cpu = arrays.label.device.type == "cpu"
-        self._loop = jit(look_up_ngrams) if compiled and on_cpu else None
         self._kernel = gpu_module("asr.lm.ngram.lookup_triton", arrays.label.device) if compiled else None
-        self._tables = arrays.lookup_tables() if on_cpu else None
+        self._tables = arrays.lookup_tables() if compiled and has_loops(self.device) else None
         self._start_state = int(arrays.dst_state[BOS_ID])
 
     @classmethod
@@ -358,8 +356,8 @@ class NgramLM(LanguageModel):
         return self.score(context_idx, torch.full_like(context_idx, EOS_ID))[0]
 
     def _score(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
-        if self._loop is not None:
-            return self._score_in_loop(self._loop, context_idx, word_id)
+        if self._tables is not None:
+            return self._score_in_loop(context_idx, word_id)
         if self._kernel is not None:
             log_prob, next_idx = self._kernel.score_words(self.arrays, context_idx, self._finder.mapped(word_id))
             return log_prob, next_idx
@@ -367,14 +365,14 @@ class NgramLM(LanguageModel):
         next_idx = self.arrays.dst_state.index_select(0, arc_idx).to(torch.int64)
         return backoff + self.arrays.arc_score(arc_idx), next_idx
 
-    def _score_in_loop(self, loop: Callable[..., bool], context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
+    def _score_in_loop(self, context_idx: Tensor, word_id: Tensor) -> tuple[Tensor, Tensor]:
         if len(word_id):
             # The loop would read beyond the arrays.
             low, high = torch.aminmax(word_id)
             check_words(int(low), int(high), len(self._vocabulary), f"a language model ({self.name})")
         log_prob, next_idx = torch.empty(len(word_id)), torch.empty(len(word_id), dtype=torch.int64)
         queries = context_idx.contiguous().numpy(), word_id.contiguous().numpy()
-        if not loop(*queries, self._tables, log_prob.numpy(), next_idx.numpy()):
+        if not jit_required(look_up_ngrams)(*queries, self._tables, log_prob.numpy(), next_idx.numpy()):
             self._check_states(context_idx)
         return log_prob, next_idx
 
@@ -384,7 +382,7 @@ class NgramLM(LanguageModel):
         Raises:
             AsrError: there is no such state; a loop has no answer only then.
         """
-        if len(context_idx) and self._loop is not None:
+        if len(context_idx) and self._tables is not None:
             self._check_states(context_idx)
 
     def _check_states(self, context_idx: Tensor) -> None:
@@ -395,7 +393,7 @@ class NgramLM(LanguageModel):
         return None if self._kernel is None else ()
 
     def lookup_tables(self) -> NgramTables | None:
-        return None if self._loop is None else self._tables
+        return self._tables
 
     def score_sentence(self, words: Sequence[str]) -> Tensor:
         """log P of each word of a sentence and of its end, (len(words) + 1,): for tests and perplexities."""
