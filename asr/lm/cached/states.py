@@ -261,10 +261,13 @@ class HiddenLayer:
         self.statistics = statistics
         self.clock = clock
         self._devices = [network.initial_state().device for network in self.networks]
-        self._workers = ThreadPoolExecutor(len(self.networks)) if len(self.networks) > 1 else None
-        is_at_home = self._workers is None and batching == "frame" and self._devices[0] == home
+        self._workers: ThreadPoolExecutor | None = None  # if several networks have run
+        is_at_home = len(self.networks) == 1 and batching == "frame" and self._devices[0] == home
         # On a GPU, the host would have to wait to find equal states.
         self.branches = is_at_home and home.type == "cpu"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_workers": None}  # a copy starts threads of its own
 
     def step(self, state: Tensor, word_id: Tensor, before: Tensor | None = None) -> Tensor:
         """state (R, S), word_id (R,) on the home device -> next state (R, S) on the home device.
@@ -279,9 +282,10 @@ class HiddenLayer:
                 runs = [_Run(self.networks[0].branch(state, before, word_id))]
         elif self.batching == "query":
             runs = [self._run(0, *row) for row in zip(state.split(1), word_id.split(1), strict=True)]
-        elif self._workers is None or num_rows < 2 * len(self.networks):
+        elif len(self.networks) == 1 or num_rows < 2 * len(self.networks):
             runs = [self._run(0, state, word_id)]
         else:
+            self._workers = self._workers or ThreadPoolExecutor(len(self.networks))
             pieces = zip(state.chunk(len(self.networks)), word_id.chunk(len(self.networks)), strict=True)
             runs = list(self._workers.map(lambda item: self._run(item[0], *item[1]), enumerate(pieces)))
         counts = self.statistics

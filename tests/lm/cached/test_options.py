@@ -1,6 +1,8 @@
 """What may be turned off changes no score; what approximates does so as told."""
 
+import copy
 import math
+import pickle
 from types import SimpleNamespace
 
 import pytest
@@ -300,6 +302,16 @@ def test_a_hidden_layer_elsewhere_is_sent_one_block_and_sends_one_back(num_worke
     assert counts.bytes_moved == 4 * counts.num_hidden_rows * (9 + 1 + 9)
     assert counts.seconds_transfer > 0.0
     assert num_workers > 1 or counts.seconds_transfer < counts.seconds_hidden < counts.seconds_total
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda engine: pickle.loads(pickle.dumps(engine))])
+def test_a_copy_has_workers_of_its_own(copied):
+    network = ToyNetwork()
+    engine = CachedRNNLM(network, hidden_networks=[network, network])
+    hypotheses = torch.randint(3, 24, (20, 4), generator=torch.Generator().manual_seed(0)).tolist()
+    for _ in range(2):
+        engine = copied(engine)
+        assert torch.allclose(scores(engine, hypotheses), plain_scores(network, hypotheses), atol=1e-5)
 
 
 def test_packed_block_carries_states_and_words():
