@@ -311,6 +311,19 @@ def test_copies_take_no_compiled_code_along(models: list[NgramLM]) -> None:
     assert b"numba.core" not in pickle.dumps(lm), "another process would compile it again"
 
 
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda lm: pickle.loads(pickle.dumps(lm))])
+def test_copies_have_their_numbers_once(models: list[NgramLM], copied: Callable[[Any], Any]) -> None:
+    pytest.importorskip("numba")
+    ngram = copied(models[2])
+    assert np.shares_memory(ngram.lookup_tables().label, ngram.arrays.label.numpy())
+    assert ngram.name == models[2].name
+    network = RNNLanguageModel(models[0].vocabulary, RNNLMConfig(embedding_size=4, hidden_size=4)).eval()
+    engine = CachedRNNLM(network)
+    engine.lookup_tables()
+    engine = copied(engine)
+    assert np.shares_memory(engine.lookup_tables().output[0], engine.network.embedding.weight.detach().numpy())
+
+
 def test_a_loop_stops_where_there_is_no_room_to_number_contexts(models: list[NgramLM]) -> None:
     lm = Difference(Interpolated(models[1:], [0.5, 0.5]), models[0])
     num = 5000

@@ -276,8 +276,8 @@ class CachedRNNLM(LanguageModel):
         layer = HiddenLayer(networks, network, options.batching, options.hidden_products, self._counts, self._clock)
         self.expansion = HistoryExpansion(self.trie, self.hidden, layer, self.sharing)
         self.projections: ProjectionCache | None = None
-        tables = network.output_tables() if options.allows_loops and has_loops(self.device) else None
-        if network.has_projection and tables is not None:
+        uses_loops = options.allows_loops and has_loops(self.device) and network.output_tables() is not None
+        if network.has_projection and uses_loops:
             places = options.held_projections, options.capacity_bytes
             self.projections = ProjectionCache(self.hidden, layer, network.hidden_size, *places)
         self.capacity = self._capacity(options.capacity_bytes) if options.capacity_bytes is not None else None
@@ -285,9 +285,9 @@ class CachedRNNLM(LanguageModel):
             self.expansion, self.output, self.recombination, self.capacity, options, self.reset
         )
         self._numba_engine: NumbaEngine | None = None
-        if tables is not None:
+        if uses_loops:
             self._numba_engine = NumbaEngine(
-                self.expansion, self.projections, tables, self.recombination, self.capacity, options.loop_room
+                self.expansion, self.projections, self.recombination, self.capacity, options.loop_room
             )
         self._triton_engine: TritonEngine | None = None
         kernels = gpu_module("asr.lm.cached.engine_triton", self.device)

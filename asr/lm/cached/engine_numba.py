@@ -337,7 +337,6 @@ class NumbaEngine:
     Args:
         expansion: the engine's trie, hidden rows and hidden layer.
         projections: what the output layer reads of rows, or None if it reads the rows themselves.
-        output: the `output_tables` of the network.
         recombination: which histories share contexts, or None; the first history of a context keeps it.
         capacity: the engine's bound on memory, or None.
         room: the minimum number of new edges for which there is room when a loop begins.
@@ -347,14 +346,12 @@ class NumbaEngine:
         self,
         expansion: HistoryExpansion,
         projections: ProjectionCache | None,
-        output: tuple[Any, ...],
         recombination: Recombination | None,
         capacity: Capacity | None,
         room: int,
     ) -> None:
         self._expansion = expansion
         self._projections = projections
-        self._output = output
         self._recombination = recombination
         self._capacity = capacity
         self._room = room
@@ -419,7 +416,8 @@ class NumbaEngine:
                     own_scale = store.scale[:, -1]
             columns = trie.parent, trie.word, trie.hidden_row, read, own_scale, projected, num_projected
             arrays = (column.numpy() for column in columns)
-            tables = edges, shared, *arrays, self._counts, self._output, self._hidden_tables()
+            output = self._expansion.layer.home_network.output_tables()
+            tables = edges, shared, *arrays, self._counts, output, self._hidden_tables()
             self._current = grown, CachedLMTables._make(tables)
         return self._current[1]
 

@@ -254,7 +254,7 @@ class HiddenLayer:
         if batching not in BATCHINGS:
             raise AsrError(f"batching: {batching!r} is not one of {', '.join(BATCHINGS)}; choose one of these.")
         self.networks = list(networks)
-        self._home_network = home_network
+        self.home_network = home_network
         self.home = home = home_network.initial_state().device
         self.batching = batching
         self.are_bytes = products == "int8"
@@ -302,7 +302,7 @@ class HiddenLayer:
     def project(self, state: Tensor) -> Tensor:
         """What the output layer reads of state (R, S) on the home device, (R, H)."""
         with torch.no_grad(), byte_products(self.are_bytes):
-            return self._home_network.project(state)
+            return self.home_network.project(state)
 
     def _run(self, worker: int, state: Tensor, word_id: Tensor) -> _Run:
         network, device = self.networks[worker], self._devices[worker]

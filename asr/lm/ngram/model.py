@@ -12,6 +12,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -272,10 +273,15 @@ class NgramLM(LanguageModel):
         self.arrays = arrays
         self.order = order
         self.name = name
+        self._is_compiled = compiled
         self._finder = ArcFinder(arrays)
         self._kernel = gpu_module("asr.lm.ngram.lookup_triton", arrays.label.device) if compiled else None
         self._tables = arrays.lookup_tables() if compiled and has_loops(self.device) else None
         self._start_state = int(arrays.dst_state[BOS_ID])
+
+    def __reduce__(self) -> tuple[type[NgramLM], tuple[Any, ...]]:
+        # The tables for loops share the arrays' memory; copies of both would not.
+        return NgramLM, (self._vocabulary, self.arrays, self.order, self.name, self._is_compiled)
 
     @classmethod
     def from_trie(cls, trie: NgramTrie, name: str = "n-gram model") -> NgramLM:
