@@ -60,7 +60,7 @@ MOVED = {
     ),
     **_names("asr.lm.combine", "asr.lm.checks", "CheckedLM"),
     **_names("asr.lm.interface", "asr.lm.checks", "require_language_model"),
-    **_names("asr.lm.rnn.output_numba", "asr.lm.rnn.maxent", "add_gathered add_slices mixed_with"),
+    **_names("asr.lm.rnn.output_numba", "asr.lm.rnn.maxent", "add_gathered add_slices"),
 }
 """Old module -> the modules that its names are in now; or a name of a module that calls `offer` -> its module now."""
 
