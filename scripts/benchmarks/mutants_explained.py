@@ -157,8 +157,6 @@ asr/decoding/words.py
 asr/lm/cached/approximations.py
   loop_room: int = 1024
     1024 -> 1025  # growth
-  return (mixed ^ (mixed >> 31)) & _LARGEST
-    31 -> 32  # hash
   return (torch.randint(-(2**62), 2**62, (num,), generator=generator) * 2 + 1).to(device)
     torch.randint(-2 ** 62, 2 ** 62, (num,), generator=generator) * 2 + 1 ->
     torch.randint(-2 ** 62, 2 ** 62, (num,), generator=generator) * 2 - 1  # hash
