@@ -30,7 +30,7 @@ from asr.ctc.language_models import LentModels, interpolated, made_with_phrases,
 from asr.ctc.prefix_search import PrefixSearch
 from asr.ctc.spelled_words import SpellingModel
 from asr.ctc.stream import CTCStream
-from asr.ctc.word_models import listed_words, ngram_of_spellings, read_ngram, uniform_ngram
+from asr.ctc.word_models import listed_words, ngram_of_spellings, read_ngram, rules_out_unknown, uniform_ngram
 from asr.decoding.build import device_with_loops
 from asr.decoding.online import SHORTEST_COMMIT_SECONDS
 from asr.errors import AsrError
@@ -326,7 +326,13 @@ class CTCDecoder:
             lm_weight = 1.0
         spelling = None
         if sources.spell_unknown:
-            spelling = self._spelling_model(spellings, sources.token_lm, sources.spelling_penalty or 0.0)
+            penalty = sources.spelling_penalty or 0.0
+            spelling = self._spelling_model(spellings, sources.token_lm, penalty)
+            if rules_out_unknown(large, penalty) and all(word in spellings for word in listed_words(large)):
+                raise AsrError(
+                    f"{large.name}: spell_unknown has no effect here: the model has no <unk>, in whose place words are "
+                    "spelled; estimate it with <unk> (SRILM: -unk), or list fewer of its words."
+                )
         most = _GRAPH_NGRAMS if sources.graph_ngrams is None else sources.graph_ngrams
         graph = compile_graph(self.tokens, spellings, large, most, spelling, progress, graph_folder)
         lm_device = self.device if self.config.lm_fusion == "search" else device_with_loops(self.device)
@@ -372,6 +378,7 @@ class CTCDecoder:
             else:
                 known = set(of_ngram)
                 listed = [written_as(word, known) or word for word in listed]
+                _warn_of_missing([word for word in listed if word not in known], len(listed), ngram)
         if lm is not None and listed is None:
             listed = words_of(lm, "words, a lexicon or an n-gram model")
         assert listed is not None
@@ -432,7 +439,7 @@ class CTCDecoder:
 
 def _instead_of(small: NgramLM, large: LanguageModel) -> LanguageModel:
     """A model that replaces the graph's own."""
-    return Difference(mapped_to(large, small.vocabulary), small)
+    return Difference(mapped_to(large, small.vocabulary, warn=False), small)
 
 
 def _combined(
@@ -445,6 +452,21 @@ def _combined(
 def _with_hot_words(graph: WordGraph, hot_words: HotWords) -> tuple[WordGraph, NgramLM | None]:
     gain = hot_words.gain(graph.graph.vocabulary)
     return replace(graph, graph=graph.graph.with_gain(gain)), hot_words.model(graph.ngram.vocabulary)
+
+
+def _warn_of_missing(missing: list[str], num_words: int, ngram: NgramLM) -> None:
+    """Warns if an n-gram model lacks some of the words, though not all, which is an error."""
+    if not 0 < len(missing) < num_words:
+        return
+    if rules_out_unknown(ngram):
+        effect = (
+            "it has no <unk> either, so they are hardly ever found; estimate it with <unk> (SRILM: -unk) or with these "
+            "words"
+        )
+    else:
+        effect = "they share the probability of its <unk>"
+    shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
+    _LOGGER.warning("%s: the model lacks %d of %d words (%s); %s.", ngram.name, len(missing), num_words, shown, effect)
 
 
 def _config_of(config: CTCDecodingConfig | None, settings: dict[str, Any]) -> CTCDecodingConfig:

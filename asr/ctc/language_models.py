@@ -417,7 +417,7 @@ def interpolated(
     other = on_device(mapped_to(make(), vocabulary), device)
     if ngram is None or weight == 1.0:
         return other
-    return Interpolated([other, mapped_to(ngram, vocabulary)], [weight, 1.0 - weight])
+    return Interpolated([other, mapped_to(ngram, vocabulary, warn=False)], [weight, 1.0 - weight])
 
 
 def made_with_phrases(make: Callable[[], LanguageModel] | None, phrases: NgramLM) -> LanguageModel:

@@ -17,13 +17,16 @@ import torch
 
 from asr.errors import AsrError
 from asr.lm.corpus import WordStream
-from asr.lm.ngram.arpa import KENLM_MAGIC
+from asr.lm.ngram.arpa import KENLM_MAGIC, LN_10
 from asr.lm.ngram.estimate import estimate_kneser_ney
 from asr.lm.ngram.io import read_ngram_lm
 from asr.lm.ngram.model import NgramArrays, NgramLM
 from asr.lm.ngram.transform import prune_to_size
 from asr.lm.ngram.trie import ROOT, NgramTrie
 from asr.text.symbols import BOS_ID, EOS_ID, EPSILON_ID, SPECIAL_WORDS, UNK_ID, Vocabulary
+
+# Files write -99 or -100 for the log10 of zero.
+_HARDLY_POSSIBLE = -90.0 * LN_10
 
 
 def read_ngram(source: str | Path | NgramLM) -> NgramLM:
@@ -72,6 +75,12 @@ def listed_words(ngram: NgramLM) -> list[str]:
     score = ngram.arrays.arc_score(torch.arange(num_words, device=ngram.device)).cpu().tolist()
     words = ngram.vocabulary.words
     return [words[word_id] for word_id in range(len(SPECIAL_WORDS), num_words) if score[word_id] > -math.inf]
+
+
+def rules_out_unknown(ngram: NgramLM, penalty: float = 0.0) -> bool:
+    """Whether a model has no `<unk>` to speak of, as those of a closed vocabulary; a penalty adds to its score."""
+    unknown = ngram.arrays.arc_score(torch.tensor([UNK_ID], device=ngram.device))
+    return float(unknown) + penalty < _HARDLY_POSSIBLE
 
 
 def uniform_ngram(words: Sequence[str]) -> NgramLM:

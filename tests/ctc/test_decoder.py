@@ -503,6 +503,28 @@ def test_trie_of_a_model_is_the_one_it_was_made_of(word_model: NgramLM) -> None:
         assert torch.equal(tensor, getattr(again.arrays, name)), name
 
 
+@pytest.mark.parametrize(
+    ("unknown", "effect"),
+    [
+        ("", "it has no <unk> either, so they are hardly ever found; estimate it with <unk> (SRILM: -unk)"),
+        ("-99 <unk>", "it has no <unk> either, so they are hardly ever found"),
+        ("-2 <unk>", "they share the probability of its <unk>."),
+    ],
+)
+def test_words_missing_from_the_ngram_model_are_told_once(
+    unknown: str, effect: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ngram = tmp_path / "words.arpa"
+    unigrams = ["-99 <s>", "-1 </s>", "-1 a", "-1 ba", *unknown.splitlines()]
+    lines = ["\\data\\", f"ngram 1={len(unigrams)}", "", "\\1-grams:", *unigrams, "", "\\end\\", ""]
+    ngram.write_text("\n".join(lines))
+    decoder = CTCDecoder(SYMBOLS, ngram=ngram, words=["a", "ab", "b"], warm_up=False)
+    for seed in range(2):
+        decoder(random_frames(5, seed))
+    (told,) = [record.message for record in caplog.records]
+    assert told.startswith(f"{ngram}: the model lacks 2 of 3 words (ab, b); {effect}")
+
+
 def test_spelled_lexicon_leaves_out_what_cannot_be_spelled(caplog: pytest.LogCaptureFixture) -> None:
     tokens = CTCTokens(SYMBOLS)
     lexicon, left_out = spelled_lexicon(["ab", "abc", "b"], tokens)

@@ -15,6 +15,7 @@ pytest.importorskip("kaldifst", reason="compiling graphs needs kaldifst")
 
 from asr.ctc import CTCDecoder
 from asr.ctc.word_models import ngram_of_spellings, with_unlisted_as_unknown
+from asr.errors import AsrError
 from asr.lm.ngram.model import NgramLM
 
 pytestmark = pytest.mark.slow
@@ -67,6 +68,16 @@ def test_unknown_words_are_in_the_letter_case_of_the_list(
         best = decoder(frames_of(symbols, list(text), strength=12.0))[0]
         assert best.text == "BEAD DODO CODE"
         assert [word.is_spelled for word in best.words] == [False, True, False]
+
+
+def test_a_model_without_unknown_words_spells_none(tmp_path: Path) -> None:
+    ngram = tmp_path / "closed.arpa"
+    ngram.write_text("\\data\\\nngram 1=4\n\n\\1-grams:\n-99 <s>\n-1 </s>\n-1 bead\n-1 code\n\n\\end\\\n")
+    with pytest.raises(AsrError, match=r"closed\.arpa: spell_unknown has no effect here: the model has no <unk>"):
+        CTCDecoder(SYMBOLS, ngram=ngram, spell_unknown=True, warm_up=False)
+    # A word of the model that is not listed, or a penalty that makes up for its score, gives <unk> a probability.
+    CTCDecoder(SYMBOLS, ngram=ngram, words=["bead"], spell_unknown=True, warm_up=False)
+    CTCDecoder(SYMBOLS, ngram=ngram, spell_unknown=True, spelling_penalty=225.0, warm_up=False)
 
 
 @pytest.mark.parametrize("listed", [["今天", "HELLO"], ["HELLO"]])
