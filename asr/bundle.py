@@ -416,6 +416,8 @@ def read_rnn_lm(path: str | Path, vocabulary: Vocabulary | None = None) -> Model
         if rnn_lm is None:
             raise AsrError(f"{path}: the bundle has no recurrent language model; name another one.")
         return rnn_lm
+    if (Path(path) / "config.json").is_file() and not (Path(path) / "network.json").exists():
+        raise AsrError(f"{path}: this is a folder of transformers; name it transformers:{path}.")
     network = read_network(path)
     return ModelSpec("RnnLm", asdict(network.config), network)
 

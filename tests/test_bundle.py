@@ -174,6 +174,14 @@ def test_a_language_model_of_other_words_is_refused(folder, tmp_path):
         replace(bundle, rnn_lm=read_rnn_lm(tmp_path / "rnn")).save(tmp_path / "bundle")
 
 
+def test_a_folder_of_transformers_is_told_by_its_name(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    with pytest.raises(
+        AsrError, match=rf"{tmp_path}: this is a folder of transformers; name it transformers:{tmp_path}"
+    ):
+        read_rnn_lm(tmp_path)
+
+
 def test_words_that_a_given_language_model_lacks_are_told_once(folder, tmp_path, caplog, monkeypatch):
     bundle = Bundle.load(folder)
     words = bundle.graph.vocabulary.words[len(SPECIAL_WORDS) :]

@@ -28,10 +28,10 @@ from asr.errors import AsrError
 from asr.kernels.lookup import LookupTables
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
-from asr.lm.checks import CheckedLM
+from asr.lm.checks import CheckedLM, require_language_model
 from asr.lm.combine import Interpolated, mapped_to, on_device
 from asr.lm.hot_words import with_phrases
-from asr.lm.interface import LanguageModel
+from asr.lm.interface import LanguageModel, StatefulNetwork
 from asr.lm.ngram.arpa import LN_10
 from asr.lm.ngram.io import MAGIC
 from asr.lm.ngram.model import NgramLM
@@ -362,11 +362,11 @@ def model_maker(
             source = read_ngram(source)
     if isinstance(source, Bundle):
         source, settings = _recurrent(source)
-    if isinstance(source, nn.Module) and hasattr(source, "initial_state"):
-        network: Any = source.eval()
+    if isinstance(source, StatefulNetwork):
+        network: Any = source.eval() if isinstance(source, nn.Module) else source
         # Histories are kept between utterances; when the cache is full, the least used ones are evicted.
         settings = replace(settings, **{"capacity_bytes": _CACHE_BYTES, **_known(options or {}, settings)})
-        if getattr(network, "has_exact_states", False):
+        if network.has_exact_states:
             settings.require_exact()
         return functools.partial(CachedRNNLM, network, settings), False
     if options:
@@ -381,7 +381,14 @@ def model_maker(
     if isinstance(source, StatefulModel):
         return functools.partial(_checked_fresh, source), False
     if isinstance(source, LanguageModel):
+        require_language_model(source)
         return SharedModel(source).another, True
+    if isinstance(source, nn.Module):
+        raise AsrError(
+            f"{type(source).__name__} is a torch module without a list of words; give "
+            "asr.lm.torch_adapter.WordModule(module, vocabulary), or for a causal model of transformers "
+            "asr.lm.transformers.TransformerNetwork(model, tokenizer, vocabulary)."
+        )
     raise AsrError(
         f"{type(source).__name__} is not a language model; give a file or folder, a network of this program, or an "
         "object with vocabulary, start, score and final."

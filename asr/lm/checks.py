@@ -34,12 +34,13 @@ def require_language_model(model: object) -> None:
             "log-probabilities and contexts."
         )
     log_prob, next_idx = answer
-    for what, found, is_score in (
-        ("start", start, False),
-        ("score, log_prob", log_prob, True),
-        ("score, next_idx", next_idx, False),
-        ("final", model.final(next_idx), True),
+    for what, made, is_score in (
+        ("start", lambda: start, False),
+        ("score, log_prob", lambda: log_prob, True),
+        ("score, next_idx", lambda: next_idx, False),
+        ("final", lambda: model.final(next_idx), True),  # reads contexts, so only if they are right
     ):
+        found = made()
         if not (_are_two_scores(found) if is_score else _are_two_contexts(found)):
             shown = f"{found.tolist()} ({found.dtype})" if isinstance(found, Tensor) else f"a {type(found).__name__}"
             raise AsrError(

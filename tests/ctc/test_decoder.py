@@ -33,11 +33,20 @@ from asr.lm.ngram.model import NgramLM
 from asr.lm.rnn.model import RNNLanguageModel, RNNLMConfig
 from asr.text.symbols import Vocabulary
 from tests.ctc.oracle import ForgetfulNgram, best_of_paths, best_word_sequences
+from tests.reference.table_lm import TableLM
 from tests.reference.toy_network import ToyNetwork
 
 NETWORK = RNNLanguageModel(Vocabulary(["ab"]), RNNLMConfig(4))
 
 pytestmark = pytest.mark.slow
+
+
+class Lists(TableLM):
+    """Answers with lists of numbers."""
+
+    def score(self, context_idx: torch.Tensor, word_id: torch.Tensor) -> Any:
+        return [answer.tolist() for answer in super().score(context_idx, word_id)]
+
 
 SYMBOLS = ["-", "a", "b", "|"]
 WORDS = ["a", "ab", "b", "ba"]
@@ -572,6 +581,11 @@ def test_spelled_lexicon_leaves_out_what_cannot_be_spelled(caplog: pytest.LogCap
         ({"ngram": "nowhere.arpa"}, "nowhere.arpa: the language model cannot be read"),
         ({"words": ["ab"], "lm": "nowhere"}, "nowhere: there is no such language model"),
         ({"words": ["ab"], "lm": object()}, "object is not a language model"),
+        (
+            {"words": ["ab"], "lm": torch.nn.GRUCell(1, 1)},
+            "GRUCell is a torch module without a list of words; give asr",
+        ),
+        ({"words": ["ab"], "lm": Lists(Vocabulary(["ab"]))}, "Lists.score, log_prob: for two queries it is a list"),
         ({"words": ["a"], "ngram": uniform_ngram(["x", "y"])}, "the model has none of the 1 words"),
         ({"words": ["a", "b"], "ngram": uniform_ngram(["A", "B"])}, "the model is in upper case"),
         ({"lexicon": {"ab": ["a", "b"], "b": "b"}}, "['a', 'b'] may be one spelling of 'ab' or 2 of one token each"),
