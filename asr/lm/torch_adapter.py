@@ -15,6 +15,7 @@ Shapes: Q queries, V words, S state width, U tokens of a word's spelling.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from typing import Protocol
@@ -25,6 +26,10 @@ from torch import Tensor, nn
 from asr.errors import AsrError
 from asr.lm.interface import StatefulNetwork
 from asr.text.symbols import BOS_ID, SPECIAL_WORDS, Vocabulary
+
+_LOGGER = logging.getLogger(__name__)
+# Natural log of a sum of probabilities beyond which scores are probably logits. Training by NCE stays far below it.
+_MOST_LOG_SUM = 1.0
 
 
 class StatefulModule(Protocol):
@@ -39,14 +44,18 @@ class StatefulModule(Protocol):
 
 
 class _ModuleNetwork(nn.Module, StatefulNetwork):
-    """A row of states holds the module's state tensors one after the other, then its log_prob of the next symbols."""
+    """A row of states holds the module's state tensors one after the other, then its log_prob of the next symbols.
+
+    The module is set to evaluation mode: dropout would make each score a random one.
+    """
 
     def __init__(self, module: nn.Module, vocabulary: Vocabulary, num_symbols: int) -> None:
         super().__init__()
-        self.module = module
+        self.module = module.eval()
         self.vocabulary = vocabulary
         self.num_history_words = 0
-        self._shapes = [part.shape for part in module.initial_state()]  # type: ignore[operator]
+        self._shapes = [part.shape for part in _initial_state(module)]
+        self._is_checked = False
         self._begin = sum(shape.numel() for shape in self._shapes)  # of the log_prob
         self.state_size = self._begin + num_symbols
 
@@ -60,13 +69,17 @@ class _ModuleNetwork(nn.Module, StatefulNetwork):
         columns = state[:, : self._begin].split([shape.numel() for shape in self._shapes], dim=1)
         parts = tuple(part.reshape(-1, *shape) for part, shape in zip(columns, self._shapes, strict=True))
         log_prob, following = self.module(symbol_id, parts)
+        if not self._is_checked and len(log_prob):
+            self._is_checked = True
+            _warn_of_logits(log_prob[0])
         return torch.cat((*(part.flatten(1) for part in following), log_prob), dim=1), log_prob
 
 
 class WordModule(_ModuleNetwork):
     """A language model of words as a `StatefulNetwork`.
 
-    The module runs once per history, not once per successor.
+    The module runs once per history, not once per successor. Each history keeps its V log-probabilities: 0.4 MB with
+    100,000 words. For large vocabularies, implement `StatefulNetwork`, which scores only what is asked for.
 
     Args:
         module: a `StatefulModule`; its symbols are the ids of `vocabulary`.
@@ -109,8 +122,8 @@ class SpelledModule(_ModuleNetwork):
         if "</s>" not in spellings:
             raise AsrError("The spellings lack '</s>'; give the token (or tokens) that end a sentence.")
         with torch.no_grad():
-            initial = tuple(part[None] for part in module.initial_state())  # type: ignore[operator]
-            num_tokens = module(torch.tensor([begin_id], device=initial[0].device), initial)[0].shape[1]
+            initial = tuple(part[None] for part in _initial_state(module))
+            num_tokens = module.eval()(torch.tensor([begin_id], device=initial[0].device), initial)[0].shape[1]
         super().__init__(module, vocabulary, num_tokens)
         table = {SPECIAL_WORDS[BOS_ID]: [begin_id], **{word: list(ids) for word, ids in spellings.items()}}
         width = max(len(ids) for ids in table.values())
@@ -144,3 +157,21 @@ class SpelledModule(_ModuleNetwork):
                 break
             state = state.index_copy(0, active, self._read(state[active], token_id)[0])
         return state, scores
+
+
+def _initial_state(module: nn.Module) -> tuple[Tensor, ...]:
+    parts: tuple[Tensor, ...] = module.initial_state()  # type: ignore[operator]
+    if isinstance(parts, Tensor):  # which would be taken apart
+        raise AsrError(f"{type(module).__name__}.initial_state: it returns a tensor; expected a tuple of tensors.")
+    return parts
+
+
+def _warn_of_logits(log_prob: Tensor) -> None:
+    """Warns if scores of next symbols (V,) are far from normalized."""
+    log_sum = float(log_prob.detach().logsumexp(0))
+    if log_sum > _MOST_LOG_SUM:
+        _LOGGER.warning(
+            "The language model module's probabilities of the next symbol sum to %.3g instead of 1; apply log_softmax "
+            "to its output.",
+            math.exp(min(log_sum, 700.0)),
+        )

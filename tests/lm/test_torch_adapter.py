@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -102,7 +104,38 @@ def test_spelled_module_sums_over_the_spelling() -> None:
         torch.testing.assert_close(together[row], alone[0])
 
 
+class Logits(SmallLstm):
+    """Forgets to normalize."""
+
+    def forward(self, symbol_id: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        log_prob, state = super().forward(symbol_id, state)
+        return log_prob + 5.0, state
+
+
+class Bare(SmallLstm):
+    """Has one state, and forgets that it needs a tuple."""
+
+    def initial_state(self) -> Tensor:  # type: ignore[override]
+        return torch.zeros(5)
+
+
+@pytest.mark.parametrize("adapter", [WordModule, lambda *given: SpelledModule(*given, {"</s>": [3]}, begin_id=0)])
+def test_modules_are_not_in_training_and_logits_are_told_once(
+    adapter: Callable[..., WordModule | SpelledModule], caplog: pytest.LogCaptureFixture
+) -> None:
+    module = nn.Sequential(nn.Dropout(0.5))
+    for made, told in ((SmallLstm(len(VOCABULARY)), []), (Logits(len(VOCABULARY)), ["sum to 148 instead of 1"])):
+        made.dropout = module.train()
+        network = adapter(made.train(), VOCABULARY)
+        assert not made.training and not module.training
+        for _ in range(2):
+            network.step(network.initial_state()[None], torch.tensor([BOS_ID]))
+        assert [each for each in told if each in caplog.text] == told and len(caplog.records) == len(told)
+
+
 def test_misfits_are_one_sentence() -> None:
+    with pytest.raises(AsrError, match=r"Bare\.initial_state: it returns a tensor; expected a tuple of tensors"):
+        WordModule(Bare(8), VOCABULARY)
     network = WordModule(SmallLstm(5), VOCABULARY)
     with pytest.raises(AsrError, match="scores 5 words and its vocabulary has 8"):
         network.step(network.initial_state()[None], torch.tensor([BOS_ID]))
