@@ -281,7 +281,8 @@ def _kind(path: Path) -> str:
         return "kaldi"
     lines = head.split(b"\n")
     # After a name comes a lattice, which may be empty; a list has the words on the same line, or at least a tab.
-    is_name = len(lines) > 1 and len(lines[0].split()) == 1 and b"\t" not in lines[0]
+    # A JSON object without spaces is a single word, too.
+    is_name = len(lines) > 1 and len(lines[0].split()) == 1 and b"\t" not in lines[0] and not head.startswith(b"{")
     return "kaldi" if is_name and lines[1].split()[:1] in ([], [b"0"]) else "list"
 
 

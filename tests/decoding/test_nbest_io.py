@@ -283,3 +283,12 @@ def test_the_command_takes_folders_and_gives_times(folder: Path, capsys: pytest.
     assert main(["rescore", str(nothing), *model]) == 2
     assert f"{nothing}: there are no lattices or n-best lists" in capsys.readouterr().err
     assert main(["rescore", str(nothing), str(timed), *model]) == 0
+
+
+def test_json_without_spaces_is_no_lattice_of_kaldi(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ngram = folder / "words.arpa"
+    ngram.write_text("\\data\\\nngram 1=3\n\n\\1-grams:\n-99 <s>\n-1 </s>\n-1 yes\n\n\\end\\\n")
+    path = folder / "list.jsonl"
+    path.write_text('{"id":"u1","nbest":[{"text":"yes","score":-1}]}\n')
+    assert main(["rescore", str(path), "--ngram", str(ngram)]) == 0
+    assert capsys.readouterr().out == "u1 yes\n"
