@@ -175,7 +175,7 @@ class ArpaReader:
                 if not math.isfinite(value) and not (name == "probability" and value == -math.inf):
                     self._fail(f"the {name} {_shown(field)} is not a number")
                 if name == "probability" and value > 0.0:
-                    self._fail(f"the log10 probability {_shown(field)} is above 0")
+                    self._fail(f"the log10 probability {_shown(field)} is above 0; write 0 if it is a rounding error")
         raise AssertionError("a block was rejected though each of its lines is well formed")
 
     def _fail_short(self, order: int, num_real: int) -> NoReturn:

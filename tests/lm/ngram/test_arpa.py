@@ -96,7 +96,7 @@ def test_vocabulary_given_from_outside(tmp_path: Path) -> None:
         ("-0.4\ta b\t0.0", "-0.4\ta b\t0.0\t1", r"line 15: 5 fields where a log10 probability, 2 words and a backoff"),
         ("-0.4\ta b\t0.0", "x\ta b\t0.0", r"line 15: the probability 'x' is not a number"),
         ("-0.4\ta b\t0.0", "-0.4\ta b\tinf", r"line 15: the backoff weight 'inf' is not a number"),
-        ("-0.4\ta b\t0.0", "0.4\ta b\t0.0", r"line 15: the log10 probability '0.4' is above 0"),
+        ("-0.4\ta b\t0.0", "0.4\ta b\t0.0", r"line 15: the log10 probability '0.4' is above 0; write 0 if it is"),
         ("-0.4\ta b\t0.0", "-0.4\tb a\t0.0", r"a 2-gram occurs twice"),
         ("-0.5\ta\t-0.3", "-0.5\tb\t-0.3", r"line 11: the word 'b' occurs twice"),
         ("-0.6\t</s>", "-0.6\tc", r"</s> has no unigram"),
