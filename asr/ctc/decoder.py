@@ -97,7 +97,7 @@ class _Sources(NamedTuple):
             )
         if self.ngram is None:
             refuse_given({"graph_ngrams": self.graph_ngrams}, "there is no n-gram model")
-            if self.lm is None:
+            if self.lm is None and self.hot_words is None:  # phrases are a model
                 refuse_given(given, "there is no second language model", _OF_SECOND_MODELS)
         if not self.spell_unknown:
             penalty = {"spelling_penalty": self.spelling_penalty}

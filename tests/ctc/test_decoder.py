@@ -156,6 +156,18 @@ def test_hot_words_against_enumeration(fusion: str, word_model: NgramLM) -> None
     assert num_changed
 
 
+def test_phrases_may_be_in_the_search_without_another_model() -> None:
+    given: dict[str, Any] = {"words": WORDS, "hot_words": ["ab b a"], "hot_word_score": 6.0, "warm_up": False, **OPEN}
+    found = []
+    for fusion in ("lattice", "search"):
+        settings = {**given, "lm_fusion": fusion}
+        if fusion == "search":
+            del settings["context_beam"]
+        best = CTCDecoder(SYMBOLS, **settings)(random_frames(9, 0))[0]
+        found.append((best.text, round(best.score, 3)))
+    assert found[0] == found[1] and found[0][0] == "ab b a"
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_pieces_against_enumeration(seed: int, word_model: NgramLM) -> None:
     symbols = ["▁a", "▁b", "a", "b", "<blk>"]
