@@ -399,6 +399,11 @@ def _symbols_of(symbols: Sequence[str] | Mapping[str, int] | str | Path, name: s
 
 
 def _read_symbols(path: Path) -> list[str] | dict[str, int]:
+    if path.suffix == ".model":
+        raise AsrError(
+            f"{path}: this looks like a SentencePiece model; give the .vocab file written with it, or the network's "
+            "list, and the model as piece_model."
+        )
     text = read_text(path, "token list")
     if path.suffix == ".json":
         try:

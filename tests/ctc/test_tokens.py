@@ -310,6 +310,8 @@ def test_sentencepiece_file_that_is_none(tmp_path: Path) -> None:
     path.write_bytes(b"no model")
     with pytest.raises(AsrError, match="not a readable SentencePiece model"):
         CTCTokens(PIECES, piece_model=path)
+    with pytest.raises(AsrError, match=r"nowhere\.model: this looks like a SentencePiece model; give the \.vocab file"):
+        CTCTokens("nowhere.model")
     with pytest.raises(AsrError, match="there is no such SentencePiece model"):
         CTCTokens(PIECES, piece_model=tmp_path / "none.model")
 
