@@ -9,6 +9,7 @@ or a piece that continues one has the prefix `##` (WordPiece); pieces may be byt
 from __future__ import annotations
 
 import itertools
+import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from numbers import Integral
@@ -19,10 +20,12 @@ import torch
 from torch import Tensor
 
 from asr.errors import AsrError
-from asr.text.byte_pieces import are_byte_level, as_bytes, bytes_of
+from asr.text.byte_pieces import are_byte_level, are_gpt2, as_bytes, bytes_of
 from asr.text.documents import parse_json, read_text
 from asr.text.normalize import equivalent_forms, is_unspaced, only_case_of
 from asr.text.symbols import BLANK, DISAMBIGUATION, TokenTable
+
+_LOGGER = logging.getLogger(__name__)
 
 TokenKind = Literal["letters", "pieces", "phones"]
 
@@ -108,6 +111,13 @@ class CTCTokens:
         self.kind: TokenKind = kind if kind is not None else _kind_of(self.symbols, self.blank_id, word_boundary)
         if self.kind not in ("letters", "pieces", "phones"):
             raise AsrError(f"{self.name}: there is no kind of tokens {kind!r}; give letters, pieces or phones.")
+        if kind is None and self.kind == "phones" and are_gpt2(set(self.symbols) - {self.symbols[self.blank_id]}):
+            _LOGGER.warning(
+                "%s: the tokens are byte-level pieces as GPT-2 writes them ('Ġ' for a space), taken for phones. "
+                "To find words without a lexicon, convert all but special ones by "
+                "asr.text.byte_pieces.from_gpt2(token, '▁'), and give CTCTokens(converted, byte_level=True).",
+                self.name,
+            )
         self.word_boundary = self._boundary(word_boundary)
         self.uses_continuations = self.kind == "pieces" and not any(
             symbol.startswith(PIECE_PREFIX) for symbol in self.symbols
