@@ -115,8 +115,8 @@ class HotWords:
         if not self.scores:
             shown = f"; it does not have {_shown(unknown)}" if unknown else ""
             raise AsrError(
-                f"hot_words: give words of the vocabulary{shown}. docs/training.md says how to make a bundle with your "
-                "own words."
+                f"hot_words: give words of the vocabulary{shown}. A decoder takes others as its words or in its n-gram "
+                "model; docs/training.md says how to make a bundle with your own words."
             )
         if unknown:
             _LOGGER.warning("hot words that the vocabulary lacks are left out: %s.", _shown(unknown))

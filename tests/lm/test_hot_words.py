@@ -167,9 +167,9 @@ def test_words_are_taken_in_the_case_of_the_vocabulary(caplog: pytest.LogCapture
 
 def test_wrong_hot_words_are_one_sentence() -> None:
     for phrases, message in (
-        ([], "give words of the vocabulary. docs"),
-        (["d", "a d"], "it does not have 'd', 'a d'. docs"),
-        (list("defghij"), "'d', 'e', 'f', 'g', 'h' and 2 more. docs"),
+        ([], "give words of the vocabulary. A decoder takes others as its words"),
+        (["d", "a d"], "it does not have 'd', 'a d'. A decoder"),
+        (list("defghij"), "'d', 'e', 'f', 'g', 'h' and 2 more. A decoder"),
         ([3], "hot_words is of type int; give words or phrases"),
         (3, "hot_words is of type int; give words or phrases"),
         ({"a": -1.0}, "the score of hot words is -1.0; give a number from 0 to 1000"),
