@@ -318,7 +318,7 @@ class Server:
         self._is_ending.set()  # aiohttp then waits for all connections
 
     async def _converse(self, request: web.Request) -> web.StreamResponse:
-        socket = web.WebSocketResponse(max_msg_size=_MAX_MESSAGE_BYTES)
+        socket = web.WebSocketResponse(max_msg_size=_MAX_MESSAGE_BYTES + 1)  # which itself is refused
         if not socket.can_prepare(request).ok:
             return web.Response(text="Connect with a WebSocket, or POST a recording to /v1/audio/transcriptions.\n")
         with self._place():

@@ -175,6 +175,19 @@ def test_a_message_that_cannot_be_followed_is_answered_by_one_sentence(recognize
     assert not streaming._streams
 
 
+def test_messages_have_at_most_a_mebibyte(recognizer, streaming):
+    async def talk(client: ClientSession) -> list[WSMessage]:
+        async with client.ws_connect("/") as socket:
+            answers = []
+            for size in (1 << 20, (1 << 20) + 1):
+                await socket.send_bytes(bytes(size))
+                answers.append(await socket.receive())
+        return answers
+
+    largest, larger = serve(recognizer, streaming, talk)
+    assert largest.data == '{"partial": ""}' and (larger.type, larger.data) == (WSMsgType.CLOSE, 1009)
+
+
 def test_settings_come_before_samples(recognizer, streaming):
     async def talk(client: ClientSession) -> dict:
         async with client.ws_connect("/") as socket:
