@@ -299,7 +299,12 @@ class Server:
         application.router.add_get("/v1/models/{name}", self._model)
         application.router.add_post("/v1/audio/transcriptions", self._transcribe)
         application.on_shutdown.append(self._end_all)
-        runner = web.AppRunner(application, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
+        runner = web.AppRunner(
+            application,
+            access_log=None,
+            shutdown_timeout=_SHUTDOWN_SECONDS,
+            keepalive_timeout=self._options.idle_seconds,  # until a request is complete, or the next one comes
+        )
         await runner.setup()
         try:
             try:

@@ -280,6 +280,20 @@ def test_silent_connections_get_their_last_words_and_are_ended(recognizer, strea
     assert answer["text"] == " ".join(SENTENCES[0]) and then == [WSMsgType.CLOSE, WSCloseCode.OK]
 
 
+def test_connections_without_a_request_are_closed(recognizer, streaming):
+    async def talk(client: ClientSession) -> list[bytes]:
+        address = client._base_url
+        answers = []
+        for begin in (b"", b"GET / HT"):
+            reader, writer = await asyncio.open_connection(address.host, address.port)
+            writer.write(begin)
+            answers.append(await reader.read())
+            writer.close()
+        return answers
+
+    assert serve(recognizer, streaming, talk, idle_seconds=0.2) == [b"", b""]
+
+
 def test_a_client_that_reads_no_answers_is_given_up(streaming):
     class Unread:
         async def send_json(self, record: dict) -> None:
