@@ -47,6 +47,8 @@ _CONFIG = ("sample_rate", "words")
 # Fields of transcription requests besides the file. The bundle alone decides on model and language.
 _REPEATED_FIELD = "timestamp_granularities[]"
 _FIELDS = ("model", "language", "response_format", _REPEATED_FIELD)
+# Fields that some clients always send -> the values that ask for nothing else than what is done anyway.
+_AS_ALWAYS = {"temperature": ("0", "0.0"), "prompt": ("",), "stream": ("false", "False")}
 _CONTENT_TYPES = {"text": "text/plain", "srt": "application/x-subrip", "vtt": "text/vtt"}
 RESPONSE_FORMATS = ("json", "verbose_json", *_CONTENT_TYPES)
 
@@ -400,13 +402,14 @@ class Server:
         try:
             form = await request.multipart()
             while (part := await self._soon(form.next())) is not None:
-                if not isinstance(part, BodyPartReader) or part.name not in ("file", *_FIELDS):
-                    field = getattr(part, "name", None)
-                    raise AsrError(f"the field {field!r:.80} is not supported; there are file, {', '.join(_FIELDS)}.")
+                if not isinstance(part, BodyPartReader) or part.name not in ("file", *_FIELDS, *_AS_ALWAYS):
+                    raise _unsupported(getattr(part, "name", None))
                 if part.name in fields and part.name != _REPEATED_FIELD:
                     raise AsrError(f"{part.name}: the request has this field twice; send it once.")
                 if part.name != "file":
                     fields[part.name] = await self._field(part)
+                    if part.name in _AS_ALWAYS and fields[part.name] not in _AS_ALWAYS[part.name]:
+                        raise _unsupported(part.name)
                     continue
                 if path is not None:
                     raise AsrError("the request has two files; send one at a time.")
@@ -444,6 +447,10 @@ class Server:
                 if file.tell() > self._options.max_upload_mb * (1 << 20):
                     most = self._options.max_upload_mb
                     raise AsrError(f"{name}: the file has more than {most:g} MB; send it in parts.")
+
+
+def _unsupported(field: str | None) -> AsrError:
+    return AsrError(f"the field {field!r:.80} is not supported; there are file, {', '.join(_FIELDS)}.")
 
 
 @web.middleware

@@ -450,6 +450,7 @@ def test_recordings_become_text_in_each_format(recognizer, streaming):
         (None, "", {}, "no field 'file'"),
         (b"text", "../talk.wav", {}, "talk.wav"),
         (b"RIFF", "talk.wav", {"prompt": "x"}, "the field 'prompt' is not supported"),
+        (b"RIFF", "talk.wav", {"temperature": "0.2"}, "the field 'temperature' is not supported"),
         (b"", "talk.wav", {"response_format": "docx"}, "response_format: there is no 'docx'"),
         (bytes(3 << 20), "long.wav", {}, "long.wav: the file has more than 2 MB"),
     ],
@@ -480,6 +481,12 @@ def test_failures_of_the_server_are_json_and_in_its_log(
     assert json.loads(answer)["error"]["type"] == "server_error"
     (record,) = caplog.records
     assert log in record.getMessage() and bool(record.exc_info) == (status == 500)
+
+
+def test_fields_may_ask_for_what_is_done_anyway(recognizer, streaming):
+    fields = {"temperature": "0", "prompt": "", "stream": "false", "response_format": "text"}
+    status, _, answer = posted(recognizer, streaming, recording(SENTENCES[0]), fields=fields)
+    assert status == 200 and answer == f"{' '.join(SENTENCES[0])}\n"
 
 
 def test_a_request_has_each_field_once(recognizer, streaming):
