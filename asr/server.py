@@ -383,9 +383,11 @@ class Server:
             result = await asyncio.get_running_loop().run_in_executor(self._recordings, self._recognized, path, name)
         return _response(Transcript.of(result, name), result, form)
 
-    def _recognized(self, path: Path, name: str) -> RecognitionResult:
+    def _recognized(self, path: Path, name: str, is_awaited: Callable[[], bool]) -> RecognitionResult:
+        """The result of a recording, or of its beginning, if the server ends or the client is gone meanwhile."""
         file = AudioFile(path, self._recognizer.sampling_rate)
-        file.begun = takewhile(lambda _: not self._is_over, file)  # the rest of a long recording would delay the end
+        # The rest of a long recording would delay the end, or the recordings of others.
+        file.begun = takewhile(lambda _: is_awaited() and not self._is_over, file)
         try:
             return self._recognizer([file])[0]
         except AsrError as error:

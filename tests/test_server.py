@@ -357,6 +357,36 @@ def test_a_long_recording_does_not_delay_the_end(recognizer, streaming, monkeypa
     assert len(num_read) < 100
 
 
+def test_a_recording_whose_client_is_gone_does_not_delay_the_next_one(recognizer, streaming, monkeypatch):
+    num_read, usual = list[int](), AudioFile._pieces
+
+    def pieces(self: AudioFile) -> Iterator[torch.Tensor]:
+        if self.path.suffix != ".long":
+            yield from usual(self)
+            return
+        for number in range(200):
+            time.sleep(0.05)
+            num_read.append(number)
+            yield tones(SENTENCES[0])
+
+    monkeypatch.setattr(AudioFile, "_pieces", pieces)
+
+    async def talk(client: ClientSession) -> str:
+        first = FormData()
+        first.add_field("file", b"audio", filename="a.long")
+        request = asyncio.ensure_future(client.post("/v1/audio/transcriptions", data=first))
+        while not num_read:
+            await asyncio.sleep(0.01)
+        request.cancel()
+        second = FormData()
+        second.add_field("file", recording(SENTENCES[0]), filename="b.wav")
+        async with client.post("/v1/audio/transcriptions", data=second) as response:
+            return (await response.json())["text"]
+
+    assert serve(recognizer, streaming, talk) == " ".join(SENTENCES[0])
+    assert len(num_read) < 100
+
+
 def test_a_port_that_is_taken_is_named(recognizer, streaming):
     async def talk(client: ClientSession) -> None:
         port = client._base_url.port
