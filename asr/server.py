@@ -380,7 +380,9 @@ class Server:
             form = fields.get("response_format", "json")
             if form not in RESPONSE_FORMATS:
                 raise AsrError(f"response_format: there is no {form!r:.80}; there are {', '.join(RESPONSE_FORMATS)}.")
-            result = await asyncio.get_running_loop().run_in_executor(self._recordings, self._recognized, path, name)
+            result = await asyncio.get_running_loop().run_in_executor(
+                self._recordings, self._recognized, path, name, lambda: request.transport is not None
+            )
         return _response(Transcript.of(result, name), result, form)
 
     def _recognized(self, path: Path, name: str, is_awaited: Callable[[], bool]) -> RecognitionResult:
@@ -466,8 +468,10 @@ async def _errors_as_json(request: web.Request, handler: Callable[..., Awaitable
         status, message = web.HTTPBadRequest.status_code, str(error)
     except web.HTTPError as error:
         status, message = error.status, (error.text or error.reason).strip()
-    except (web.HTTPException, ConnectionError):  # no error, or nobody to tell
+    except web.HTTPException:  # no error
         raise
+    except ConnectionError:  # the client is gone, and nobody reads this
+        status, message = web.HTTPBadRequest.status_code, "the request is incomplete."
     except OSError as error:
         status = web.HTTPInsufficientStorage.status_code
         message = f"the server cannot keep the recording ({error.strerror or error})."

@@ -608,6 +608,23 @@ def test_a_recording_that_stops_arriving_gives_its_place_back(recognizer, stream
     assert following == 400  # not 503
 
 
+@pytest.mark.parametrize("part", [b"", FIELD, FIELD + b"text" + FILE + b"RIFF"])
+def test_a_client_that_goes_away_is_no_fault_of_the_server(recognizer, streaming, caplog, part):
+    async def talk(client: ClientSession) -> None:
+        address = client._base_url
+        _, writer = await asyncio.open_connection(address.host, address.port)
+        head = "POST /v1/audio/transcriptions HTTP/1.1\r\nHost: here\r\nContent-Length: 9999\r\n"
+        writer.write(f"{head}Content-Type: multipart/form-data; boundary=XX\r\n\r\n".encode() + part)
+        await writer.drain()
+        await asyncio.sleep(0.1)
+        writer.close()
+        while (await client.post("/v1/audio/transcriptions", data=b"{}")).status == 503:  # it has its place still
+            await asyncio.sleep(0.01)
+
+    serve(recognizer, streaming, talk, max_connections=1)
+    assert not caplog.records
+
+
 def test_limits_are_above_zero():
     with pytest.raises(AsrError, match="max_connections is 0; give a number above 0"):
         ServerOptions(max_connections=0)
