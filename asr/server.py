@@ -421,7 +421,7 @@ class Server:
                 suffix = Path(name).suffix
                 path = folder / f"recording{suffix if suffix[1:].isalnum() and len(suffix) <= _MAX_SUFFIX else ''}"
                 await self._copy(part, path, name)
-        except (ValueError, AssertionError, KeyError) as error:  # of aiohttp, for what is no form
+        except (ValueError, AssertionError, KeyError, web.RequestPayloadError) as error:  # of aiohttp: it is no form
             raise AsrError("the request is not a form with a file (multipart/form-data).") from error
         if path is None:
             raise AsrError("the request has no field 'file' with a recording.")

@@ -548,6 +548,9 @@ def test_what_is_no_form_is_refused_and_models_are_named(recognizer, streaming):
         nothing = await client.post("/v1/audio/transcriptions", skip_auto_headers=["Content-Type"])
         assert nothing.status == 400 and "multipart/form-data" in (await nothing.json())["error"]["message"]
         wrong = await client.post("/v1/audio/transcriptions", data=b"{}")
+        form = FormData({"file": io.BytesIO(b"audio")})
+        coded = await client.post("/v1/audio/transcriptions", data=form, headers={"Content-Encoding": "gzip"})
+        assert coded.status == 400 and "is not a form" in (await coded.json())["error"]["message"]
         models = await client.get("/v1/models")
         own = await client.get(f"/v1/models/{recognizer.bundle.name}")
         other = await client.get("/v1/models/whisper-1")
