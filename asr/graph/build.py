@@ -243,6 +243,7 @@ def build_phone_graph(
         pronunciations, phones = _pronunciations(lexicon, language_model, report, silence)
         if isinstance(topology, TiedStates):
             topology.require_tokens(tokens)
+            _require_phones(lexicon.name, {vocabulary.words[i]: variants for i, variants in pronunciations}, topology)
         else:
             topology_named(topology).token_ids(phones, tokens)
         word_ids = [word_id for word_id, _ in pronunciations]
@@ -314,6 +315,18 @@ def _pronunciations(
     report.num_lexicon_words_outside_model = len(lexicon) - len(pronunciations)
     phones = {phone for _, variants in pronunciations for phones in variants for phone in phones}
     return pronunciations, sorted(phones | ({silence.phone} if silence is not None else set()))
+
+
+def _require_phones(name: str, pronunciations: Mapping[str, Sequence[Sequence[str]]], states: TiedStates) -> None:
+    """Checks, before the long part begins, that the tied states have all phones of the words' pronunciations."""
+    known = frozenset(states.phones)
+    for word, variants in pronunciations.items():
+        missing = next((phone for phones in variants for phone in phones if phone not in known), None)
+        if missing is not None:
+            raise AsrError(
+                f"{name}: the word {word!r} has the phone {missing!r}, which the acoustic model lacks; spell it with "
+                f"the model's phones, {', '.join(states.phones[1:])}."
+            )
 
 
 def _composed(lexicon_part: Transducer, grammar: Transducer, score_step: float, timed: _Timer) -> Transducer:
