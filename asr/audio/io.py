@@ -351,7 +351,7 @@ def _checked(path: Path, blocks: Iterator[_Block], announced: int, cut_short: bo
             if not (num_unsound or cut_short):
                 yield block
     if num_samples == 0:
-        raise AsrError(f"{path}: the audio has no samples (zero length).")
+        raise _without_samples(path)
     if cut_short or (0 < announced < NO_LENGTH and num_samples < announced):
         raise AsrError(
             f"{path}: the audio is cut short: its header announces more than the {num_samples} samples there are."
@@ -360,6 +360,10 @@ def _checked(path: Path, blocks: Iterator[_Block], announced: int, cut_short: bo
         raise AsrError(
             f"{path}: {num_unsound} of {num_samples} samples are NaN, infinite or beyond 10^9; create the file again."
         )
+
+
+def _without_samples(path: Path) -> AsrError:
+    return AsrError(f"{path}: the audio has no samples (zero length).")
 
 
 @contextlib.contextmanager
@@ -408,9 +412,19 @@ def file_pieces(path: str | Path, seconds: float) -> tuple[int, Iterator[Tensor]
         the sampling rate, and pieces (L,) float32 of about `seconds`, with channels averaged as by `read_audio`.
 
     Raises:
-        AsrError: the file is missing or cannot be decoded; during iteration, if it is damaged further on.
+        AsrError: the file is missing, has no samples or cannot be decoded; during iteration, if it is damaged further
+            on.
     """
     path = Path(path)
+    rate, pieces = _pieces_of(path, seconds)
+    first = next(pieces, None)
+    if first is None:
+        raise _without_samples(path)
+    return rate, itertools.chain([first], pieces)
+
+
+def _pieces_of(path: Path, seconds: float) -> tuple[int, Iterator[Tensor]]:
+    """`file_pieces`, with no pieces for a file without samples."""
     if _is_media(path):
         rate, blocks = open_media(path)
         pieces = _gathered(blocks, int(seconds * checked_rate(rate)))

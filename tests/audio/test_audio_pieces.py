@@ -132,6 +132,10 @@ def test_files(tmp_path):
     (tmp_path / "c.wav").write_text("words")
     with pytest.raises(AsrError, match=r"c\.wav: the audio cannot be decoded"):
         file_pieces(tmp_path / "c.wav", 1.0)
+    for name in ("d.wav", "d.aiff"):
+        soundfile.write(tmp_path / name, np.zeros(0), 16000)
+        with pytest.raises(AsrError, match=rf"{name}: the audio has no samples"):
+            file_pieces(tmp_path / name, 1.0)
 
 
 def test_a_file_that_is_cut_short_is_taken_as_far_as_it_goes_with_a_warning(tmp_path, caplog):
