@@ -602,7 +602,9 @@ class Recognizer(nn.Module):
                 decoded = second_pass(decoded, *both, graph, self.final_options, options, keeps_lattice)
             decoded = [without_sentence_ends(result, self.final_options) for result in decoded]
             lists = [self._hypotheses(result, nbest) for result in decoded]
-            decoded = each_in_threads(self._with_final_words, decoded)
+            # A lattice may also have been searched for the words of least risk alone.
+            is_asked = self.keep_lattices or nbest > 1
+            decoded = each_in_threads(partial(self._with_final_words, is_asked), decoded)
             if carried is not None:
                 carried.add(sessions, decoded)
         # No batch refers to histories of an earlier one, so the caches may evict them.
@@ -626,9 +628,11 @@ class Recognizer(nn.Module):
         release_now_and_then(total)
         return results
 
-    def _with_final_words(self, decoded: DecodeResult) -> DecodeResult:
+    def _with_final_words(self, with_posteriors: bool, decoded: DecodeResult) -> DecodeResult:
+        """`with_final_words`; without a calibration, posteriors are given as confidences if they are asked for."""
         options = self.final_options
-        return with_final_words(decoded, self.bundle.graph, options, self.calibration, 1.0 / options.am_scale)
+        scale = 1.0 / options.am_scale if with_posteriors else None
+        return with_final_words(decoded, self.bundle.graph, options, self.calibration, scale)
 
     def _hypotheses(self, decoded: DecodeResult, nbest: int) -> tuple[Hypothesis, ...]:
         if nbest == 1 or decoded.lattice is None:

@@ -75,6 +75,15 @@ def test_threads_share_the_utterances(bundle, noisy, mode, threads, monkeypatch)
     assert all(any(confidence < 0.9 for confidence in one) for one in told)
 
 
+def test_posteriors_are_no_confidences_unless_asked_for(bundle):
+    samples = [tones(TEXT[0].split())]
+    recognizer = Recognizer(bundle, "ngram", decoder="token-passing", options={"mbr_scale": SCALE})
+    lists = Recognizer(bundle, "ngram", decoder="token-passing", options={"mbr_scale": SCALE}, keep_lattices=True)
+    found = recognizer(samples), recognizer(samples, nbest=2), lists(samples)
+    has_confidences = [{word.confidence is not None for word in result.words} for (result,) in found]
+    assert has_confidences == [{False}, {True}, {True}]
+
+
 def in_stream(recognizer, samples):
     options = StreamingOptions(min_feature_std=0.0)
     return [result.text for result in recognize_stream(recognizer, [samples], options=options) if result.is_final]
