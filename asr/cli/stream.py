@@ -147,40 +147,45 @@ def window_options(args: argparse.Namespace) -> StreamingOptions:
 
 
 class _EndOfInput:
-    """Ctrl-C during live audio ends the input, so that its last utterance is completed; another one ends the command.
+    """Ctrl-C or SIGTERM during live audio ends the input, so that its last utterance is completed.
+
+    Another signal ends the command at once.
 
     Attributes:
-        was_requested: whether Ctrl-C has been pressed.
+        requested_by: the number of the signal, or None if there was none.
     """
 
     def __init__(self) -> None:
-        self.was_requested = False
+        self.requested_by: int | None = None
         self._is_reading = False
 
     @contextmanager
-    def by_ctrl_c(self) -> Iterator[None]:
-        """Handles Ctrl-C within the block, unless the process ignores it or this is not the main thread."""
-        usual = signal.getsignal(signal.SIGINT)
-        if not callable(usual) or threading.current_thread() is not threading.main_thread():
-            yield
-            return
+    def by_signals(self) -> Iterator[None]:
+        """Handles the signals within the block, unless the process ignores them or this is not the main thread."""
+        usual = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        usual = {number: handler for number, handler in usual.items() if handler not in (None, signal.SIG_IGN)}
+        if threading.current_thread() is not threading.main_thread():
+            usual = {}
 
         def handle(number: int, frame: FrameType | None) -> None:
-            if self.was_requested:
-                usual(number, frame)
-            self.was_requested = True
+            if self.requested_by is not None:
+                signal.signal(number, usual[signal.Signals(number)])
+                signal.raise_signal(number)
+            self.requested_by = number
             if self._is_reading:
                 raise KeyboardInterrupt
 
-        signal.signal(signal.SIGINT, handle)
+        for number in usual:
+            signal.signal(number, handle)
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, usual)
+            for number, handler in usual.items():
+                signal.signal(number, handler)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """A block that Ctrl-C interrupts, as it may wait for long."""
+        """A block that the signals interrupt, as it may wait for long."""
         self._is_reading = True
         try:
             yield
@@ -191,7 +196,7 @@ class _EndOfInput:
         """The next piece; None at the end of the input."""
         try:
             with self.reading():
-                return None if self.was_requested else next(pieces, None)
+                return None if self.requested_by is not None else next(pieces, None)
         except KeyboardInterrupt:
             return None
 
@@ -208,6 +213,7 @@ def run_streams(
     Raises:
         AsrError: an option is out of range, or standard input is given more than once.
         KeyboardInterrupt: Ctrl-C was pressed; the utterances of live audio have been completed.
+        SystemExit: the same after SIGTERM, with the code 143.
     """
     for name in ("streams", "raw_channels", "raw_rate"):
         if (number := getattr(args, name)) is not None and number < 1:
@@ -231,14 +237,16 @@ def run_streams(
             streaming, description = ExternalStreams(decoder.network, decoder, options, True), decoder.network.name
             recognizer.prepare()
     end = _EndOfInput()
-    with end.by_ctrl_c() if names == [STANDARD_INPUT] else nullcontext():
+    with end.by_signals() if names == [STANDARD_INPUT] else nullcontext():
         num_failed = _run(args, streaming, names, output, raw, end)
     if args.statistics:
         print(f"{description}: {streaming.times.format()}", file=sys.stderr)
         for line in format_cache({} if streaming.engine is None else streaming.engine.statistics().as_dict()):
             print(line, file=sys.stderr)
-    if end.was_requested:
+    if end.requested_by == signal.SIGINT:
         raise KeyboardInterrupt
+    if end.requested_by is not None:
+        raise SystemExit(128 + end.requested_by)
     return num_failed
 
 

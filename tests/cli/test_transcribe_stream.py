@@ -14,6 +14,7 @@ import soundfile
 import torch
 
 from asr.cli.main import main
+from asr.cli.stream import _EndOfInput
 from asr.errors import AsrError
 from asr.metrics import read_transcripts
 from asr.streaming import StreamingRecognizer
@@ -53,7 +54,11 @@ def test_standard_input_as_raw_samples_and_as_wav(transcribe):
 
 
 class Microphone(io.BytesIO):
-    """Gives its samples; then Ctrl-C is pressed while it is waited for, and silence follows."""
+    """Gives its samples; then a signal comes while it is waited for, and silence follows."""
+
+    def __init__(self, content=b"", number=signal.SIGINT):
+        super().__init__(content)
+        self.number = number
 
     def read1(self, size=-1):
         return super().read1(size) or self._silence(size)
@@ -62,7 +67,7 @@ class Microphone(io.BytesIO):
         return super().read(size) or self._silence(size)
 
     def _silence(self, size):
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), self.number)
         return bytes(size)
 
 
@@ -78,6 +83,27 @@ def test_ctrl_c_ends_live_audio_and_completes_its_last_utterance(transcribe):
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.slow
+def test_sigterm_ends_live_audio_and_completes_its_last_utterance(transcribe, capsys):
+    samples = (tones(WORDS) * 32767).short().numpy().tobytes()
+    with pytest.raises(SystemExit) as leaving:
+        transcribe("-", "--raw-rate", RATE, content=Microphone(samples, signal.SIGTERM))
+    assert leaving.value.code == 143
+    assert capsys.readouterr().out == "- 0.00-1.00: PAT TO KIT\n"
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_second_signal_is_not_held_back(monkeypatch):
+    end, raised = _EndOfInput(), []
+    monkeypatch.setattr(signal, "raise_signal", raised.append)
+    with end.by_signals():
+        assert end.next(iter([1])) == 1
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert end.next(iter([1])) is None and raised == []
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert raised == [signal.SIGTERM] and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 @pytest.mark.slow
