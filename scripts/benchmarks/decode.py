@@ -63,6 +63,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--tables", nargs="+", help="some of: " + ", ".join(decode_tables.TABLES))
     parser.add_argument("--plots", type=Path, help="folder for figures (needs matplotlib)")
     args = parser.parse_args(argv)
+    names = args.tables or list(decode_tables.TABLES)
+    for name in names:
+        if name not in decode_tables.TABLES:
+            raise AsrError(f"there is no table {name!r}; there are {', '.join(decode_tables.TABLES)}.")
     torch.set_num_threads(1)
     bundle = Bundle.load(args.bundle)
     workload = chosen_workload(args, bundle)
@@ -71,7 +75,6 @@ def main(argv: Sequence[str]) -> int:
     with torch.no_grad():
         warm_up(bundle, workload)
         if not args.quick:
-            names = args.tables or list(decode_tables.TABLES)
             decode_tables.run_tables(bundle, workload, names, args.corpora, args.plots)
         if args.quick or not args.tables:
             print(json.dumps(quick(bundle, workload, _SAMPLED if args.quick else 1)))
