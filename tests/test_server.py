@@ -6,6 +6,7 @@ import asyncio
 import errno
 import io
 import json
+import re
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -578,8 +579,9 @@ def sent_in_parts(parts: list[bytes], pause: float = 0.2, length: int | None = N
             writer.write(part)
             await writer.drain()
             await asyncio.sleep(pause)
-        answer = await reader.read()
-        writer.close()
+        answer = await reader.readuntil(b"\r\n\r\n")
+        answer += await reader.readexactly(int(re.search(rb"Content-Length: (\d+)", answer)[1]))
+        writer.close()  # the server itself would wait for what was not sent
         return answer
 
     return talk
