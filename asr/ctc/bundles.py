@@ -88,7 +88,8 @@ def bundle_with_acoustic_model(
     words = _word_model(bundle, ngram)
     if lexicon is None and words is not None:
         tokens = tokens_for_words(tokens, listed_words(words))
-        parts["acoustic_model"] = ExternalNetwork.of(model, tokens)
+        if tokens is not model.tokens:
+            parts["acoustic_model"] = ExternalNetwork.of(model, tokens)
     spellings = _spellings(tokens, bundle, lexicon, words)
     if words is None:
         words = uniform_ngram(list(spellings.pronunciations))

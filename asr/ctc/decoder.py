@@ -362,7 +362,8 @@ class CTCDecoder:
         ngram: NgramLM | None,
         lm: str | Path | Bundle | nn.Module | LanguageModel | None,
     ) -> Lexicon:
-        """The words that may be found, and how they are spelled."""
+        """The words that may be found, and how they are spelled: without a lexicon in `tokens_for_words`, which become
+        the decoder's tokens."""
         tokens = self.tokens
         if lexicon is not None and listed is None:
             listed = list(lexicon.pronunciations)

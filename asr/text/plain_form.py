@@ -107,6 +107,7 @@ class PlainTokens(CTCTokens):
             byte_level=tokens.is_byte_level,
         )
         self.form, self.name, self.piece_model = form, tokens.name, tokens.piece_model
+        self.word_boundary = tokens.word_boundary  # the network's symbol, as `symbols` are
         self._letter_case = str.lower
         self.symbols, self.blank_id = tokens.symbols, tokens.blank_id
         self.columns = [self.blank_id, *map(entry_of.index, range(1, len(named)))]

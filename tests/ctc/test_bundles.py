@@ -28,6 +28,7 @@ from asr.recognizer import Recognizer
 from asr.testing.tones import PITCH, PRONUNCIATIONS, RATE, tones
 from asr.text.ctc_tokens import CTCTokens
 from asr.text.lexicon import Lexicon
+from asr.text.plain_form import PlainForm, PlainTokens
 
 PHONES = sorted(PITCH)
 # Each letter of these words has the pitch of a phone of `asr.testing.tones`, so that letters can be heard, too.
@@ -134,6 +135,22 @@ def test_words_in_another_letter_case(is_cased: bool, cache: Path) -> None:
     for said in (["PAT", "TO", "KIT"], ["SKIP", "PAT"]):
         (result,) = Recognizer(made, decoder="token-passing")(tones(said))
         assert result.text == " ".join(words[word] for word in said)
+
+
+@pytest.mark.slow
+def test_tokens_in_plain_form_stay_so(cache: Path, tmp_path: Path) -> None:
+    """If the user has chosen it, also with a lexicon; the network's boundary is a space."""
+    first, *others = (LETTER_OF[phone] for phone in PHONES)
+    symbols = [",", first.upper(), *others, " ", first, "<blk>"]
+    tokens = PlainTokens(CTCTokens(symbols), PlainForm())
+    model = CallableModel(Pitches([0, 1, 2, 3, 4, 5, 1, 0], has_boundary=True), tokens, RATE, SHIFT / RATE, "letters")
+    lexicon = tmp_path / "lexicon.txt"
+    lexicon.write_text("".join(f"{word} {' '.join(spelled)} |\n" for word, spelled in SPELLED.items()))
+    made = bundle_with_acoustic_model(model, lexicon=lexicon)
+    assert made.acoustic_model is not None
+    assert ExternalNetwork(**made.acoustic_model.arguments).tokens.table == made.graph.tokens == tokens.table
+    (result,) = Recognizer(made, decoder="token-passing")(tones(["PAT", "SICK"]))
+    assert result.text == "PAT SICK"
 
 
 @pytest.mark.slow

@@ -92,7 +92,13 @@ class ExternalNetwork(nn.Module, OwnFormat):
 
     @classmethod
     def of(cls, model: ExternalModel, tokens: CTCTokens | None = None) -> ModelSpec:
-        """A model with the description from which a bundle builds it again; `tokens` if they are in plain form."""
+        """A model with the description from which a bundle builds it again.
+
+        Args:
+            model: the network.
+            tokens: its tokens, perhaps in plain form; None for `model.tokens`.
+        """
+        tokens = model.tokens if tokens is None else tokens
         arguments: dict[str, Any] = {
             "source": _ONNX if model.name.startswith(_ONNX) else model.name,
             "tokens": {
