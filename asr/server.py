@@ -444,13 +444,14 @@ class Server:
         return content.decode("utf-8", "replace").strip()
 
     async def _copy(self, part: BodyPartReader, path: Path, name: str) -> None:
-        """Writes a recording to a file, unless it is too large."""
+        """Writes a recording to a file; status 413 if it is too large."""
+        most = self._options.max_upload_mb
         with path.open("wb") as file:
             while block := await self._soon(part.read_chunk(_BLOCK_BYTES)):
                 file.write(block)
-                if file.tell() > self._options.max_upload_mb * (1 << 20):
-                    most = self._options.max_upload_mb
-                    raise AsrError(f"{name}: the file has more than {most:g} MB; send it in parts.")
+                if file.tell() > most * (1 << 20):
+                    text = f"{name}: the file has more than {most:g} MB; send it in parts."
+                    raise web.HTTPRequestEntityTooLarge(int(most * (1 << 20)), text=text)
 
 
 def _unsupported(field: str | None) -> AsrError:

@@ -489,7 +489,7 @@ def test_recordings_become_text_in_each_format(recognizer, streaming):
 def test_a_request_that_cannot_be_answered_gets_one_sentence(recognizer, streaming, content, name, fields, complaint):
     status, _, answer = posted(recognizer, streaming, content, name, fields, max_upload_mb=2)
     message = json.loads(answer)["error"]["message"]
-    assert status == 400 and complaint in message
+    assert status == (413 if name == "long.wav" else 400) and complaint in message
     assert not any(path in message for path in ("/tmp", "asr-", ".."))
 
 
