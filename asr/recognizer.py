@@ -42,7 +42,7 @@ from asr.decoding.nbest import n_best
 from asr.decoding.rescoring import second_pass
 from asr.decoding.settings import DecodingOptions, Pass, ResourceOptions, refuse_unused, setting_options
 from asr.decoding.warmup import made_up_log_prob, needs_warm_up, query_many
-from asr.decoding.words import WordAligner, can_align, with_final_words, without_sentence_ends
+from asr.decoding.words import WordAligner, can_align, lexicon_of_graph, with_final_words, without_sentence_ends
 from asr.errors import AsrError
 from asr.graph.context import TIED_STATES, TiedStates
 from asr.graph.decoding_graph import GraphModule
@@ -60,7 +60,7 @@ from asr.options import device_named, options_of, require_type
 from asr.pipeline import EnginePool, Engines, StreamPool, pipelined
 from asr.results import RecognitionResult, StageTimes, as_result, joined_recordings
 from asr.serialization import copied_to_processes
-from asr.text.lexicon import Lexicon, has_stress
+from asr.text.lexicon import Lexicon
 
 if TYPE_CHECKING:
     from asr.audio.io import AudioFile
@@ -270,12 +270,8 @@ class Recognizer(nn.Module):
         assert bundle is not None
         bundle = bundle.with_language_models(large_ngram, rnn_lm)
         if lexicon is not None and acoustic_model is None:
-            name = "lexicon" if isinstance(lexicon, Lexicon) else str(lexicon)
-            if not isinstance(lexicon, Lexicon):
-                words, tokens = bundle.graph.vocabulary.words, bundle.graph.tokens.tokens
-                lexicon = Lexicon.for_words([lexicon], words, has_stress(tokens))
-            WordAligner(lexicon, bundle.graph).require_any(bundle.graph.vocabulary.ordinary, name)
-            bundle = replace(bundle, lexicon=lexicon)
+            given = lexicon if isinstance(lexicon, Lexicon) else [lexicon]
+            bundle = replace(bundle, lexicon=lexicon_of_graph(given, bundle.graph))
         return cls(bundle, **arguments)
 
     @property

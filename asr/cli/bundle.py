@@ -18,6 +18,7 @@ from asr.cli.printing import print_record
 from asr.ctc.bundles import bundle_with_acoustic_model
 from asr.decoding.build import OLD_MODES, chosen_mode, recognition_settings
 from asr.decoding.settings import MODES
+from asr.decoding.words import lexicon_of_graph
 from asr.errors import AsrError, printable
 from asr.graph.decoding_graph import DecodingGraph
 from asr.graph.denominator_graph import DenominatorGraph
@@ -28,7 +29,6 @@ from asr.models.tdnnf import Ensemble
 from asr.options import flag_of
 from asr.serialization import ModelSpec, atomic_folder, fingerprint_of_description, output_path
 from asr.text.documents import parse_yaml, read_text
-from asr.text.lexicon import Lexicon, has_stress
 from asr.text.symbols import TokenTable
 
 BUNDLE_HELP = """Assembles trained parts into one folder: acoustic model, decoding graph and language models.
@@ -176,9 +176,7 @@ def _assembled(args: argparse.Namespace, name: str) -> Bundle:
         small_ngram=_ngram(args.small_ngram),
         large_ngram=_ngram(args.large_ngram),
         rnn_lm=read_rnn_lm(found_rnn_lm(args.rnn_lm)) if args.rnn_lm else None,
-        lexicon=Lexicon.for_words(args.lexicon, graph.vocabulary.words, has_stress(graph.tokens.tokens))
-        if args.lexicon
-        else None,
+        lexicon=lexicon_of_graph(args.lexicon, graph) if args.lexicon else None,
         denominator=acoustics.denominator
         if args.denominator is None
         else DenominatorGraph.load(Path(args.denominator)),

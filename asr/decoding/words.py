@@ -20,8 +20,10 @@ Shapes: P phones, W words of a lattice, K words of a hypothesis, S scales, E fea
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,8 +35,10 @@ from asr.decoding.settings import DecodingOptions
 from asr.errors import AsrError
 from asr.graph.context import BIPHONE_TOPOLOGY, TIED_STATES, TiedStates
 from asr.graph.decoding_graph import DecodingGraph
-from asr.text.lexicon import Lexicon, word_ends
+from asr.text.lexicon import Lexicon, has_stress, word_ends
 from asr.text.symbols import EOS_ID, UNK_ID
+
+_LOGGER = logging.getLogger(__name__)
 
 _TOPOLOGY = "ctc"
 
@@ -42,6 +46,18 @@ _TOPOLOGY = "ctc"
 def can_align(graph: DecodingGraph) -> bool:
     """Whether the runs of tokens along a path of the graph are its phones."""
     return graph.meta.get("topology", _TOPOLOGY) in (_TOPOLOGY, BIPHONE_TOPOLOGY)
+
+
+def lexicon_of_graph(lexicon: Lexicon | Sequence[str | Path], graph: DecodingGraph) -> Lexicon:
+    """The lexicon from which a graph's words get their times: one that is given, or read from files.
+
+    Raises:
+        AsrError: a file cannot be read, or as for `WordAligner` and `WordAligner.check_words`.
+    """
+    if not isinstance(lexicon, Lexicon):
+        lexicon = Lexicon.for_words(lexicon, graph.vocabulary.words, has_stress(graph.tokens.tokens))
+    WordAligner(lexicon, graph).check_words(graph.vocabulary.ordinary)
+    return lexicon
 
 
 class WordAligner:
@@ -70,21 +86,25 @@ class WordAligner:
         self._lexicon = lexicon
         self._token_id = token_id
 
-    def require_any(self, words: Sequence[str], name: str) -> None:
-        """Checks that the lexicon has a pronunciation of one of the words in the graph's phones.
-
-        Args:
-            words: those of the graph.
-            name: of the lexicon, for error messages.
+    def check_words(self, words: Sequence[str]) -> None:
+        """Checks that the lexicon has pronunciations of a graph's words in its phones; warns of words that it lacks.
 
         Raises:
-            AsrError: it has none.
+            AsrError: it has none of them.
         """
-        if not any(self._variants_of(word) for word in words):
+        name = self._lexicon.name
+        lacking = [word for word in words if not self._variants_of(word)]
+        if len(lacking) == len(words):
             raise AsrError(
                 f"{name}: the lexicon has none of the graph's {len(words)} words ({words[0]!r}, ...) in the phones of "
                 "its acoustic model; give the one that the graph was built from."
             )
+        if lacking:
+            _LOGGER.warning(
+                "%s: the lexicon lacks %d of the graph's %d words (%r, ...) in the phones of its acoustic model; "
+                "sentences with them get less exact word times.",
+                name, len(lacking), len(words), lacking[0],
+            )  # fmt: skip
 
     def aligned(self, hypothesis: Hypothesis) -> Hypothesis:
         """The hypothesis with the times of its words' phones.

@@ -28,6 +28,7 @@ from asr.decoding.words import (
     calibrated,
     confidence_features,
     fit_calibration,
+    lexicon_of_graph,
     only_words,
     spoken,
     without_sentence_ends,
@@ -127,7 +128,7 @@ def test_unk_has_the_phones_that_the_lexicon_gives_it_and_variants_with_other_ph
 
 
 @pytest.mark.slow
-def test_a_recognizer_with_a_lexicon(tiny_bundle_folder, tmp_path) -> None:
+def test_a_recognizer_with_a_lexicon(tiny_bundle_folder, tmp_path, caplog) -> None:
     words = ["SKIP", "PAT", "TWO"]
     recognizer = Recognizer.from_folder(tiny_bundle_folder, lexicon=Lexicon(PRONUNCIATIONS))
     (result,) = recognizer(tones(words))
@@ -144,8 +145,13 @@ def test_a_recognizer_with_a_lexicon(tiny_bundle_folder, tmp_path) -> None:
     word = graph.vocabulary.ordinary[0]
     for other in ({"ELSE": PRONUNCIATIONS[word]}, {word: [("a", "phone", "of", "others")]}):
         with pytest.raises(AsrError, match=f"list: the lexicon has none of the graph's .* words \\('{word}', ...\\)"):
-            WordAligner(Lexicon(other), graph).require_any(graph.vocabulary.ordinary, "list")
-    WordAligner(Lexicon(PRONUNCIATIONS), graph).require_any(graph.vocabulary.ordinary, "list")
+            lexicon_of_graph(Lexicon(other, "list"), graph)
+    lexicon_of_graph(Lexicon(PRONUNCIATIONS), graph)
+    assert not caplog.records
+    lexicon_of_graph(Lexicon({word: PRONUNCIATIONS[word]}, "list"), graph)
+    (warning,) = caplog.messages
+    num, lacking = len(graph.vocabulary.ordinary), graph.vocabulary.ordinary[1]
+    assert f"list: the lexicon lacks {num - 1} of the graph's {num} words ({lacking!r}, ...)" in warning
 
 
 def simulated(num: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
