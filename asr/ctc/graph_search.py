@@ -5,14 +5,13 @@ from __future__ import annotations
 import bisect
 import functools
 import itertools
-import math
 import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from asr.ctc.frames import Frames
 from asr.ctc.graphs import WordGraph
-from asr.ctc.interface import CTCDecodingConfig, CTCHypothesis, CTCToken, CTCWord
+from asr.ctc.interface import CTCDecodingConfig, CTCHypothesis, CTCToken, CTCWord, no_hypothesis
 from asr.ctc.language_models import LentModels
 from asr.decoding.build import device_with_loops
 from asr.decoding.interface import DecodeResult, Hypothesis
@@ -215,8 +214,3 @@ def _num_shared(one: Sequence[Any], other: Sequence[Any]) -> int:
     """How many items at the beginning are the same objects in both, as those of a stream's settled path are."""
     differs = map(operator.is_not, one, other)
     return next(itertools.compress(itertools.count(), differs), min(len(one), len(other)))
-
-
-def no_hypothesis() -> CTCHypothesis:
-    """The result if nothing survived the beam."""
-    return CTCHypothesis((), (), -math.inf, -math.inf, 0.0, is_complete=False)

@@ -208,3 +208,8 @@ class CTCHypothesis:
     def text(self) -> str:
         """The words, separated by spaces."""
         return " ".join(word.text for word in self.words)
+
+
+def no_hypothesis() -> CTCHypothesis:
+    """The result if nothing survived the beam."""
+    return CTCHypothesis((), (), -math.inf, -math.inf, 0.0, is_complete=False)

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 
 from asr.ctc.frames import Frames
-from asr.ctc.graph_search import no_hypothesis
-from asr.ctc.interface import CTCDecodingConfig, CTCHypothesis, CTCToken, CTCWord
+from asr.ctc.interface import CTCDecodingConfig, CTCHypothesis, CTCToken, CTCWord, no_hypothesis
 from asr.ctc.language_models import LentModels
 from asr.ctc.prefix_beam import IntArray, PrefixBeam, ask_final, in_order, read_chunks
 from asr.ctc.prefix_kernel import WORD_MARK, Rules

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from asr.ctc.frames import FrameInput, as_frames
-from asr.ctc.graph_search import Converted, GraphSearch, no_hypothesis
-from asr.ctc.interface import CTCHypothesis
+from asr.ctc.graph_search import Converted, GraphSearch
+from asr.ctc.interface import CTCHypothesis, no_hypothesis
 from asr.ctc.prefix_beam import read_chunks
 from asr.ctc.prefix_search import PrefixSearch, Spelled
 from asr.errors import AsrError

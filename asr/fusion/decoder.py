@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from asr.bundle import Bundle
 from asr.ctc.frames import as_lengths, as_tensor
-from asr.ctc.graph_search import no_hypothesis
 from asr.ctc.graphs import read_words
 from asr.ctc.interface import (
     CTCHypothesis,
     CTCToken,
     CTCWord,
+    no_hypothesis,
     refuse_given,
     require_nbest,
     require_weight,

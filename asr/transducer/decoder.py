@@ -6,8 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from asr.ctc.graph_search import no_hypothesis
-from asr.ctc.interface import CTCHypothesis
+from asr.ctc.interface import CTCHypothesis, no_hypothesis
 from asr.errors import AsrError
 from asr.fusion.decoder import FusionDecoder, Text, as_batch
 from asr.fusion.interface import Finished, IntArray
