@@ -44,9 +44,6 @@ class AttentionDecoder(FusionDecoder):
     def _reads_alone(self, num_frames: IntArray) -> bool:
         return len(set(num_frames.tolist())) > 1 and not self.network.reads_lengths
 
-    def rank(self, total: float, num_tokens: int) -> float:
-        return self.config.rank(total, num_tokens)
-
     def timed(self, texts: list[list[Text]], encoded: Tensor, num_frames: IntArray) -> list[list[Text]]:
         found: list[list[Text]] = [[] for _ in texts]
         for rank in range(max(map(len, texts), default=0)):

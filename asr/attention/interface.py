@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TypeVar
 
 from asr.errors import AsrError
-from asr.fusion.interface import FloatArray, FusionConfig
-
-Total = TypeVar("Total", float, FloatArray)
+from asr.fusion.interface import FusionConfig, Total
 
 
 @dataclass(frozen=True)
@@ -45,5 +42,4 @@ class AttentionDecodingConfig(FusionConfig):
             raise AsrError(f"decoding: max_tokens_per_second is {self.max_tokens_per_second}; it must be above 0.")
 
     def rank(self, total: Total, num_tokens: int) -> Total:
-        """What texts with some total and number of tokens are compared by."""
         return total / (num_tokens + 1) ** float(self.length_penalty)

@@ -262,12 +262,8 @@ class FusionDecoder(ABC):
             groups.setdefault(words, []).append(each)
         totals = (float(np.logaddexp.reduce([each.total for each in same])) for same in groups.values())
         texts = [Text(same[0], total) for same, total in zip(groups.values(), totals, strict=True)]
-        best = sorted(texts, key=lambda text: -self.rank(text.total, len(text.best.entries)))[:nbest]
+        best = sorted(texts, key=lambda text: -self.config.rank(text.total, len(text.best.entries)))[:nbest]
         return [text._replace(confidences=self._confidences(text, texts)) for text in best]
-
-    def rank(self, total: float, num_tokens: int) -> float:
-        """What texts are compared by, given their score and the number of their tokens."""
-        return total
 
     def timed(self, texts: list[list[Text]], encoded: Tensor, num_frames: IntArray) -> list[list[Text]]:
         """The texts of each utterance with the frames of their tokens, if the search does not find these."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from asr.errors import AsrError
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
+Total = TypeVar("Total", float, FloatArray)
 LEAST_LOG_WEIGHT = -8.0
 """Hypotheses with less weight when they leave the beam do not count, natural log."""
 
@@ -118,3 +119,7 @@ class FusionConfig:
             raise AsrError(f"decoding: word_insertion_penalty is {self.word_insertion_penalty}; it must be finite.")
         if self.spelling_penalty == math.inf:
             raise AsrError("decoding: spelling_penalty is inf; it must be a number, or -inf for listed words only.")
+
+    def rank(self, total: Total, num_tokens: int) -> Total:
+        """What texts with some total and number of tokens are compared by."""
+        return total
