@@ -19,6 +19,8 @@ def _names(old: str, new: str, names: str) -> dict[str, tuple[str, ...]]:
 
 
 MOVED = {
+    "asr.attention.alignment": ("asr.attention.decoder",),
+    "asr.attention.interface": ("asr.attention.search",),
     "asr.audio.decoder_messages": ("asr.audio.codecs",),
     "asr.audio.media": ("asr.audio.codecs",),
     "asr.decoding.confidence": ("asr.decoding.words",),
@@ -49,6 +51,7 @@ MOVED = {
     "asr.models.export_streaming": ("asr.models.export",),
     "asr.models.hybrid_alignment": ("asr.models.phone_alignment",),
     "asr.models.layers": ("asr.models.interface", "asr.models.tdnnf", "asr.kernels.linear", "asr.distributed"),
+    "asr.transducer.interface": ("asr.transducer.search",),
     **_names("asr.audio.io", "asr.audio.pcm", "RAW_FORMATS PcmFormat byte_pieces"),
     **_names("asr.audio.resample", "asr.audio.fbank", "FeatureStream"),
     **_names("asr.audio.segments", "asr.audio.samples", "as_samples to_mono"),

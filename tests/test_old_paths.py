@@ -20,6 +20,8 @@ OFFERING = sorted(
 
 # A name of each old module that user code is likely to import.
 NAMES = {
+    "asr.attention.alignment": "token_spans",
+    "asr.attention.interface": "AttentionDecodingConfig",
     "asr.audio.decoder_messages": "kept_complaints",
     "asr.audio.media": "container_of",
     "asr.decoding.confidence": "Calibration",
@@ -45,6 +47,7 @@ NAMES = {
     "asr.models.export_streaming": "StreamChunks",
     "asr.models.hybrid_alignment": "align_with_bundle",
     "asr.models.layers": "FrameNorm",
+    "asr.transducer.interface": "TransducerDecodingConfig",
 }
 
 

@@ -2,6 +2,6 @@
 
 from asr.fusion.recognizer import FusionRecognizer as TransducerRecognizer
 from asr.transducer.decoder import TransducerDecoder
-from asr.transducer.interface import TransducerDecodingConfig
+from asr.transducer.search import TransducerDecodingConfig
 
 __all__ = ["TransducerDecoder", "TransducerDecodingConfig", "TransducerRecognizer"]

@@ -13,8 +13,7 @@ from asr.fusion.interface import Finished, IntArray
 from asr.kernels.memory import no_autograd
 from asr.lm.interface import LanguageModel
 from asr.models.transducers import Transducer
-from asr.transducer.interface import TransducerDecodingConfig
-from asr.transducer.search import TransducerBeam
+from asr.transducer.search import TransducerBeam, TransducerDecodingConfig
 
 
 class TransducerDecoder(FusionDecoder):

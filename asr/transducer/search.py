@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -24,12 +25,11 @@ from torch import Tensor
 
 from asr.errors import AsrError
 from asr.fusion.beam import CANDIDATES, Fusion, Growing
-from asr.fusion.interface import LEAST_LOG_WEIGHT, Finished, FloatArray, IntArray, Pruned
+from asr.fusion.interface import LEAST_LOG_WEIGHT, Finished, FloatArray, FusionConfig, IntArray, Pruned
 from asr.fusion.scores import TextScores
 from asr.lm.interface import LanguageModel
 from asr.models.external.base import named
 from asr.models.transducers import Transducer
-from asr.transducer.interface import TransducerDecodingConfig
 
 _FRAMES_BETWEEN_MARKS = 16
 # As many rows of the prediction network may be held for each hypothesis.
@@ -38,6 +38,22 @@ _PREFIX_TYPES = {
     **dict.fromkeys(("parent", "entry", "utt", "frame", "row", "place", "context"), np.int64),
     **dict.fromkeys(("peak", "lm_score", "bonus", "guess"), np.float64),
 }
+
+
+@dataclass(frozen=True)
+class TransducerDecodingConfig(FusionConfig):
+    """Scales and beams, and as for `asr.fusion.interface.FusionConfig`; the internal scores are without the blank.
+
+    Args:
+        max_symbols_per_frame: the most tokens in one frame. Durations of 0 count as the same frame.
+
+    Raises:
+        AsrError: a value is out of range.
+    """
+
+    max_symbols_per_frame: int = 5
+
+    WHOLE_NUMBERS = ("beam_size", "max_symbols_per_frame")
 
 
 class Prefixes:

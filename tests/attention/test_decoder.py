@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from asr.attention import AttentionDecoder
-from asr.attention.alignment import best_path, evenly, token_spans
+from asr.attention.decoder import best_path, evenly, token_spans
 from tests.reference.toy_attention import State, ToyAttention
 
 
