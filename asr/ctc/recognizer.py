@@ -134,16 +134,28 @@ def _as_result(
 
 
 def _as_sentence(found: CTCHypothesis, frame_shift: float, duration: float) -> Alternative:
-    words = [
-        Word(
-            word.text,
-            min(word.start_frame * frame_shift, duration),
-            min(word.end_frame * frame_shift, duration),
-            word.confidence,
-        )
-        for word in found.words
-    ]
-    return Alternative(tuple(words), found.am_score, 0.0, found.lm_score, found.score)
+    words = words_in_seconds(found, frame_shift, duration)
+    return Alternative(words, found.am_score, 0.0, found.lm_score, found.score)
+
+
+def words_in_seconds(
+    found: CTCHypothesis, frame_shift: float, duration: float, first_frame: int = 0
+) -> tuple[Word, ...]:
+    """The words of a hypothesis with times in seconds.
+
+    Args:
+        found: the hypothesis.
+        frame_shift: seconds per frame.
+        duration: of the recording so far, in seconds; no word begins or ends after it.
+        first_frame: the frame of the recording at which the hypothesis begins.
+    """
+
+    def seconds(frame: int) -> float:
+        return min((first_frame + frame) * frame_shift, duration)
+
+    return tuple(
+        Word(word.text, seconds(word.start_frame), seconds(word.end_frame), word.confidence) for word in found.words
+    )
 
 
 class CTCRecognizer(ExternalRecognizer):

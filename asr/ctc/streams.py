@@ -17,7 +17,7 @@ from torch import Tensor
 from asr.audio.resample import ResampleStream, checked_rate
 from asr.audio.samples import as_piece
 from asr.ctc.interface import CTCHypothesis
-from asr.ctc.recognizer import Network
+from asr.ctc.recognizer import Network, words_in_seconds
 from asr.decoding.online import EndpointRules
 from asr.errors import AsrError
 from asr.kernels.jit import uncompiled
@@ -248,9 +248,4 @@ class ExternalStreams:
         return min(one.begin * shift, heard), min(one.end * shift, heard)
 
     def _words(self, one: _Stream, found: CTCHypothesis) -> tuple[Word, ...]:
-        shift, heard = self._network.frame_shift, one.num_samples / one.sampling_rate
-        words = []
-        for word in found.words:
-            start, end = (min((one.begin + frame) * shift, heard) for frame in (word.start_frame, word.end_frame))
-            words.append(Word(word.text, start, end, word.confidence))
-        return tuple(words)
+        return words_in_seconds(found, self._network.frame_shift, one.num_samples / one.sampling_rate, one.begin)
