@@ -478,6 +478,16 @@ def num_equal(one: Sequence[object], other: Sequence[object]) -> int:
     return min(len(one), len(other))
 
 
+def num_shown(policy: str, before: Sequence[object], now: Sequence[object], num_stable: int) -> int:
+    """How many words of the best path are shown, by a policy of `asr.streaming.PARTIAL_POLICIES`.
+
+    `before` and `now` are the words at the last chunk and at this one, of which `num_stable` can no longer change.
+    """
+    if policy == "best":
+        return len(now)
+    return num_stable if policy == "stable" else max(num_stable, num_equal(before, now))
+
+
 def format_cache(counts: Mapping[str, int | float]) -> Iterator[str]:
     """Lines for users, made of counts of `asr.lm.cached.states.QueryStatistics`; none without a recurrent model."""
     if not counts.get("num_queries"):

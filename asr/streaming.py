@@ -42,7 +42,7 @@ from asr.models.interface import ACOUSTIC_SECONDS
 from asr.models.windows import ChunkedEncoder, WindowSizes, WindowStream
 from asr.options import require_type
 from asr.recognizer import Recognizer
-from asr.results import StageTimes, StreamResult, Word, notes_on, num_equal, words_in_time
+from asr.results import StageTimes, StreamResult, Word, notes_on, num_shown, words_in_time
 from asr.text.symbols import EOS_ID
 
 PARTIAL_POLICIES = {
@@ -622,13 +622,11 @@ class StreamingRecognizer:
         hypothesis = self._decoder.partial(one.search)
         word_ids = hypothesis.word_ids if hypothesis is not None else ()
         num_settled = self._decoder.num_settled_words(one.search)
-        num_shown = {"best": len(word_ids), "stable": num_settled}.get(
-            self.options.partial_policy, max(num_settled, num_equal(one.best, word_ids))
-        )
+        num = num_shown(self.options.partial_policy, one.best, word_ids, num_settled)
         one.best = word_ids
-        if hypothesis is not None and word_ids[:num_shown] != one.shown:
-            one.shown = word_ids[:num_shown]
-            words = self._words(one, hypothesis, num_shown)
+        if hypothesis is not None and word_ids[:num] != one.shown:
+            one.shown = word_ids[:num]
+            words = self._words(one, hypothesis, num)
             begin, end = self._span(one)
             is_revised = self._second_look is not None and not self._keeps_words
             num_stable = 0 if is_revised else len(self._words(one, hypothesis, num_settled))

@@ -22,7 +22,7 @@ from asr.decoding.online import EndpointRules
 from asr.errors import AsrError
 from asr.kernels.jit import uncompiled
 from asr.kernels.memory import no_autograd
-from asr.results import StageTimes, StreamResult, Word, num_equal
+from asr.results import StageTimes, StreamResult, Word, num_shown
 
 # The distance at which endpoints are looked for.
 _ENDPOINT_SECONDS = 0.1
@@ -219,15 +219,12 @@ class ExternalStreams:
         best = one.search.partial()
         words = tuple(word.text for word in best.words)
         num_stable = one.search.num_stable_words
-        num_shown = {"best": len(words), "stable": num_stable}.get(
-            self.options.partial_policy, max(num_stable, num_equal(one.best, words))
-        )
+        num = num_shown(self.options.partial_policy, one.best, words, num_stable)
         one.best = words
-        if words[:num_shown] != one.shown:
-            one.shown = words[:num_shown]
+        if words[:num] != one.shown:
+            one.shown = words[:num]
             begin, end = self._span(one)
-            shown = self._words(one, best)[:num_shown]
-            yield StreamResult(number, False, "", begin, end, shown, min(num_stable, num_shown))
+            yield StreamResult(number, False, "", begin, end, self._words(one, best)[:num], min(num_stable, num))
 
     def _final(self, number: int, one: _Stream, reason: str) -> Iterator[StreamResult]:
         """Yields the result of an utterance that has ended, unless it was a pause, and begins the next one."""
