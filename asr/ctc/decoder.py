@@ -26,7 +26,7 @@ from asr.ctc.interface import (
     require_weight,
     settings_of,
 )
-from asr.ctc.language_models import LentModels, interpolated, made_with_phrases, model_maker, words_of
+from asr.ctc.language_models import LentModels, interpolated, made_with_phrases, model_maker, token_models, words_of
 from asr.ctc.prefix_search import PrefixSearch
 from asr.ctc.spelled_words import SpellingModel
 from asr.ctc.stream import CTCStream
@@ -40,7 +40,6 @@ from asr.lm.combine import Difference, mapped_to
 from asr.lm.hot_words import DEFAULT_SCORE, HotWords
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.model import NgramLM
-from asr.lm.transformers import is_transformer
 from asr.options import device_named
 from asr.serialization import copied_to_processes
 from asr.text.ctc_tokens import CTCTokens, PieceModel, TokenKind
@@ -247,12 +246,9 @@ class CTCDecoder:
             of_words = {"graph_folder": graph_folder, "confidences": confidences or None, "hot_words": hot_words}
             refuse_given(of_words | of_spellings, "it is for searches of words")
             refuse_given(given, "it is for searches of words", _OF_WORDS)
-            if is_transformer(token_lm):
-                raise AsrError(f"token_lm is {token_lm}, which scores words; give words and lm={str(token_lm)!r}.")
             if token_lm is None:
                 refuse_given(given, "there is no language model", ("lm_scale",))
-            model, is_shared = model_maker(token_lm, tokens.table.tokens[1:]) if token_lm is not None else (None, False)
-            self._search = PrefixSearch(tokens, self.config, LentModels(model, is_shared), frame_shift)
+            self._search = PrefixSearch(tokens, self.config, token_models(token_lm, tokens), frame_shift)
         if warm_up:
             self._warm_up()
 

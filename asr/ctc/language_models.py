@@ -38,6 +38,7 @@ from asr.lm.ngram.model import NgramLM
 from asr.lm.transformers import is_transformer
 from asr.lm.transformers import load as load_transformer
 from asr.serialization import copied_to_processes
+from asr.text.ctc_tokens import CTCTokens
 from asr.text.symbols import UNK_ID, Vocabulary
 
 RECURRENT_MODES = ("rnn", "interpolated")
@@ -393,6 +394,19 @@ def model_maker(
         f"{type(source).__name__} is not a language model; give a file or folder, a network of this program, or an "
         "object with vocabulary, start, score and final."
     )
+
+
+def token_models(source: Any, tokens: CTCTokens) -> LentModels:
+    """Language models of tokens, in the forms of `model_maker`; none if the source is None.
+
+    Raises:
+        AsrError: the source is a Transformer, or as for `model_maker`.
+    """
+    if source is None:
+        return LentModels(None, False)
+    if is_transformer(source):
+        raise AsrError(f"token_lm is {source}, which scores words; give words and lm={str(source)!r}.")
+    return LentModels(*model_maker(source, tokens.table.tokens[1:]))
 
 
 def words_of(lm: Any, instead: str) -> list[str]:

@@ -29,7 +29,7 @@ from asr.ctc.interface import (
     require_weight,
     settings_of,
 )
-from asr.ctc.language_models import LentModels, interpolated, made_with_phrases, model_maker, words_of
+from asr.ctc.language_models import LentModels, interpolated, made_with_phrases, model_maker, token_models, words_of
 from asr.ctc.recognizer import Network
 from asr.ctc.word_models import listed_words, read_ngram
 from asr.errors import AsrError
@@ -42,7 +42,6 @@ from asr.lm.combine import mapped_to
 from asr.lm.hot_words import DEFAULT_SCORE, HotWords, as_phrases
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.model import NgramLM
-from asr.lm.transformers import is_transformer
 from asr.options import require_type
 from asr.text.ctc_tokens import CTCTokens
 from asr.text.symbols import Vocabulary
@@ -159,16 +158,10 @@ class FusionDecoder(ABC):
                 raise AsrError("the language model has no words; give words, or a model that has some.")
             weight = _LM_WEIGHT if lm_weight is None else lm_weight
             self._words(listed, model, lm, 1.0 if model is None else weight, lm_options, hot_words)
-        elif token_lm is not None:
-            if is_transformer(token_lm):
-                raise AsrError(f"token_lm is {token_lm}, which scores words; give words and lm={str(token_lm)!r}.")
-            self.models = LentModels(*model_maker(token_lm, network.tokens.table.tokens[1:]))
-            with self.models.lent() as lent:
-                assert lent is not None
-                self.scores = TokenScores(network.tokens, self.config, lent.vocabulary)
         else:
-            self.models = LentModels(None, False)
-            self.scores = TokenScores(network.tokens, self.config)
+            self.models = token_models(token_lm, network.tokens)
+            with self.models.lent() as lent:
+                self.scores = TokenScores(network.tokens, self.config, None if lent is None else lent.vocabulary)
 
     @no_autograd()
     def __call__(self, encoded: Any, lengths: Any = None, *, nbest: int = 1) -> list[Any]:

@@ -68,7 +68,7 @@ class TokenScores(TextScores):
         AsrError: the language model has none of the tokens.
     """
 
-    def __init__(self, tokens: CTCTokens, config: FusionConfig, vocabulary: Vocabulary | None = None) -> None:
+    def __init__(self, tokens: CTCTokens, config: FusionConfig, vocabulary: Vocabulary | None) -> None:
         self._word_of = np.full(len(tokens.table), NO_WORD, dtype=np.int64)
         if vocabulary is not None:
             self._word_of[:] = token_word_ids(tokens, vocabulary)
