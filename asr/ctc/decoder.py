@@ -305,8 +305,7 @@ class CTCDecoder:
             if self.frame_shift is None:
                 raise AsrError("commit_seconds needs the frame shift; build the decoder with frame_shift=SECONDS.")
             commit_frames = max(1, round(commit_seconds / self.frame_shift))
-        with no_autograd():
-            return CTCStream(self._search, self.tokens, self._inputs, self.device, commit_frames)
+        return CTCStream(self._search, self.tokens, self._inputs, self.device, commit_frames)
 
     def _words(
         self, sources: _Sources, graph_folder: str | Path | None, progress: Callable[[str], None]

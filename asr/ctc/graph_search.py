@@ -22,6 +22,7 @@ from asr.decoding.token_passing import TokenPassingDecoder
 from asr.decoding.words import WordAligner, with_posteriors
 from asr.graph.decoding_graph import DecodingGraph
 from asr.graph.topology import with_last_boundary
+from asr.lm.interface import LanguageModel
 from asr.text.ctc_tokens import PIECE_PREFIX, CTCTokens
 from asr.text.lexicon import Lexicon
 from asr.text.normalize import is_unspaced, only_case_of
@@ -101,12 +102,10 @@ class GraphSearch:
             self._hypotheses(result, nbest, int(num)) for result, num in zip(results, frames.num_frames, strict=True)
         ]
 
-    def stream(self, commit_frames: int | None) -> tuple[StreamingDecoder, int]:
-        """A decoder with one open stream, and the stream's number."""
-        model = self.models.for_good()
+    def stream(self, lm: LanguageModel | None, commit_frames: int | None) -> StreamingDecoder:
+        """A decoder of streams."""
         graph = self._graph_of_streams
-        decoder = StreamingDecoder(graph, self._options, model, commit_frames=commit_frames, inputs="scores")
-        return decoder, decoder.start()[0]
+        return StreamingDecoder(graph, self._options, lm, commit_frames=commit_frames, inputs="scores")
 
     @functools.cached_property
     def _graph_of_streams(self) -> DecodingGraph:

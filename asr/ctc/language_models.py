@@ -26,6 +26,7 @@ from asr.ctc.word_models import is_kenlm_binary, read_ngram
 from asr.decoding.build import recognition_settings
 from asr.errors import AsrError
 from asr.kernels.lookup import LookupTables
+from asr.kernels.memory import no_autograd
 from asr.lm.cached.approximations import CacheOptions
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.checks import CheckedLM, require_language_model
@@ -272,17 +273,13 @@ class LentModels:
         is_shared: whether the models that `make` returns query the same one; searches and streams then take turns.
     """
 
-    def __init__(self, make: Callable[[], LanguageModel] | None, is_shared: bool) -> None:
+    def __init__(self, make: Callable[[], LanguageModel] | None = None, is_shared: bool = False) -> None:
         self._make = make
         self._lock = threading.RLock() if is_shared else None
         self._idle: list[LanguageModel] = []
 
     def __reduce__(self) -> tuple[type[LentModels], tuple[Callable[[], LanguageModel] | None, bool]]:
         return LentModels, (self._make, self._lock is not None)
-
-    def turn(self) -> contextlib.AbstractContextManager[Any]:
-        """A block in which a stream may query its model."""
-        return contextlib.nullcontext() if self._lock is None else self._lock
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[LanguageModel | None]:
@@ -305,23 +302,54 @@ class LentModels:
         yield model
         self._idle.append(model)
 
-    def borrowed(self) -> LanguageModel | None:
-        """A model for a stream, which may query it in its turns, and gives it back when it has ended."""
+    def loan(self) -> Loan:
+        """Lends a model to a stream."""
+        return Loan(self._make, self._idle, self._lock)
+
+
+class Loan:
+    """The language model of a stream, which queries it in its turns, and gives it back when it has ended.
+
+    Args:
+        make: as for `LentModels`.
+        idle: the models that are not lent.
+        lock: held in each turn, if all models query the same one.
+
+    Attributes:
+        model: None if there is no language model.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], LanguageModel] | None,
+        idle: list[LanguageModel],
+        lock: contextlib.AbstractContextManager[Any] | None,
+    ) -> None:
+        self._idle, self._lock, self._is_intact = idle, lock, True
+        self.model: LanguageModel | None = None
         with contextlib.suppress(IndexError):  # all models are lent
-            if self._lock is None:
-                return self._idle.pop()
-        return self.for_good()
+            if lock is None:
+                self.model = idle.pop()
+        if self.model is None and make is not None:
+            with self.turn():
+                self.model = make()
 
-    def give_back(self, model: LanguageModel | None) -> None:
-        """Takes a model that was borrowed, which keeps what it has cached."""
-        if model is not None and self._lock is None:
-            model.retain(model.start(0))
-            self._idle.append(model)
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """A block without autograd in which the stream queries its model; if it fails, the model is not lent again."""
+        with contextlib.nullcontext() if self._lock is None else self._lock, no_autograd():
+            try:
+                yield
+            except BaseException:
+                self._is_intact = False
+                raise
 
-    def for_good(self) -> LanguageModel | None:
-        """A model that is never returned, for a stream, which may query it in its turns."""
-        with self.turn():
-            return None if self._make is None else self._make()
+    def give_back(self) -> None:
+        """Ends the loan, in a turn; the model keeps what it has cached, but nothing that it was asked to hold."""
+        if self.model is not None:
+            self.model.retain(self.model.start(0))
+            if self._lock is None and self._is_intact:
+                self._idle.append(self.model)
 
 
 def is_ngram_file(path: str | Path) -> bool:
@@ -403,7 +431,7 @@ def token_models(source: Any, tokens: CTCTokens) -> LentModels:
         AsrError: the source is a Transformer, or as for `model_maker`.
     """
     if source is None:
-        return LentModels(None, False)
+        return LentModels()
     if is_transformer(source):
         raise AsrError(f"token_lm is {source}, which scores words; give words and lm={str(source)!r}.")
     return LentModels(*model_maker(source, tokens.table.tokens[1:]))

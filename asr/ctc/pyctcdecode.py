@@ -106,7 +106,7 @@ class BeamSearchDecoderCTC:
         ahead: NgramLM | None = None,
     ) -> None:
         self._alphabet = alphabet
-        self._models = models if models is not None else LentModels(None, False)
+        self._models = models if models is not None else LentModels()
         self._settings = settings
         self._unigrams = ordinary_words(unigrams)
         self._source = source

@@ -19,6 +19,7 @@ from asr.errors import AsrError
 from asr.graph.topology import with_last_boundary
 from asr.kernels.jit import uncompiled
 from asr.kernels.memory import no_autograd
+from asr.lm.interface import LanguageModel
 from asr.text.ctc_tokens import CTCTokens
 
 
@@ -45,13 +46,13 @@ class CTCStream:
         self._tokens, self._inputs, self._device = tokens, inputs, device
         self._num_frames = 0
         self._is_open = True
-        self._turn = search.models.turn
+        self._loan = search.models.loan()
         self._reader: _GraphStream | _TokenStream
-        with self._turn():
+        with self._loan.turn():
             if isinstance(search, GraphSearch):
-                self._reader = _GraphStream(search, commit_frames)
+                self._reader = _GraphStream(search, self._loan.model, commit_frames)
             else:
-                self._reader = _TokenStream(search)
+                self._reader = _TokenStream(search, self._loan.model)
 
     @property
     def num_frames(self) -> int:
@@ -70,7 +71,7 @@ class CTCStream:
         if not frames.is_single:
             raise AsrError("a stream reads one utterance; give (frames, tokens), and open a stream for each utterance.")
         if len(frames.log_prob[0]):
-            with self._turn(), no_autograd():
+            with self._loan.turn():
                 self._reader.accept(frames.log_prob)
         self._num_frames += len(frames.log_prob[0])
 
@@ -92,10 +93,10 @@ class CTCStream:
         """Ends the stream and returns the best hypothesis."""
         self._require_open()
         self._is_open = False
-        with self._turn(), no_autograd():
+        with self._loan.turn():
             found = self._reader.finish(self._num_frames)
-        # A language model that others query may then forget what this stream has held.
-        del self._reader
+            del self._reader
+            self._loan.give_back()
         return found
 
     def _require_open(self) -> None:
@@ -104,9 +105,10 @@ class CTCStream:
 
 
 class _GraphStream:
-    def __init__(self, search: GraphSearch, commit_frames: int | None) -> None:
+    def __init__(self, search: GraphSearch, lm: LanguageModel | None, commit_frames: int | None) -> None:
         self._search = search
-        self._decoder, self._number = search.stream(commit_frames)
+        self._decoder = search.stream(lm, commit_frames)
+        (self._number,) = self._decoder.start()
         # The last partial result: the next one has most of it in common.
         self._last: Converted | None = None
 
@@ -136,9 +138,8 @@ class _GraphStream:
 
 
 class _TokenStream:
-    def __init__(self, search: PrefixSearch) -> None:
-        self._search = search
-        self._lm = search.models.for_good()
+    def __init__(self, search: PrefixSearch, lm: LanguageModel | None) -> None:
+        self._search, self._lm = search, lm
         self._beam = search.start(self._lm)
         # The last partial result: the next one has most of it in common.
         self._spelled = Spelled()

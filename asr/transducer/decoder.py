@@ -63,9 +63,9 @@ class TransducerStream:
 
     def __init__(self, decoder: TransducerDecoder, confidences: bool = False) -> None:
         self._decoder = decoder
-        with decoder.models.turn(), no_autograd():
-            self._lm = decoder.models.borrowed()
-            self._beam = decoder.begin(self._lm, 1, confidences)
+        self._loan = decoder.models.loan()
+        with self._loan.turn():
+            self._beam = decoder.begin(self._loan.model, 1, confidences)
         self._is_open = True
 
     @property
@@ -84,7 +84,7 @@ class TransducerStream:
         values, num_frames, is_single = as_batch(encoded, None)
         if not is_single:
             raise AsrError("a stream reads one utterance; give (frames, dimensions), and open a stream for each one.")
-        with self._decoder.models.turn():
+        with self._loan.turn():
             self._beam.advance(values.to(self._decoder.network.device), num_frames)
 
     def partial(self) -> CTCHypothesis:
@@ -104,10 +104,10 @@ class TransducerStream:
         """Ends the stream and returns the best hypothesis."""
         self._require_open()
         self._is_open = False
-        with self._decoder.models.turn(), no_autograd():
+        with self._loan.turn():
             found = self._decoder.hypotheses(self._decoder.best_texts(self._beam.finished()[0], 1))[0]
             del self._beam
-            self._decoder.models.give_back(self._lm)
+            self._loan.give_back()
         return found
 
     def _require_open(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import math
 import pickle
@@ -23,7 +25,7 @@ pytest.importorskip("kaldifst", reason="compiling graphs needs kaldifst")
 from asr.bundle import Bundle
 from asr.ctc import CTCDecoder, CTCDecodingConfig, CTCHypothesis, CTCTokens
 from asr.ctc.graphs import compile_graph, read_lexicon, spelled_lexicon
-from asr.ctc.language_models import StatefulModel, model_maker
+from asr.ctc.language_models import LentModels, StatefulModel, model_maker
 from asr.ctc.word_models import graph_ngram, trie_of, uniform_ngram
 from asr.errors import AsrError
 from asr.lm.cached.approximations import CacheOptions
@@ -420,6 +422,38 @@ def test_language_models_forget_earlier_utterances(is_shared: bool) -> None:
     again = decoder.stream()
     again.accept(torch.cat([random_frames(5, seed) for seed in range(2)]))
     assert open_stream.finish() == again.finish()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_streams_give_their_language_models_back_unless_a_query_failed(fails: bool) -> None:
+    models = LentModels(functools.partial(TableLM, Vocabulary(["a"])))
+    loan = models.loan()
+    with contextlib.suppress(KeyboardInterrupt), loan.turn():
+        if fails:
+            raise KeyboardInterrupt
+    with loan.turn():
+        loan.give_back()
+    assert (models.loan().model is loan.model) == (not fails)
+
+
+def test_streams_take_the_language_model_of_those_that_have_ended() -> None:
+    made = list[CachedRNNLM]()
+    network = RNNLanguageModel(Vocabulary(["a", "b", "|"]), RNNLMConfig(4)).eval()
+
+    def make() -> CachedRNNLM:
+        made.append(CachedRNNLM(network, CacheOptions()))
+        return made[-1]
+
+    decoder = CTCDecoder(SYMBOLS, token_lm=network, lm_scale=0.5, warm_up=False)
+    wanted = [decoder(random_frames(20, seed))[0] for seed in range(3)]
+    decoder._search.models = LentModels(make)
+    for seed in range(3):
+        stream = decoder.stream()
+        stream.accept(random_frames(20, seed))
+        found = stream.finish()
+        assert found.text == wanted[seed].text
+        assert found.score == pytest.approx(wanted[seed].score, abs=1e-2)
+    assert len(made) == 1
 
 
 class Entered(WrappedLM):

@@ -192,13 +192,13 @@ def test_short_and_resampled_streams(rate: int) -> None:
 
 def test_all_streams_share_a_language_model() -> None:
     decoder = TransducerDecoder(network(), words=["a", "ab", "b"], hot_words={"ab a": 3.0})
-    made, make = list[LanguageModel](), decoder.models.for_good
+    made, make = list[LanguageModel](), decoder.models._make
 
-    def counted() -> LanguageModel | None:
-        made.append(make())  # type: ignore[arg-type]
+    def counted() -> LanguageModel:
+        made.append(make())  # type: ignore[misc]
         return made[-1]
 
-    decoder.models.for_good = counted  # type: ignore[method-assign]
+    decoder.models._make = counted
     for _ in range(2):
         assert run(ExternalStreams(decoder.network, decoder, StreamingOptions()), [noise(0.2)])
     assert len(made) == 1

@@ -130,6 +130,21 @@ def test_streams_take_the_language_model_of_those_that_have_ended(monkeypatch: p
     assert len(made) == num_made
 
 
+def test_a_stream_that_has_ended_holds_nothing_of_a_users_model() -> None:
+    class Told(TableLM):
+        live = torch.zeros(0)
+
+        def retain(self, live: torch.Tensor) -> None:
+            self.live = live
+
+    lm = Told(Vocabulary(["a", "ab"]))
+    stream = TransducerDecoder(ToyTransducer(PIECES, blank_bias=1.0), lm=lm).stream()
+    stream.accept(frames(20))
+    assert len(lm.live)
+    stream.finish()
+    assert not len(lm.live)
+
+
 @pytest.mark.parametrize(
     ("encoded", "message"),
     [
