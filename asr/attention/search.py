@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from asr.errors import AsrError
-from asr.fusion.beam import CANDIDATES, Fusion, Growing
+from asr.fusion.beam import CANDIDATES, Fusion, Growing, on_host
 from asr.fusion.interface import LEAST_LOG_WEIGHT, Finished, FloatArray, FusionConfig, IntArray, Pruned, Total
 from asr.models.attention import AttentionModel
 from asr.models.external.base import named
@@ -277,23 +277,23 @@ class AttentionBeam:
             For each new row, the row that it comes from (M,) and the token's column (M,).
         """
         rows, size = self._rows, int(self._config.beam_size)
-        end_score = _host(log_prob[:, self._end])
+        end_score = on_host(log_prob[:, self._end])
         log_prob[:, self._end] = -torch.inf
-        value, column = (_host(each) for each in log_prob.topk(min(CANDIDATES * size, log_prob.shape[1] - 1), 1))
+        value, column = (on_host(each) for each in log_prob.topk(min(CANDIDATES * size, log_prob.shape[1] - 1), 1))
         may_grow = is_live[rows.utt] & (rows.am_score > -np.inf)
         source, rank = np.nonzero((value >= self._config.token_min_log_prob) & may_grow[:, None])
         chosen = column[source, rank].astype(np.int64)
         am_score = rows.am_score[source] + value[source, rank]
         gain = None
         if internal is not None:
-            gain = _host(internal[torch.from_numpy(source), torch.from_numpy(chosen)])
+            gain = on_host(internal[torch.from_numpy(source), torch.from_numpy(chosen)])
         growing = Growing(rows.utt[source], rows.place[source], rows.context[source], rows.bonus[source])
         extended = self._fusion.extend(growing, self._entry_of[chosen], am_score, gain)
         lost = source[extended.lost]
         left = _Left(rows.utt[lost], rows.node[lost], self._entry_of[chosen[extended.lost]], extended.lost_total)
         source, chosen, am_score = source[extended.kept], chosen[extended.kept], am_score[extended.kept]
         going_on = rows.utt[source], am_score + extended.bonus + extended.guess
-        self._end_texts(num_tokens, end_score, 0.0 if internal is None else _host(internal[:, self._end]), going_on)
+        self._end_texts(num_tokens, end_score, 0.0 if internal is None else on_host(internal[:, self._end]), going_on)
         node = self._tree.add(rows.node[source], self._entry_of[chosen], going_on[1], left)
         lm_score = rows.lm_score[source] + extended.lm_score
         new = _Rows(
@@ -347,7 +347,3 @@ class AttentionBeam:
         for values, own in zip(laid_out, rows, strict=True):
             values[place] = own
         return laid_out, parent, place
-
-
-def _host(values: Tensor) -> FloatArray:
-    return values.double().cpu().numpy()

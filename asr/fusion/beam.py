@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from asr.ctc.prefix_beam import ask, ask_final
 from asr.fusion.interface import FloatArray, FusionConfig, IntArray
@@ -146,3 +147,9 @@ class Fusion:
     def _scaled(self, lm_score: FloatArray) -> FloatArray:
         # 0 times -inf would be NaN.
         return self._config.lm_scale * lm_score if self._config.lm_scale else np.zeros_like(lm_score)
+
+
+def on_host(values: Tensor) -> FloatArray:
+    """Numbers on any device as an array."""
+    found: FloatArray = values.cpu().numpy().astype(np.float64)
+    return found

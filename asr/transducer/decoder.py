@@ -8,6 +8,7 @@ from torch import Tensor
 
 from asr.ctc.interface import CTCHypothesis, no_hypothesis
 from asr.errors import AsrError
+from asr.fusion.beam import Fusion
 from asr.fusion.decoder import FusionDecoder, Text, as_batch
 from asr.fusion.interface import Finished, IntArray
 from asr.kernels.memory import no_autograd
@@ -41,7 +42,8 @@ class TransducerDecoder(FusionDecoder):
 
     def begin(self, lm: LanguageModel | None, num_utts: int, keeps_pruned: bool = False) -> TransducerBeam:
         """A new search of some utterances; arguments as for `TransducerBeam`."""
-        return TransducerBeam(self.network, self.scores, self.config, lm, num_utts, keeps_pruned=keeps_pruned)
+        fusion = Fusion(self.scores, self.config, lm)
+        return TransducerBeam(self.network, fusion, self.config, num_utts, keeps_pruned=keeps_pruned)
 
     def stream(self, confidences: bool = False) -> TransducerStream:
         """Opens a stream, which accepts the encoder's frames as they arrive.

@@ -24,10 +24,8 @@ import torch
 from torch import Tensor
 
 from asr.errors import AsrError
-from asr.fusion.beam import CANDIDATES, Fusion, Growing
+from asr.fusion.beam import CANDIDATES, Fusion, Growing, on_host
 from asr.fusion.interface import LEAST_LOG_WEIGHT, Finished, FloatArray, FusionConfig, IntArray, Pruned
-from asr.fusion.scores import TextScores
-from asr.lm.interface import LanguageModel
 from asr.models.external.base import named
 from asr.models.transducers import Transducer
 
@@ -172,9 +170,8 @@ class TransducerBeam:
 
     Args:
         network: the transducer.
-        scores: what texts gain.
+        fusion: scores and selects hypotheses.
         config: scales and beams.
-        lm: the language model, or None.
         num_utts: N.
         compact_at: number of prefixes from which those that are needed no more are removed.
         keeps_pruned: whether to remember the hypotheses that leave the beam, and all prefixes.
@@ -186,15 +183,13 @@ class TransducerBeam:
     def __init__(
         self,
         network: Transducer,
-        scores: TextScores,
+        fusion: Fusion,
         config: TransducerDecodingConfig,
-        lm: LanguageModel | None,
         num_utts: int,
         compact_at: int = 1 << 16,
         keeps_pruned: bool = False,
     ) -> None:
-        self._network, self._config = network, config
-        self._fusion = Fusion(scores, config, lm)
+        self._network, self._fusion, self._config = network, fusion, config
         self._internal_scale = config.internal_lm_scale or 0.0
         self.prefixes = Prefixes(self._fusion.start(num_utts))
         self.prefixes.row[:num_utts] = np.arange(num_utts)
@@ -315,8 +310,8 @@ class TransducerBeam:
             row, utt = (torch.from_numpy(each[prefix]).to(network.device) for each in (prefixes.row, prefixes.utt))
             logits = self._joined(encoded[utt], self._output[row])
             log_prob = logits[:, :num_tokens].log_softmax(1)
-            duration = _host(logits[:, num_tokens:].log_softmax(1))
-            stay = score + _host(log_prob[:, blank])
+            duration = on_host(logits[:, num_tokens:].log_softmax(1))
+            stay = score + on_host(log_prob[:, blank])
             if np.isnan(stay).any() or np.isnan(duration).any():
                 raise AsrError(f"{network.name}: the joint network returned NaN in frame {frame}; check its weights.")
             self._leave(frame, prefix, stay, duration)
@@ -324,7 +319,7 @@ class TransducerBeam:
             if step == self._config.max_symbols_per_frame:
                 return
             log_prob[:, blank] = -torch.inf
-            value, column = (_host(each) for each in log_prob.topk(num_columns, 1))
+            value, column = (on_host(each) for each in log_prob.topk(num_columns, 1))
             source, prefix, score = self._extended(frame, prefix, score, value, column.astype(np.int64), left)
             if not len(prefix):
                 return
@@ -367,7 +362,7 @@ class TransducerBeam:
         if self._internal is not None:
             row = torch.from_numpy(prefixes.row[base]).to(self._internal.device)
             internal = self._internal[row, torch.from_numpy(column).to(self._internal.device)]
-            gain = -self._internal_scale * _host(internal)
+            gain = -self._internal_scale * on_host(internal)
         growing = Growing(prefixes.utt[base], prefixes.place[base], prefixes.context[base], prefixes.bonus[base])
         extended = self._fusion.extend(growing, entry, added, gain, left)
         kept = extended.kept
@@ -472,8 +467,3 @@ def _merged(parts: Sequence[tuple[IntArray, FloatArray]]) -> tuple[IntArray, Flo
     safe = np.where(highest == -np.inf, 0.0, highest)
     with np.errstate(divide="ignore"):
         return prefix, safe + np.log(np.bincount(place, np.exp(score - safe[place]), len(prefix)))
-
-
-def _host(values: Tensor) -> FloatArray:
-    found: FloatArray = values.cpu().numpy().astype(np.float64)
-    return found

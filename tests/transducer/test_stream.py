@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from asr.errors import AsrError
+from asr.fusion.beam import Fusion
 from asr.fusion.scores import WordScores
 from asr.fusion.spelling import spelled_words
 from asr.lm.cached.engine import CachedRNNLM
@@ -79,7 +80,7 @@ def test_prefixes_that_are_needed_no_more_are_removed(durations: tuple[int, ...]
             scores = WordScores(
                 network.tokens, spelled_words(model.vocabulary.ordinary, network.tokens), config, model.vocabulary
             )
-            beam = TransducerBeam(network, scores, config, model, 3, compact_at)
+            beam = TransducerBeam(network, Fusion(scores, config, model), config, 3, compact_at)
             for begin in range(0, 200, 20):
                 beam.advance(padded[:, begin : begin + 20], (num_frames - begin).clip(0, 20))
             num_prefixes[compact_at] += beam.prefixes.num
