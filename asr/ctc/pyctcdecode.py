@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from asr.ctc.alphabet import Alphabet as Alphabet
 from asr.ctc.alphabet import fields_of
 from asr.ctc.interface import require_number
-from asr.ctc.language_models import KenLanguageModel, LentModels, model_maker, same
+from asr.ctc.language_models import KenLanguageModel, LentModels, model_maker
 from asr.ctc.prefix_beam import Alive, PrefixBeam, ask, ask_final, in_order, read_chunks
 from asr.ctc.prefix_kernel import BOUNDARY, Rules
 from asr.ctc.word_models import is_kenlm_binary, listed_words, read_ngram
@@ -617,18 +617,16 @@ def build_ctcdecoder(
     ahead = None
     if isinstance(language_model, CombinedLM):
         ahead = next((model for model in language_model.models if isinstance(model, NgramLM)), None)
-    if language_model is not None:
-        models = LentModels(*model_maker(language_model, unigrams or ()))
-    elif is_kenlm_binary(str(kenlm_model_path)):
-        if unigrams is None:
+    source: Any = language_model
+    if kenlm_model_path is not None:
+        source = str(kenlm_model_path)
+        if not is_kenlm_binary(source):
+            source = read_ngram(source)
+        elif unigrams is None:
             raise AsrError(
-                f"{kenlm_model_path}: a binary file of KenLM does not list its words; give unigrams, or the ARPA file."
+                f"{source}: a binary file of KenLM does not list its words; give unigrams, or the ARPA file."
             )
-        known = KenLanguageModel(str(kenlm_model_path), ordinary_words(unigrams))
-        models = LentModels(known.fresh, False)
-    else:
-        ngram = read_ngram(str(kenlm_model_path))
-        models = LentModels(functools.partial(same, ngram), False)
+    models = LentModels(*model_maker(source, ordinary_words(unigrams or ())))
     return BeamSearchDecoderCTC(alphabet, models, unigrams or (), settings, kenlm_model_path, ahead)
 
 
