@@ -211,7 +211,8 @@ def run(args: argparse.Namespace) -> int:
         raise AsrError("there is nothing to score; give hypotheses and --reference, or --cuts.")
     if args.export:
         _export(Path(args.export), references, hypotheses)
-    references, hypotheses = _as_compared(args, references, is_sclite), _as_compared(args, hypotheses)
+    ignored = args.ignore_case, args.ignore_punctuation
+    references, hypotheses = _as_compared(references, *ignored, is_sclite), _as_compared(hypotheses, *ignored)
     if args.ignore_punctuation:
         details.split_words()
     marked = references
@@ -220,7 +221,7 @@ def run(args: argparse.Namespace) -> int:
     count = _sclite_errors if is_sclite else count_errors
     report = score_transcripts(references, hypotheses, args.missing_is_empty, count)
     if other is not None:
-        other = _as_compared(args, other)
+        other = _as_compared(other, *ignored)
         fitting, other = resolve(marked, other) if is_sclite else (references, other)
         other_report = score_transcripts(fitting, other, args.missing_is_empty, count)
         extra["other_wer"] = other_report.total_words.rate
@@ -341,7 +342,8 @@ def _hint(
     """What to do if half of the errors or more are due to case and punctuation."""
     if report.total_words.rate < 0.5:
         return ""
-    plain = score_transcripts(_plain(references), _plain(hypotheses), missing_is_empty).total_words.rate
+    references, hypotheses = (_as_compared(each, True, True) for each in (references, hypotheses))
+    plain = score_transcripts(references, hypotheses, missing_is_empty).total_words.rate
     if plain > report.total_words.rate / 2:
         return ""
     return (
@@ -350,21 +352,22 @@ def _hint(
     )
 
 
-def _plain(transcripts: Mapping[str, Sequence[str]]) -> Transcripts:
-    return _upper({name: _without_punctuation(words) for name, words in transcripts.items()})
-
-
 def _as_compared(
-    args: argparse.Namespace, transcripts: Mapping[str, Sequence[str]], has_alternatives: bool = False
+    transcripts: Mapping[str, Sequence[str]],
+    ignore_case: bool,
+    ignore_punctuation: bool,
+    has_alternatives: bool = False,
 ) -> Transcripts:
     """Transcripts without what the options ignore."""
     found = {name: tuple(words) for name, words in transcripts.items()}
-    if args.ignore_punctuation:
+    if ignore_punctuation:
         found = {name: _without_punctuation(words, has_alternatives) for name, words in found.items()}
-    return _upper(found) if args.ignore_case else found
+    if ignore_case:
+        found = {name: tuple(word.upper() for word in words) for name, words in found.items()}
+    return found
 
 
-def _without_punctuation(words: Sequence[str], has_alternatives: bool = False) -> tuple[str, ...]:
+def _without_punctuation(words: Sequence[str], has_alternatives: bool) -> tuple[str, ...]:
     if not has_alternatives or "{" not in words:
         return tuple(without_punctuation(" ".join(words)).split())
     found, depth = list[str](), 0
@@ -375,10 +378,6 @@ def _without_punctuation(words: Sequence[str], has_alternatives: bool = False) -
         depth += kept.count("{") - kept.count("}")
         found += kept or ["@"] * (depth > 0)  # an alternative that was punctuation alone
     return tuple(found)
-
-
-def _upper(transcripts: Mapping[str, Sequence[str]]) -> Transcripts:
-    return {utt_id: tuple(word.upper() for word in words) for utt_id, words in transcripts.items()}
 
 
 def _recognize(
@@ -467,7 +466,8 @@ def _recognize_cuts(
             cache = later_cache(cache, outcome.result.cache)
             record.update(outcome.result.as_dict())
             pair = {"reference": cut_text(cuts[outcome.name]).split(), "hypothesis": hypotheses[outcome.name]}
-            details.add(outcome.name, outcome.result, count_errors(**_as_compared(args, pair)).num_errors)
+            compared = _as_compared(pair, args.ignore_case, args.ignore_punctuation)
+            details.add(outcome.name, outcome.result, count_errors(**compared).num_errors)
         details.records[outcome.name] = record
         if output is not None:
             output.add(record)

@@ -320,17 +320,14 @@ def errors_with_flags(args: argparse.Namespace) -> Iterator[None]:
     try:
         yield
     except AsrError as error:
-        raise AsrError(_with_flags(str(error), args)) from error
-
-
-def _with_flags(message: str, args: argparse.Namespace) -> str:
-    """A message about options that were given, with their flags as names: `--workers` instead of `num_workers`."""
-    flags = {name: one.flag for name, one in (setting_options() | options_of(ResourceOptions)).items() if "_" in name}
-    flags["lm_fusion"] = "--lm-fusion"
-    flags["hot_words"] = f"--hot-words {args.hot_words}"
-    names = re.compile(rf"\b({'|'.join(flags)})\b")
-    is_given = any(getattr(args, name) is not None for name in names.findall(message))
-    return names.sub(lambda match: flags[match[0]], message) if is_given else message
+        options = setting_options() | options_of(ResourceOptions)
+        flags = {name: one.flag for name, one in options.items() if "_" in name}  # such as --workers for num_workers
+        flags["lm_fusion"] = "--lm-fusion"
+        flags["hot_words"] = f"--hot-words {args.hot_words}"
+        names, message = re.compile(rf"\b({'|'.join(flags)})\b"), str(error)
+        if any(getattr(args, name) is not None for name in names.findall(message)):
+            message = names.sub(lambda match: flags[match[0]], message)
+        raise AsrError(message) from error
 
 
 def _recognizer_from(args: argparse.Namespace, mode: str | None) -> Recognizer:
