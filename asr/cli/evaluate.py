@@ -437,7 +437,7 @@ def _recognize_cuts(
     for name in in_order:
         speakers.setdefault(cut_speaker(cuts[name]) if args.speaker else "", []).append(name)
 
-    def of_speaker(own: Sequence[str]) -> Iterator[Outcome[str]]:
+    def of_speaker(own: Sequence[str]) -> Iterator[Outcome]:
         left = [name for name in own if name not in hypotheses]
         return transcribe(
             recognizer,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
@@ -60,8 +60,6 @@ from asr.transcripts import FORMATS, SUFFIXES, Transcript, format_transcript, pa
 if TYPE_CHECKING:
     from asr.fusion.recognizer import FusionRecognizer
 
-_Name = TypeVar("_Name", Path, str)
-
 # This many seconds of audio suffice to learn a voice.
 _LEARNING_SECONDS = {"statistics": 60.0, "transform": 600.0}
 
@@ -70,7 +68,7 @@ LEARNED = {"": "", "statistics": "speaker-statistics", "transform": "adapted"}
 
 
 @dataclass(frozen=True)
-class Outcome(Generic[_Name]):
+class Outcome:
     """The outcome for one recording: either a result or an error.
 
     Args:
@@ -79,20 +77,20 @@ class Outcome(Generic[_Name]):
         error: why there is none.
     """
 
-    name: _Name
+    name: str
     result: RecognitionResult | None = None
     error: str = ""
 
 
 def transcribe(
     recognizer: Recognizer | FusionRecognizer,
-    names: Sequence[_Name],
-    read: Callable[[_Name, int], Tensor | AudioFile],
+    names: Sequence[str],
+    read: Callable[[str, int], Tensor | AudioFile],
     batch_seconds: float | None = None,
     nbest: int = 1,
     speaker: Speaker | None = None,
-    session_of: Callable[[_Name], Hashable] | None = None,
-) -> Iterator[Outcome[_Name]]:
+    session_of: Callable[[str], Hashable] | None = None,
+) -> Iterator[Outcome]:
     """Recognizes recordings in order, several at a time, and yields each result as soon as it is available.
 
     Args:
@@ -115,7 +113,7 @@ def transcribe(
     batch_seconds *= 1 + 4 * recognizer.resources.num_workers
     # With a carried history, a batch has one segment of each session, and those of long files are recognized together.
     longest = recognizer.resources.max_segment_seconds if recognizer.carries_history else math.inf
-    waiting: list[tuple[_Name, Tensor | AudioFile | str]] = []
+    waiting: list[tuple[str, Tensor | AudioFile | str]] = []
     num_samples = 0.0
     for name in names:
         is_next = session_of is not None and bool(waiting) and session_of(name) == session_of(waiting[-1][0])
@@ -142,7 +140,7 @@ def transcribe(
 
 
 def learn_speaker(
-    recognizer: Recognizer, how: str, names: Iterable[_Name], read: Callable[[_Name, int], Tensor | AudioFile]
+    recognizer: Recognizer, how: str, names: Iterable[str], read: Callable[[str, int], Tensor | AudioFile]
 ) -> Speaker | None:
     """Learns a speaker's voice from the beginning of the speaker's recordings; unreadable ones are skipped.
 
@@ -185,9 +183,9 @@ _Recognize = Callable[..., list[RecognitionResult]]
 
 def _recognized(
     recognize: _Recognize,
-    waiting: Sequence[tuple[_Name, Tensor | AudioFile | str]],
-    session_of: Callable[[_Name], Hashable] | None,
-) -> Iterator[Outcome[_Name]]:
+    waiting: Sequence[tuple[str, Tensor | AudioFile | str]],
+    session_of: Callable[[str], Hashable] | None,
+) -> Iterator[Outcome]:
     recordings = [content for _, content in waiting if not isinstance(content, str)]
     sessions = None
     if session_of is not None:
@@ -510,7 +508,7 @@ def _run_streams(args: argparse.Namespace) -> int:
 
 def _writer(
     args: argparse.Namespace, found: Recordings, output: ResultsFile | TranscriptFolder | None
-) -> Callable[[Outcome[str]], None]:
+) -> Callable[[Outcome], None]:
     """What is done with each outcome; errors are in JSON Lines only."""
     formats = _formats(args)
     if isinstance(output, TranscriptFolder):
@@ -518,7 +516,7 @@ def _writer(
     else:
         names = dict(zip(found.names, unique_names(found.stems), strict=True)) if formats else {}
 
-    def write(outcome: Outcome[str]) -> None:
+    def write(outcome: Outcome) -> None:
         record: dict[str, Any] = {"audio": outcome.name}
         record.update(outcome.result.as_dict() if outcome.result is not None else {"error": outcome.error})
         if found.is_listed(outcome.name):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from asr.audio.io import read_audio
 from asr.bundle import Bundle, bundle_folder
@@ -28,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--bundle", help="folder of a bundle, or its name in checkpoints/")
     parser.add_argument("--reference", help="lines 'name words ...', where name is a file name without suffix")
     args = parser.parse_args(argv)
-    files = audio_files(args.audio)
+    files = list(map(str, audio_files(args.audio)))
     references = read_transcripts(args.reference) if args.reference else {}
     begin = time.perf_counter()
     folder = bundle_folder(args.bundle)
@@ -48,10 +49,10 @@ def main(argv: Sequence[str]) -> int:
         for outcome in transcribe(recognizer, files, read_audio):
             if outcome.result is None:
                 failed += 1
-                print(f"{outcome.name.name}: FAILED: {outcome.error}")
+                print(f"{Path(outcome.name).name}: FAILED: {outcome.error}")
                 continue
-            print(f"{outcome.name.name}: {outcome.result.text}")
-            hypotheses[outcome.name.stem] = tuple(outcome.result.text.split())
+            print(f"{Path(outcome.name).name}: {outcome.result.text}")
+            hypotheses[Path(outcome.name).stem] = tuple(outcome.result.text.split())
             times.add(outcome.result.times)
             cache = later_cache(cache, outcome.result.cache)
         print(f"time: {times.format()}")
