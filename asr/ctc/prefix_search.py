@@ -155,7 +155,7 @@ class PrefixSearch:
         # The last word that begins among them may have grown.
         num_words = max(0, bisect.bisect_left(earlier.spans, (same,)) - 1)
         begin = earlier.spans[num_words][0] if num_words else 0
-        spans = [(begin + own, begin + end) for own, end in self._groups(entries[begin:])]
+        spans = [(begin + own, begin + end) for own, end in self.groups(entries[begin:])]
         words = [*earlier.words[:num_words]]
         for own, end in spans:
             text = self.tokens.text_of(*entries[own:end])
@@ -164,7 +164,8 @@ class PrefixSearch:
             words.append(CTCWord(text, frame, after, *seconds))
         return Spelled(rows, tokens, [*earlier.spans[:num_words], *spans], words)
 
-    def _groups(self, entries: list[int]) -> list[tuple[int, int]]:
+    def groups(self, entries: list[int]) -> list[tuple[int, int]]:
+        """The words of a sequence of tokens, as `CTCTokens.group` returns them; each phone is a word."""
         if self.tokens.kind == "phones":
             return [(position, position + 1) for position in range(len(entries))]
         return self.tokens.group(entries)

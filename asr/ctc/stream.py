@@ -157,7 +157,7 @@ class _TokenStream:
         path = self._beam.shared_path()
         if len(path) > self._word_begin:
             shared = self._beam.prefixes.char[path[self._word_begin :]]
-            words = self._search.tokens.group(shared.tolist())
+            words = self._search.groups(shared.tolist())
             if len(words) > 1:
                 # The last one may still grow.
                 self._num_stable += len(words) - 1

@@ -289,6 +289,18 @@ def test_stable_words_are_those_of_all_prefixes(symbols: list[str], asks_always:
     assert most > 3
 
 
+def test_stable_words_of_phones_are_the_shared_phones() -> None:
+    decoder = CTCDecoder(["-", "AH", "K", "T"], kind="phones", blank=0, warm_up=False, beam_size=2)
+    stream, most = decoder.stream(), 0
+    for chunk in (4.0 * random_frames(60, 0)).log_softmax(1).split(4):
+        stream.accept(chunk)
+        beam = stream._reader._beam  # type: ignore[union-attr]
+        num = stream.num_stable_words
+        assert num == max(most, len(beam.shared_path()) - 1)
+        most = num
+    assert most > 10
+
+
 def test_words_and_times_of_a_clear_text(frames_of: Callable[..., torch.Tensor]) -> None:
     symbols = ["-", "|", *"ehlotw"]
     decoder = CTCDecoder(symbols, warm_up=False, frame_shift=0.5)
