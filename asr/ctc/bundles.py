@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from asr.bundle import Bundle
-from asr.ctc.graphs import compile_graph, read_lexicon, spelled_lexicon
+from asr.ctc.graphs import MOST_NGRAMS, compile_graph, read_lexicon, spelled_lexicon
 from asr.ctc.interface import CTCDecodingConfig
 from asr.ctc.language_models import RECURRENT_MODES
 from asr.ctc.word_models import listed_words, read_ngram, uniform_ngram
@@ -24,8 +24,6 @@ from asr.serialization import ModelSpec, fingerprint_of
 from asr.text.ctc_tokens import CTCTokens
 from asr.text.lexicon import Lexicon
 from asr.text.plain_form import tokens_for_words
-
-_MOST_NGRAMS = 300_000
 
 
 def graph_cache() -> Path:
@@ -78,13 +76,20 @@ def bundle_with_acoustic_model(
     }
     if bundle is not None and ngram is lexicon is graph is None and tokens.table.tokens == bundle.graph.tokens.tokens:
         return replace(bundle, **parts)
+    parts |= {"name": model.name, "decoding": _decoding(bundle), "rnn_lm": None if bundle is None else bundle.rnn_lm}
     if graph is not None:
         if bundle is not None and ngram is None:
             raise AsrError(
                 f"bundle {bundle.name} has no effect here: its language models replace the n-gram model in the graph; "
                 "give that model (ngram, --ngram), or leave out the bundle."
             )
-        return _with_graph(DecodingGraph.load(graph, tokens.table), parts, model, bundle, (ngram, lexicon))
+        return Bundle(
+            graph=DecodingGraph.load(graph, tokens.table),
+            small_ngram=None if ngram is None else read_ngram(ngram),
+            large_ngram=None if bundle is None else bundle.large_ngram,
+            lexicon=None if lexicon is None else read_lexicon(lexicon, tokens),
+            **parts,
+        )
     words = _word_model(bundle, ngram)
     if lexicon is None and words is not None:
         tokens = tokens_for_words(tokens, listed_words(words))
@@ -94,7 +99,7 @@ def bundle_with_acoustic_model(
     if words is None:
         words = uniform_ngram(list(spellings.pronunciations))
     keeps_all = bundle is not None and words is bundle.small_ngram
-    most = len(words.arrays.label) if keeps_all else _MOST_NGRAMS
+    most = len(words.arrays.label) if keeps_all else MOST_NGRAMS
     folder = graph_cache() if graph_folder is None else graph_folder
     compiled = compile_graph(tokens, spellings, words, most, progress=progress, folder=folder)
     small = compiled.ngram
@@ -102,34 +107,10 @@ def bundle_with_acoustic_model(
     if small.num_arcs != words.num_arcs or small.vocabulary != words.vocabulary:
         large = large or words
     return Bundle(
-        name=model.name,
         graph=compiled.graph,
         small_ngram=small,
         large_ngram=large,
-        rnn_lm=None if bundle is None else bundle.rnn_lm,
         lexicon=compiled.lexicon,
-        decoding=_decoding(bundle),
-        **parts,
-    )
-
-
-def _with_graph(
-    graph: DecodingGraph,
-    parts: dict[str, Any],
-    model: ExternalModel,
-    bundle: Bundle | None,
-    sources: tuple[str | Path | NgramLM | None, str | Path | Lexicon | None],
-) -> Bundle:
-    """A bundle with a ready graph."""
-    ngram, lexicon = sources
-    return Bundle(
-        name=model.name,
-        graph=graph,
-        small_ngram=None if ngram is None else read_ngram(ngram),
-        large_ngram=None if bundle is None else bundle.large_ngram,
-        rnn_lm=None if bundle is None else bundle.rnn_lm,
-        lexicon=None if lexicon is None else read_lexicon(lexicon, model.tokens),
-        decoding=_decoding(bundle),
         **parts,
     )
 

@@ -16,7 +16,7 @@ from torch import nn
 from asr.bundle import Bundle
 from asr.ctc.frames import FRAME_INPUTS, FrameInput, as_frames
 from asr.ctc.graph_search import GraphSearch
-from asr.ctc.graphs import SILENCES, WordGraph, compile_graph, read_lexicon, read_words, spelled_lexicon
+from asr.ctc.graphs import MOST_NGRAMS, SILENCES, WordGraph, compile_graph, read_lexicon, read_words, spelled_lexicon
 from asr.ctc.interface import (
     CTCDecodingConfig,
     CTCHypothesis,
@@ -26,7 +26,15 @@ from asr.ctc.interface import (
     require_weight,
     settings_of,
 )
-from asr.ctc.language_models import LentModels, interpolated, made_with_phrases, model_maker, token_models, words_of
+from asr.ctc.language_models import (
+    LM_WEIGHT,
+    LentModels,
+    interpolated,
+    made_with_phrases,
+    model_maker,
+    token_models,
+    words_of,
+)
 from asr.ctc.prefix_search import PrefixSearch
 from asr.ctc.spelled_words import SpellingModel
 from asr.ctc.stream import CTCStream
@@ -49,8 +57,6 @@ from asr.text.plain_form import tokens_for_words
 
 _LOGGER = logging.getLogger(__name__)
 _SPELLING_ORDER = {"letters": 4, "pieces": 2, "phones": 3}
-_LM_WEIGHT = 0.7
-_GRAPH_NGRAMS = 300_000
 # The settings that have an effect only with words, only without words, or only with a second language model.
 _OF_WORDS = ("max_active_states", "output_beam", "context_beam", "blank_skip_threshold", "lm_fusion")
 _OF_TOKENS = ("beam_size", "token_min_log_prob")
@@ -315,7 +321,7 @@ class CTCDecoder:
         listed = None if sources.words is None else read_words(sources.words)
         large = None if sources.ngram is None else read_ngram(sources.ngram)
         spellings = self._spellings(lexicon, listed, large, sources.lm)
-        lm_weight = _LM_WEIGHT if sources.lm_weight is None else sources.lm_weight
+        lm_weight = LM_WEIGHT if sources.lm_weight is None else sources.lm_weight
         if large is None:
             large = uniform_ngram(list(spellings.pronunciations))
             lm_weight = 1.0
@@ -328,7 +334,7 @@ class CTCDecoder:
                     f"{large.name}: spell_unknown has no effect here: the model has no <unk>, in whose place words are "
                     "spelled; estimate it with <unk> (SRILM: -unk), or list fewer of its words."
                 )
-        most = _GRAPH_NGRAMS if sources.graph_ngrams is None else sources.graph_ngrams
+        most = MOST_NGRAMS if sources.graph_ngrams is None else sources.graph_ngrams
         graph = compile_graph(self.tokens, spellings, large, most, spelling, progress, graph_folder)
         lm_device = self.device if self.config.lm_fusion == "search" else device_with_loops(self.device)
         if self.device.type != "cpu":
@@ -345,7 +351,9 @@ class CTCDecoder:
             make = functools.partial(_instead_of, small, large.to(lm_device))
         if sources.hot_words is not None:
             score = DEFAULT_SCORE if sources.hot_word_score is None else sources.hot_word_score
-            graph, phrases = _with_hot_words(graph, HotWords(sources.hot_words, graph.graph.vocabulary, score, small))
+            hot = HotWords(sources.hot_words, graph.graph.vocabulary, score, small)
+            graph = replace(graph, graph=graph.graph.with_gain(hot.gain(graph.graph.vocabulary)))
+            phrases = hot.model(small.vocabulary)
             if phrases is not None:
                 make = functools.partial(made_with_phrases, make, phrases.to(lm_device))
         return graph, LentModels(make, is_shared)
@@ -443,11 +451,6 @@ def _combined(
 ) -> LanguageModel:
     """A model of words interpolated with the n-gram model, instead of the graph's own."""
     return Difference(interpolated(make, ngram, weight, small.vocabulary, device), small)
-
-
-def _with_hot_words(graph: WordGraph, hot_words: HotWords) -> tuple[WordGraph, NgramLM | None]:
-    gain = hot_words.gain(graph.graph.vocabulary)
-    return replace(graph, graph=graph.graph.with_gain(gain)), hot_words.model(graph.ngram.vocabulary)
 
 
 def _warn_of_missing(missing: list[str], num_words: int, ngram: NgramLM) -> None:

@@ -33,6 +33,8 @@ from asr.text.symbols import TokenTable, first_words, ordinary_words
 _LOGGER = logging.getLogger(__name__)
 SILENCES = ("SIL", "sil", "<sil>", "SP", "sp")
 """Possible names of a silence phone between words."""
+MOST_NGRAMS = 300_000
+"""How many n-grams a graph gets, unless the user says otherwise."""
 _MOST_GRAPHS_KEPT = 4
 _GRAPH_SUFFIX, _NGRAM_SUFFIX, _LETTERS_SUFFIX = ".safetensors", ".ngram", ".letters.ngram"
 # Counts changes of what a graph with spelled words is compiled to, so that older files are not taken for it.

@@ -44,6 +44,8 @@ from asr.text.symbols import UNK_ID, Vocabulary
 
 RECURRENT_MODES = ("rnn", "interpolated")
 """The modes of a bundle whose settings say how its recurrent model runs, the preferred one first."""
+LM_WEIGHT = 0.7
+"""The usual weight of a model in its interpolation with an n-gram model."""
 _CACHE_BYTES = 1 << 30
 _FORGET_FROM = 1 << 16
 

@@ -29,7 +29,15 @@ from asr.ctc.interface import (
     require_weight,
     settings_of,
 )
-from asr.ctc.language_models import LentModels, interpolated, made_with_phrases, model_maker, token_models, words_of
+from asr.ctc.language_models import (
+    LM_WEIGHT,
+    LentModels,
+    interpolated,
+    made_with_phrases,
+    model_maker,
+    token_models,
+    words_of,
+)
 from asr.ctc.recognizer import Network
 from asr.ctc.word_models import listed_words, read_ngram
 from asr.errors import AsrError
@@ -46,7 +54,6 @@ from asr.options import require_type
 from asr.text.ctc_tokens import CTCTokens
 from asr.text.symbols import Vocabulary
 
-_LM_WEIGHT = 0.7
 _INTERNAL_LM_SCALE = 0.2
 # Where hot words are all that is known, other words are as good, and how they are written does not matter.
 _HOT_WORDS_ONLY: dict[str, Any] = {"lm_scale": 1.0, "spelling_penalty": 0.0, "plain_words": True}
@@ -156,7 +163,7 @@ class FusionDecoder(ABC):
             listed = _listed(words, model, lm)
             if not listed:
                 raise AsrError("the language model has no words; give words, or a model that has some.")
-            weight = _LM_WEIGHT if lm_weight is None else lm_weight
+            weight = LM_WEIGHT if lm_weight is None else lm_weight
             self._words(listed, model, lm, 1.0 if model is None else weight, lm_options, hot_words)
         else:
             self.models = token_models(token_lm, network.tokens)
