@@ -13,9 +13,14 @@ from asr import hub
 from asr.audio.fbank import Fbank
 from asr.bundle import FILE_NAME, Bundle, all_bundle_folders, read_card, read_manifest, read_rnn_lm
 from asr.cli.main import Command
-from asr.cli.options import fetched_bundle_folder, fetched_path_or_bundle, fetching, found_rnn_lm, graph_notice
+from asr.cli.options import (
+    bundle_with_network,
+    fetched_bundle_folder,
+    fetched_path_or_bundle,
+    fetching,
+    found_rnn_lm,
+)
 from asr.cli.printing import print_record
-from asr.ctc.bundles import bundle_with_acoustic_model
 from asr.decoding.build import OLD_MODES, chosen_mode, recognition_settings
 from asr.decoding.settings import MODES
 from asr.decoding.words import lexicon_of_graph
@@ -151,12 +156,7 @@ def _external(args: argparse.Namespace) -> Bundle:
         raise AsrError("--acoustic-model: only checkpoints of 'asr fit' can be averaged; give one KIND:NAME.")
     if args.lexicon is not None and len(args.lexicon) > 1:
         raise AsrError(f"--lexicon: {args.acoustic_model[0]} takes one file; give one.")
-    lexicon = args.lexicon[0] if args.lexicon else None
-    with graph_notice() as progress:
-        bundle = bundle_with_acoustic_model(
-            args.acoustic_model[0], None, args.ngram, lexicon, progress, graph=args.graph
-        )
-    return bundle.with_language_models(args.large_ngram, args.rnn_lm and found_rnn_lm(args.rnn_lm))
+    return bundle_with_network(args, args.acoustic_model[0], args.lexicon[0] if args.lexicon else None, None)
 
 
 def _assembled(args: argparse.Namespace, name: str) -> Bundle:

@@ -345,7 +345,10 @@ def _recognizer_from(args: argparse.Namespace, mode: str | None) -> Recognizer:
         "resources": ResourceOptions(**given_options(args, options_of(ResourceOptions))),
     }
     if args.acoustic_model is not None:
-        recognizer = Recognizer(_bundle_with_acoustic_model(args), **arguments)
+        is_alone = args.bundle is None and any(part is not None for part in (args.ngram, args.lexicon, args.graph))
+        base = None if is_alone else Bundle.load(fetched_bundle_folder(args.bundle))
+        bundle = bundle_with_network(args, args.acoustic_model, args.lexicon, base)
+        recognizer = Recognizer(bundle, **arguments)
     elif args.graph is not None:
         raise AsrError("--graph needs --acoustic-model; to combine a graph with a network of ours, use 'asr bundle'.")
     elif args.ngram is not None:
@@ -444,15 +447,19 @@ def local_rnn_lm(name: str) -> str | Path:
     return without_kind(name) if is_transformer(name) else local_path_or_bundle(name)
 
 
-def _bundle_with_acoustic_model(args: argparse.Namespace) -> Bundle:
-    from asr.ctc.bundles import bundle_with_acoustic_model
+def bundle_with_network(
+    args: argparse.Namespace, acoustic_model: str, lexicon: str | None, base: Bundle | None
+) -> Bundle:
+    """A network from elsewhere with the words and language models of the arguments; `base` has those not given.
 
-    is_alone = args.bundle is None and any(part is not None for part in (args.ngram, args.lexicon, args.graph))
-    base = None if is_alone else Bundle.load(fetched_bundle_folder(args.bundle))
-    with graph_notice() as progress:
-        bundle = bundle_with_acoustic_model(
-            args.acoustic_model, base, args.ngram, args.lexicon, progress, graph=args.graph
-        )
+    Raises:
+        AsrError: as for `bundle_with_acoustic_model`, or a language model cannot be read.
+    """
+    from asr.ctc.bundles import bundle_with_acoustic_model, graph_cache
+
+    why = f"compiling a decoding graph for the acoustic model's tokens; needed once, it is kept in {graph_cache()}"
+    with notice(why) as progress:
+        bundle = bundle_with_acoustic_model(acoustic_model, base, args.ngram, lexicon, progress, graph=args.graph)
     return bundle.with_language_models(args.large_ngram, args.rnn_lm and found_rnn_lm(args.rnn_lm))
 
 
@@ -527,15 +534,6 @@ def notice(why: str) -> Iterator[Callable[[str], None]]:
             status.update(f"{why} ({step})")
 
         yield show
-
-
-def graph_notice() -> contextlib.AbstractContextManager[Callable[[str], None]]:
-    """`notice` for a block that may compile a graph."""
-    from asr.ctc.bundles import graph_cache
-
-    return notice(
-        f"compiling a decoding graph for the acoustic model's tokens; needed once, it is kept in {graph_cache()}"
-    )
 
 
 def describe(recognizer: Recognizer) -> str:

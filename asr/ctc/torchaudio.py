@@ -272,11 +272,10 @@ def ctc_decoder(
             # The decoder's penalty is part of the language model's score.
             settings |= {"spell_unknown": True, "spelling_penalty": unk_score / scale if scale else 0.0}
         if isinstance(lm, (str, Path)) and is_file and not is_kenlm_binary(lm):
-            decoder = WordDecoder(table, lexicon=spelled, words=words, ngram=lm, **settings)
+            settings["ngram"] = lm
         elif lm is not None:
-            decoder = WordDecoder(table, lexicon=spelled, words=words, lm=_as_model(lm, lm_dict, words), **settings)
-        else:
-            decoder = WordDecoder(table, lexicon=spelled, words=words, **settings)
+            settings["lm"] = _as_model(lm, lm_dict, words)
+        decoder = WordDecoder(table, lexicon=spelled, words=words, **settings)
     silence = table.symbols.index(sil_token) if has_boundary else None
     return CTCDecoder(decoder, nbest, lexicon is not None, float(sil_score), silence, beam_size_token)
 
