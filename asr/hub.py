@@ -15,8 +15,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -165,7 +164,8 @@ def fetch(source: Source, refresh: bool = False, on_progress: Progress | None = 
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise AsrError(f"{folder}: the cache cannot be written ({error.strerror}); set ASR_CACHE.") from error
-    with _locked(folder):
+    with (folder / ".lock").open("w") as file:
+        lock(file)  # so that only one process fetches at a time
         if refresh or cached_folder(source) is None:  # another process may have fetched it meanwhile
             _fetch(source, folder, on_progress)
     return folder
@@ -174,14 +174,6 @@ def fetch(source: Source, refresh: bool = False, on_progress: Progress | None = 
 def _folder_of(source: Source) -> Path:
     last = re.sub(r"[^\w.-]", "_", source.name.rstrip("/").rsplit("/", 1)[-1])
     return cache_folder() / "bundles" / f"{last}-{hashlib.sha256(source.address.encode()).hexdigest()[:12]}"
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Holds an exclusive lock on the folder, so that only one process fetches at a time."""
-    with (folder / ".lock").open("w") as file:
-        lock(file)
-        yield
 
 
 def _fetch(source: Source, folder: Path, on_progress: Progress | None) -> None:
