@@ -133,11 +133,11 @@ def _frame(x_axis: Axis, y_axis: Axis, at: Callable[[float, float], tuple[float,
     yield (f'<text transform="translate(13 {middle}) rotate(-90)" text-anchor="middle">{escape(y_axis.title)}</text>')
 
 
-def calibration_chart(title: str, lines: Sequence[Line]) -> str:
+def calibration_chart(lines: Sequence[Line]) -> str:
     """Draws shares of correct words against confidences; on the diagonal, both are equal."""
     percent = Axis("confidence", 0.0, 1.0, format_tick="{:.0%}".format)
     right = Axis("right words", 0.0, 1.0, format_tick="{:.0%}".format)
-    chart = line_chart(title, percent, right, lines)
+    chart = line_chart("share of right words against confidence", percent, right, lines)
     bottom = _HEIGHT - _BOTTOM
     diagonal = f'<line class="ideal" x1="{_LEFT}" y1="{bottom}" x2="{_WIDTH - _RIGHT}" y2="{_TOP}"/>'
     return chart.replace("</title>", "</title>" + diagonal, 1)

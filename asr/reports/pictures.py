@@ -25,6 +25,7 @@ _SPECTROGRAM = 130.0
 _SLACK = 0.08  # seconds that words in a lane may overlap
 # Dark blue to pale yellow; each step is lighter than the one before, so that it is legible in gray, too.
 _ANCHORS = ((13, 8, 60), (84, 15, 109), (159, 42, 99), (212, 72, 66), (245, 125, 21), (250, 193, 39), (252, 255, 190))
+_NUM_COLORS = 64  # with 256, files would be twice as large
 
 
 def png(values: NDArray[np.uint8], palette: Sequence[tuple[int, int, int]]) -> bytes:
@@ -53,12 +54,11 @@ def spectrogram(samples: Tensor) -> bytes | None:
         return None
     low, high = (float(energy.quantile(share)) for share in (0.05, 0.995))
     scaled = ((energy - low) / max(high - low, 1e-3)).clamp(0.0, 1.0)
-    # With 64 colors, the file is half as large as with 256.
-    return png((scaled.T.flip(0) * 63).round().byte().numpy(), _palette(64))
+    return png((scaled.T.flip(0) * (_NUM_COLORS - 1)).round().byte().numpy(), _palette())
 
 
-def _palette(size: int) -> list[tuple[int, int, int]]:
-    places = np.linspace(0, len(_ANCHORS) - 1, size)
+def _palette() -> list[tuple[int, int, int]]:
+    places = np.linspace(0, len(_ANCHORS) - 1, _NUM_COLORS)
     channels = [np.interp(places, range(len(_ANCHORS)), [color[c] for color in _ANCHORS]) for c in range(3)]
     return [(int(r), int(g), int(b)) for r, g, b in zip(*channels, strict=True)]
 

@@ -195,7 +195,7 @@ def calibration_section(evaluations: Sequence[Evaluation]) -> str:
         "it, they are too high. The calibration error is the mean distance from the line (0 is best). The normalized "
         "cross-entropy is at most 1, and 0 if confidences say no more than the share of right words."
     )
-    chart = calibration_chart("share of right words against confidence", lines)
+    chart = calibration_chart(lines)
     return f'{chart}{table(head, rows, "confidences")}<p class="soft">{note}</p>'
 
 
