@@ -155,13 +155,12 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 _OF_WINDOWS = ("left_seconds", "right_seconds", "memory_seconds", "min_feature_std")
 
 
-def _encoder(recognizer: Recognizer, options: StreamingOptions, frame_seconds: float, drafts: bool) -> Any:
+def _encoder(recognizer: Recognizer, options: StreamingOptions, drafts: bool) -> Any:
     """The encoder that runs chunks through the network: with windows, or with states if the network is external.
 
     Args:
         recognizer: has the acoustic model.
         options: sizes of windows.
-        frame_seconds: seconds between two outputs.
         drafts: whether the chunks' outputs are for partial results and endpoints alone.
 
     Raises:
@@ -169,6 +168,7 @@ def _encoder(recognizer: Recognizer, options: StreamingOptions, frame_seconds: f
     """
     network: Any = recognizer.acoustic_model
     if not isinstance(network, ExternalNetwork):
+        frame_seconds = recognizer.bundle.frame_seconds
         frames_a_second = network.subsampling_factor / frame_seconds
         sizes = replace(options.window_sizes(frame_seconds), pause_margin=recognizer.pause_margin)
         return ChunkedEncoder(network, sizes, ACOUSTIC_SECONDS * frames_a_second, drafts)
@@ -330,7 +330,7 @@ class StreamingRecognizer:
         self.times = StageTimes()
         self._rules = self.options.endpoint_rules(self.frame_seconds)
         self._decoder = self._new_search()
-        self._windows = _encoder(recognizer, self.options, self.frame_seconds, self._is_draft)
+        self._windows = _encoder(recognizer, self.options, self._is_draft)
         self._warm_up()
         self._streams: dict[int, _Stream] = {}
         self._num_opened = 0

@@ -6,7 +6,7 @@ Shapes: N utterances, T frames, C tokens.
 from __future__ import annotations
 
 import warnings
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from asr.kernels.memory import on_cpu_by_default
 from asr.text.ctc_tokens import CTCTokens
 
 FrameInput = Literal["log_probs", "logits", "probabilities", "scores"]
-FRAME_INPUTS = ("log_probs", "logits", "probabilities", "scores")
+FRAME_INPUTS = get_args(FrameInput)
 _FRAMES_LOOKED_AT = 64  # at least, if there are as many
 _SHARE_OF_A_BLANK = 0.5
 

@@ -112,7 +112,7 @@ class GraphSearch:
         return self.graph.to(device_with_loops(self.graph.device))
 
     def as_ctc_hypothesis(
-        self, hypothesis: Hypothesis, num_frames: int, is_complete: bool = True, earlier: Converted | None = None
+        self, hypothesis: Hypothesis, num_frames: int, is_complete: bool, earlier: Converted | None = None
     ) -> Converted:
         """Converts a path through the graph; tokens from frame `num_frames` on, an added boundary, are dropped.
 

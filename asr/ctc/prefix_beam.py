@@ -104,11 +104,6 @@ class PrefixBeam:
         self.prefixes.place[0] = self.prefixes.length[0] = 0
         self._first_compact_at = self._compact_at = compact_at
 
-    @property
-    def num_frames(self) -> int:
-        """The number of frames read so far."""
-        return int(self.prefixes.count[FRAME])
-
     def begin(self) -> None:
         """Begins a chunk, to be called before each one; compacts the prefix tree if it has grown large."""
         self.prefixes.count[CHUNK_BEGIN] = self.prefixes.count[FRAME]
