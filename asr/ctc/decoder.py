@@ -48,7 +48,7 @@ from asr.lm.combine import Difference, mapped_to
 from asr.lm.hot_words import DEFAULT_SCORE, HotWords
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.model import NgramLM
-from asr.options import device_named
+from asr.options import device_named, require_type
 from asr.serialization import copied_to_processes
 from asr.text.ctc_tokens import CTCTokens, PieceModel, TokenKind
 from asr.text.lexicon import Lexicon
@@ -471,9 +471,10 @@ def _warn_of_missing(missing: list[str], num_words: int, ngram: NgramLM) -> None
 def _config_of(config: CTCDecodingConfig | None, settings: dict[str, Any]) -> CTCDecodingConfig:
     if config is not None and settings:
         raise AsrError(f"{next(iter(settings))} cannot be given beside config; set it in the config.")
-    if config is not None:
-        return config
-    return settings_of(CTCDecodingConfig, settings)
+    if config is None:
+        return settings_of(CTCDecodingConfig, settings)
+    require_type(config, CTCDecodingConfig, "config", "a CTCDecodingConfig, or its fields as keywords")
+    return config
 
 
 def _given_settings(config: CTCDecodingConfig | None, settings: dict[str, Any]) -> dict[str, Any]:

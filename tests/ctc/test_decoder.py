@@ -616,6 +616,7 @@ def test_spelled_lexicon_leaves_out_what_cannot_be_spelled(caplog: pytest.LogCap
         ({"lexicon": 5}, "lexicon is of type int; give a file, a mapping or a Lexicon"),
         ({"blank": 1.5}, "the blank's column is 1.5"),
         ({"words": ["ab"], "beam": 3.0}, "no argument or setting 'beam'"),
+        ({"config": {"lm_scale": 2.0}}, "config is of type dict; give a CTCDecodingConfig, or its fields as keywords"),
         ({"words": ["ab"], "search_beam": 0.0}, "search_beam is 0.0"),
         ({"words": ["ab"], "beam_size": 0}, "beam_size is 0"),
         ({"words": ["ab"], "beam_size": 2.5}, "beam_size is 2.5"),
