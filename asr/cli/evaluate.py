@@ -23,15 +23,14 @@ from asr.cli.external import (
     check_external_options,
     describe_any,
     described_system,
-    external_inputs,
     external_kind,
+    inputs_of_any,
     maker_of_any,
 )
 from asr.cli.options import (
     add_comparison_options,
     add_recognizer_arguments,
     add_speaker_options,
-    recognizer_inputs,
     refuse_without,
     speaker_flag,
 )
@@ -181,7 +180,7 @@ def run(args: argparse.Namespace) -> int:
     check_recognizer_options(args)
     # Files that cannot be read or written are reported before anything is recognized.
     read = (args.hypotheses, args.reference, args.cuts, args.compare)
-    require_writable(*_outputs(args), inputs=[*read, *recognizer_inputs(args), *external_inputs(args)])
+    require_writable(*_outputs(args), inputs=[*read, *inputs_of_any(args)])
     if args.confidences and not args.cuts:
         raise AsrError("--confidences needs --cuts; for transcripts, use 'asr transcribe --lattices'.")
     if args.speaker and not args.cuts:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from asr.bundle import Bundle, local_path_or_bundle
 from asr.cli.options import (
     add_recognizer_arguments,
-    describe,
     device_from,
     fetched_bundle_folder,
     found_rnn_lm,
@@ -22,6 +21,7 @@ from asr.cli.options import (
     hot_words_from,
     listed,
     recognizer_from,
+    recognizer_inputs,
     refuse_options,
     refuse_without,
     with_flags,
@@ -139,10 +139,10 @@ def check_external_options(args: argparse.Namespace, excluded: Mapping[str, obje
             raise AsrError(f"{flag_of(name)} has no effect with {flag_of(kind)}; leave it out.")
 
 
-def external_inputs(args: argparse.Namespace) -> list[str | Path | None]:
-    """Files and folders that these networks need, which no output may overwrite."""
+def inputs_of_any(args: argparse.Namespace) -> list[str | Path | None]:
+    """Files and folders that `any_recognizer_from` reads, which no output may overwrite."""
     name = _name(args)
-    return [None if name is None else name.partition(":")[2], args.words]
+    return [*recognizer_inputs(args), None if name is None else name.partition(":")[2], args.words]
 
 
 def any_recognizer_from(args: argparse.Namespace) -> Recognizer | FusionRecognizer:
@@ -155,8 +155,13 @@ def any_recognizer_from(args: argparse.Namespace) -> Recognizer | FusionRecogniz
 
 
 def describe_any(args: argparse.Namespace, recognizer: Recognizer | FusionRecognizer) -> str:
-    """A recognizer in words, for a line of statistics."""
-    return describe(recognizer) if isinstance(recognizer, Recognizer) else str(_name(args))
+    """A recognizer in words, for a line of statistics: mode and decoder, or the name of the network from elsewhere."""
+    if not isinstance(recognizer, Recognizer):
+        return str(_name(args))
+    fusion = "" if recognizer.mode == "ngram" else f", language model in the {recognizer.lm_fusion}"
+    models = recognizer.settings.language_models
+    second = "" if models.second_pass == "none" else f", second pass {models.second_pass} {models.second_pass_mode}"
+    return f"mode {recognizer.mode}, decoder {recognizer.decoder_name}{fusion}{second}"
 
 
 def maker_of_any(
@@ -168,7 +173,18 @@ def maker_of_any(
     """`asr.cli.output.maker_of`, and such a name for a network from elsewhere."""
     if isinstance(recognizer, Recognizer):
         return maker_of(recognizer, kind, streaming)
-    return _maker_of(args, recognizer, kind, streaming)
+    sources = {name: getattr(args, name) for name in (*_KINDS, *_SOURCES)}
+    decides = {
+        "sources": {name: _fingerprint(source) for name, source in sources.items()},
+        "config": _config(recognizer),
+        "network": [getattr(args, name) for name in _OF_NETWORK],
+        "weights": [args.rnn_weight, args.hot_word_score],
+        "max_segment_seconds": recognizer.resources.max_segment_seconds,
+        "kind": kind,
+    }
+    if streaming is not None:
+        decides["streaming"] = asdict(streaming)
+    return maker_name(decides, str(_name(args)), kind)
 
 
 def described_system(args: argparse.Namespace, recognizer: FusionRecognizer) -> dict[str, Any]:
@@ -177,7 +193,7 @@ def described_system(args: argparse.Namespace, recognizer: FusionRecognizer) -> 
     options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     config = _config(recognizer)
     shown = {name: str(value) if value in (math.inf, -math.inf) else value for name, value in config.items()}
-    return {**options, "options": shown, "made_by": _maker_of(args, recognizer, "")}
+    return {**options, "options": shown, "made_by": maker_of_any(args, recognizer, "")}
 
 
 def _name(args: argparse.Namespace) -> str | None:
@@ -203,24 +219,6 @@ def _external_from(args: argparse.Namespace) -> FusionRecognizer:
         return recognizer_type(decoder_type(network, **_language_models(args), **settings), resources)
     except AsrError as error:
         raise with_flags(error, [*settings, "hot_words", "plain_words", "prompt", "max_segment_seconds"]) from error
-
-
-def _maker_of(
-    args: argparse.Namespace, recognizer: FusionRecognizer, kind: str, streaming: StreamingOptions | None = None
-) -> str:
-    """A name that depends on everything that affects the words."""
-    sources = {name: getattr(args, name) for name in (*_KINDS, *_SOURCES)}
-    decides = {
-        "sources": {name: _fingerprint(source) for name, source in sources.items()},
-        "config": _config(recognizer),
-        "network": [getattr(args, name) for name in _OF_NETWORK],
-        "weights": [args.rnn_weight, args.hot_word_score],
-        "max_segment_seconds": recognizer.resources.max_segment_seconds,
-        "kind": kind,
-    }
-    if streaming is not None:
-        decides["streaming"] = asdict(streaming)
-    return maker_name(decides, str(_name(args)), kind)
 
 
 def _config(recognizer: FusionRecognizer) -> dict[str, Any]:

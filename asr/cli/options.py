@@ -536,14 +536,6 @@ def notice(why: str) -> Iterator[Callable[[str], None]]:
         yield show
 
 
-def describe(recognizer: Recognizer) -> str:
-    """Mode and decoder in words, for a line of statistics."""
-    fusion = "" if recognizer.mode == "ngram" else f", language model in the {recognizer.lm_fusion}"
-    models = recognizer.settings.language_models
-    second = "" if models.second_pass == "none" else f", second pass {models.second_pass} {models.second_pass_mode}"
-    return f"mode {recognizer.mode}, decoder {recognizer.decoder_name}{fusion}{second}"
-
-
 def bytes_from(option: str, megabytes: float) -> int:
     """The value of an option in MB, as bytes.
 

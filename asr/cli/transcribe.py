@@ -24,14 +24,13 @@ from asr.cli.external import (
     any_recognizer_from,
     check_external_options,
     describe_any,
-    external_inputs,
+    inputs_of_any,
     maker_of_any,
 )
 from asr.cli.file_names import read_names, with_names
 from asr.cli.options import (
     add_recognizer_arguments,
     add_speaker_options,
-    recognizer_inputs,
     refuse_without,
     speaker_flag,
 )
@@ -402,7 +401,7 @@ def _require_output(
         outputs += existing(args.lattices, lattice_files(args.lattice_format, stems, args.shard))
     if args.output_dir is not None:
         outputs += existing(args.output_dir, written)
-    inputs = [*files, *recognizer_inputs(args), *external_inputs(args)]
+    inputs = [*files, *inputs_of_any(args)]
     if args.output is None or not Path(args.output).exists() or Path(args.output).is_file():
         require_writable(*outputs, inputs=inputs)
 
