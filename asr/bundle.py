@@ -363,7 +363,7 @@ class Bundle:
         if "rnn_lm" in manifest:
             vocabulary = Vocabulary.from_file(folder / manifest["rnn_lm"]["words"])
             rnn_lm = _load_network(folder, manifest["rnn_lm"], LANGUAGE_MODEL_CLASSES, vocabulary)
-        denominator = manifest.get("denominator")
+        lexicon, denominator = manifest.get("lexicon"), manifest.get("denominator")
         ngrams: dict[str, NgramLM] = {}
         for part in filter(manifest.__contains__, _NGRAM_FILES):
             known = next((model.vocabulary for model in ngrams.values()), None)
@@ -373,7 +373,8 @@ class Bundle:
             features=_load_network(folder, manifest["features"], FEATURE_CLASSES),
             acoustic_model=_load_acoustic_model(folder, manifest["acoustic_model"]),
             rnn_lm=rnn_lm,
-            lexicon=_load_lexicon(folder / manifest["lexicon"]["file"]) if "lexicon" in manifest else None,
+            # Words and phones are those of the graph already.
+            lexicon=None if lexicon is None else Lexicon.from_file(folder / lexicon["file"], True, upper_case=False),
             denominator=None if denominator is None else DenominatorGraph.load(folder / denominator["file"]),
             decoding=manifest["decoding"],
             default_mode=manifest.get("default_mode"),
@@ -424,11 +425,6 @@ def read_rnn_lm(path: str | Path, vocabulary: Vocabulary | None = None) -> Model
 
 def _description(registered: ModelSpec, **files: str) -> dict[str, Any]:
     return {"class": registered.class_name, "arguments": registered.arguments, **files}
-
-
-def _load_lexicon(path: Path) -> Lexicon:
-    """Reads a lexicon without changing words and phones, which are those of the graph already."""
-    return Lexicon.from_file(path, keep_stress=True, upper_case=False)
 
 
 def _load_network(
