@@ -61,6 +61,11 @@ class TiedStates:
                         names[column] = f"{phone}_{state + 1}_{leaf}"
         return names
 
+    def columns_of(self, phones: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The entry and the loop columns of an utterance's phones, of the same shape, (U,); silence precedes them."""
+        before = np.concatenate(([0], phones[:-1]))
+        return self.entry[before, phones], self.loop[before, phones]
+
     @functools.cached_property
     def phone_of_column(self) -> npt.NDArray[np.int64]:
         """The phone that each column belongs to, (C,)."""

@@ -12,10 +12,9 @@ Shapes: T frames of features, F features, T' output frames, C columns, N pieces.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -140,18 +139,10 @@ def numerator_pieces(states: TiedStates, runs: Sequence[tuple[int, int, int]]) -
         phones.append(phone)
         starts.append(first)
         end = after
-    phone_idx, start = np.array(phones), np.array(starts, dtype=np.float64)
-    before = np.concatenate(([0], phone_idx[:-1]))
-    columns = states.entry[before, phone_idx], states.loop[before, phone_idx]
+    columns, start = states.columns_of(np.array(phones)), np.array(starts, dtype=np.float64)
     return [
-        numerator_piece(*columns, *_from(start, begin, end), _PIECE, _TOLERANCE)
-        for begin in range(0, end - _PIECE + 1, _PIECE)
+        numerator_piece(*columns, start - begin, _PIECE, _TOLERANCE) for begin in range(0, end - _PIECE + 1, _PIECE)
     ]
-
-
-def _from(start: npt.NDArray[np.float64], begin: int, end: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Begin and end of each phone in frames from the piece's beginning."""
-    return start - begin, np.append(start[1:], max(start[-1] + 1, end)) - begin
 
 
 def _step(

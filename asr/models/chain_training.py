@@ -171,12 +171,9 @@ class ChainDataModule(ResumesEpoch, pl.LightningDataModule):
         found = []
         for chunk in batch.chunks:
             phone, start = self.alignment.of(chunk.utterance)
-            before = np.concatenate(([0], phone[:-1]))
             speed = self.corpus.conditions[chunk.condition].speed
             begin = start / (factor_seconds * speed) - chunk.first_output
-            end = np.append(begin[1:], max(begin[-1] + 1, batch.num_outputs))
-            columns = (self.states.entry[before, phone], self.states.loop[before, phone])
-            found.append(numerator_piece(*columns, begin, end, batch.num_outputs, tolerance))
+            found.append(numerator_piece(*self.states.columns_of(phone), begin, batch.num_outputs, tolerance))
         return found
 
 

@@ -103,7 +103,6 @@ def numerator_piece(
     entry: npt.NDArray[np.int64],
     loop: npt.NDArray[np.int64],
     begin: npt.NDArray[np.float64],
-    end: npt.NDArray[np.float64],
     num_frames: int,
     tolerance: float,
 ) -> NumeratorPiece:
@@ -112,11 +111,12 @@ def numerator_piece(
     Args:
         entry: columns of all phones of the utterance.
         loop: as `entry`.
-        begin: where each phone begins, in output frames from the piece's beginning; may be negative.
-        end: where it ends.
+        begin: where each phone begins, in output frames from the piece's beginning; may be negative. It ends where the
+            next one begins.
         num_frames: T of the piece.
         tolerance: frames by which a phone may begin earlier and end later than the alignment says.
     """
+    end = np.append(begin[1:], max(begin[-1] + 1, num_frames))
     earliest = np.floor(begin - tolerance + 0.5).astype(np.int64)
     latest = np.maximum(np.ceil(end + tolerance - 0.5).astype(np.int64), earliest + 1)
     inside = np.flatnonzero((latest > 0) & (earliest < num_frames))

@@ -120,11 +120,11 @@ def enumerated_numerator(score: Tensor, piece: NumeratorPiece) -> Tensor:
 
 def tiny_pieces() -> list[NumeratorPiece]:
     entry, loop = np.array([1, 0, 3]), np.array([2, 0, 4])
-    begin, end = np.array([-1.0, 1.0, 2.0]), np.array([1.0, 2.0, 3.0])
+    begin = np.array([-1.0, 1.0, 2.0])
     return [
-        numerator_piece(entry, loop, begin, end, 3, tolerance=1.0),
-        numerator_piece(entry, loop, begin, end, 3, tolerance=0.0),
-        numerator_piece(entry[::-1].copy(), loop[::-1].copy(), begin + 1.0, end + 1.0, 3, tolerance=0.5),
+        numerator_piece(entry, loop, begin, 3, tolerance=1.0),
+        numerator_piece(entry, loop, begin, 3, tolerance=0.0),
+        numerator_piece(entry[::-1].copy(), loop[::-1].copy(), begin + 1.0, 3, tolerance=0.5),
         NumeratorPiece(
             entry, loop, np.array([-1, 0, 1]), np.array([3, 3, 3]), np.array([True, False, False]),
             np.array([False, True, False]),
