@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -137,6 +138,76 @@ def join(
     if not utterances:
         raise AsrError(f"{where}: no transcript has an audio file; check that the folder is complete.")
     return CorpusPart(utterances, left_out)
+
+
+class TranscribedFolder(ABC):
+    """A corpus of a folder with one transcript for each part, without a lexicon; this program cannot download it.
+
+    Attributes:
+        name: on the command line.
+        title: in messages.
+        all_parts: the parts that it may have.
+        transcripts: the transcript of a part in each layout, relative to the folder, with `{part}` for its name.
+        layout: the same, for messages.
+        source: what to download by hand.
+    """
+
+    name: str
+    title: str
+    all_parts: Sequence[str]
+    transcripts: Sequence[str]
+    layout: str
+    source: str
+
+    @abstractmethod
+    def _read(self, transcript: Path) -> Iterator[tuple[str, str, str] | SkippedItem]:
+        """Id, speaker and normalized text of each utterance, or why a line is skipped."""
+
+    @abstractmethod
+    def _audio(self, corpus_dir: Path, part: str, transcript: Path) -> dict[str, Path]:
+        """The audio files of a part by utterance id.
+
+        Raises:
+            AsrError: there are none.
+        """
+
+    def _transcript(self, corpus_dir: Path, part: str) -> Path | None:
+        paths = (corpus_dir / name.format(part=part) for name in self.transcripts)
+        return next((path for path in paths if path.is_file()), None)
+
+    def parts_in(self, corpus_dir: Path) -> list[str]:
+        require_folder(corpus_dir, self.title)
+        parts = [part for part in self.all_parts if self._transcript(corpus_dir, part) is not None]
+        if not parts:
+            raise AsrError(f"{corpus_dir}: this is not {self.title}; expected {self.layout}.")
+        return parts
+
+    def list_part(self, corpus_dir: Path, part: str) -> CorpusPart:
+        require_folder(corpus_dir, self.title)
+        if part not in self.all_parts:
+            raise AsrError(f"{part!r} is not a part of {self.title}; the parts are {', '.join(self.all_parts)}.")
+        transcript = self._transcript(corpus_dir, part)
+        if transcript is None:
+            raise AsrError(
+                f"{corpus_dir}: there are no transcripts of {self.title}'s part {part}; expected {self.layout}."
+            )
+        texts: dict[str, tuple[str, str]] = {}
+        skipped: list[SkippedItem] = []
+        for entry in self._read(transcript):
+            if isinstance(entry, SkippedItem):
+                skipped.append(entry)
+            elif entry[0] in texts:
+                skipped.append(SkippedItem(entry[0], f"{transcript}: a second transcript; the first one is kept"))
+            else:
+                texts[entry[0]] = entry[1:]
+        return join(texts, self._audio(corpus_dir, part, transcript), skipped, corpus_dir)
+
+    def lexicon(self, corpus_dir: Path) -> Path | None:
+        return None
+
+    def download(self, corpus_dir: Path, parts: Sequence[str]) -> None:
+        if not corpus_dir.is_dir():
+            raise AsrError(f"{corpus_dir}: {self.title} cannot be downloaded by this program; download {self.source}.")
 
 
 def checksum_of(utterances: Iterable[Utterance], describe: Callable[[Utterance], str] = str, head: str = "") -> str:
