@@ -37,7 +37,7 @@ from asr.models.chunks import ChunkAugmentation, ChunkBatch, ChunkLoader, ChunkS
 from asr.models.distillation import TeacherPosteriors
 from asr.models.lfmmi import LfMmi, NumeratorPiece, numerator_piece
 from asr.models.tdnnf import ChainNetwork
-from asr.models.training import WeightAverage, adamw, clip_gradients, planned_steps, require_sizes
+from asr.models.training import WeightAverage, adamw, clip_gradients, planned_steps, require_sizes, scheduled
 
 _TEACHER = "teacher_posteriors"  # in checkpoints: `TeacherPosteriors.key`
 
@@ -448,8 +448,7 @@ class LitChainModel(pl.LightningModule):
             progress = min(1.0, (step - warmup) / max(1, num_steps - warmup))
             return float((optimization.final_lr / optimization.peak_lr) ** progress)
 
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+        return scheduled(optimizer, factor)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Saves the columns' names, the tied states, the features, and which posteriors are the teacher's."""

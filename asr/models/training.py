@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asr.datasets.cuts import cut_text
+from asr.datasets.datamodule import AcousticDataModule
 from asr.distributed import (
     batch_rows,
     begin_epoch,
@@ -77,6 +78,12 @@ def adamw(network: nn.Module, lr: float, weight_decay: float) -> torch.optim.Opt
     on_cpu = all(parameter.device.type == "cpu" for parameter in network.parameters())
     fused = version >= (2, 4) or (version >= (2, 0) and not on_cpu)
     return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.98), **({"fused": True} if fused else {}))
+
+
+def scheduled(optimizer: torch.optim.Optimizer, factor: Callable[[int], float]) -> Any:
+    """What Lightning takes: an optimizer whose learning rates are multiplied by `factor` of the step's number."""
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
 def clip_gradients(module: nn.Module, max_norm: float) -> Tensor:
@@ -337,7 +344,7 @@ class LitAcousticModel(pl.LightningModule):
 
     def on_fit_start(self) -> None:
         """Checks that the network fits the data, and prepares the objective with the training transcripts."""
-        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+        data = self._data()
         require_sizes(self.network, data.feature_dim, data.num_tokens)
         texts = map(cut_text, data.cuts["train"])
         # A resumed run has loaded its weights by now, but `global_step` is still 0.
@@ -452,20 +459,18 @@ class LitAcousticModel(pl.LightningModule):
     def configure_optimizers(self) -> Any:
         optimization = self.optimization
         optimizer = adamw(self.network, optimization.peak_lr, self.regularization.weight_decay)  # type: ignore[arg-type]
-        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
         # The number of bucketed batches is not known beforehand, so the data module counts them.
-        total_steps = planned_steps(self.trainer, data.num_train_batches())
+        total_steps = planned_steps(self.trainer, self._data().num_train_batches())
         warmup_steps = round(optimization.warmup_fraction * total_steps)
 
         def factor(step: int) -> float:
             return warmup_cosine(step, warmup_steps, total_steps, optimization.final_lr_fraction)
 
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+        return scheduled(optimizer, factor)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Saves the tokens, which bundles need, and the features."""
-        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+        data = self._data()
         checkpoint["tokens"] = list(data.token_table.tokens)
         checkpoint[FBANK] = data.fbank.arguments
 
@@ -475,7 +480,7 @@ class LitAcousticModel(pl.LightningModule):
         Raises:
             AsrError: the checkpoint is of other tokens, which may be as many, or of other features.
         """
-        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+        data = self._data()
         tokens = list(data.token_table.tokens)
         if checkpoint.get("tokens", tokens) != tokens:
             raise AsrError(
@@ -484,6 +489,10 @@ class LitAcousticModel(pl.LightningModule):
             )
         require_same_features(checkpoint.get(FBANK, {}), data.fbank.arguments, "ckpt_path", "the recipe")
         self._is_resumed = True
+
+    def _data(self) -> AcousticDataModule:
+        data: AcousticDataModule = self.trainer.datamodule  # type: ignore[attr-defined]
+        return data
 
     def _log_figures(self, stage: str) -> None:
         """Logs the figures over all processes' batches."""
