@@ -49,7 +49,8 @@ class FeedForwardNetwork(NormalizingNetwork):
     ) -> None:
         super().__init__(num_features, num_tokens, subsampling_factor)
         self.splice = Splice(left_context, right_context)
-        self.hidden = _layers(num_features * (left_context + 1 + right_context), hidden_dim, num_hidden_layers)
+        dims = [num_features * (left_context + 1 + right_context), *[hidden_dim] * num_hidden_layers]
+        self.hidden = nn.ModuleList(map(PackedLinear, dims, dims[1:]))
         self.dropout = BatchDropout(dropout)
         self.out = PackedLinear(hidden_dim, num_tokens)
         for layer in self.hidden:
@@ -169,10 +170,6 @@ class ChainFeedForwardNetwork(ChainNetwork):
         assert isinstance(layer, PackedLinear) and isinstance(norm, FrameNorm)
         outputs: Tensor = self.dropout(layer.normalized(inputs, norm))
         return outputs
-
-
-def _layers(in_dim: int, dim: int, num: int) -> nn.ModuleList:
-    return nn.ModuleList(PackedLinear(dim if number else in_dim, dim) for number in range(num))
 
 
 def _outputs(in_dim: int, small_dim: int, num_tokens: int) -> nn.Module:

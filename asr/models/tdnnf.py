@@ -11,7 +11,7 @@ of all utterances.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -462,7 +462,7 @@ class Ensemble(BoundedNetwork):
         return F.log_softmax(total / len(self.members), dim=-1)
 
     def _bounded(self) -> list[BoundedNetwork]:
-        return [member for member in self.members if isinstance(member, BoundedNetwork)]
+        return cast("list[BoundedNetwork]", list(self.members))
 
 
 def _members_of(spec: ModelSpec) -> list[ModelSpec]:
