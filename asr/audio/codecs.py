@@ -196,11 +196,12 @@ def container_of(path: Path) -> str | None:
     return next((name for place, magic, name in _CONTAINERS if head[place:].startswith(magic)), None)
 
 
-def open_media(path: Path) -> tuple[int, Iterator[np.ndarray[Any, Any]]]:
+def open_media(path: Path, container_name: str) -> tuple[int, Iterator[np.ndarray[Any, Any]]]:
     """Opens the first audio track of a file.
 
     Args:
-        path: a file for which `container_of` has a name.
+        path: the file.
+        container_name: what `container_of` returns for it.
 
     Returns:
         the sampling rate, and blocks (L, channels) float32 in [-1, 1], decoded as they are taken.
@@ -208,9 +209,6 @@ def open_media(path: Path) -> tuple[int, Iterator[np.ndarray[Any, Any]]]:
     Raises:
         AsrError: PyAV is not installed, or the file has no audio or cannot be decoded; also while blocks are taken.
     """
-    container_name = container_of(path)
-    if container_name is None:
-        raise AsrError(f"{path}: the audio cannot be decoded; it is damaged or not audio.")
     if importlib.util.find_spec("av") is None:
         raise AsrError(f"{path}: reading this kind of file needs FFmpeg's libraries; {INSTALL}.")
     import av

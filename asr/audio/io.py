@@ -106,7 +106,7 @@ class PartReader:
 def _part(path: Path, begin: int, end: int, sampling_rate: int) -> Tensor | None:
     """`read_part`, or None if the whole file must be decoded: because of its format, or to say what is wrong."""
     with _as_asr_error(path):
-        if _is_media(path):
+        if _media_container(path) is not None:
             return None
         with _open(path) as file:
             rate, num_samples = checked_rate(int(file.samplerate)), file.frames
@@ -282,15 +282,15 @@ def _open(path: Path) -> SequentialFile:
         raise AsrError(f"{path}: the audio cannot be decoded{_reason(error)}; it is damaged or not audio.") from error
 
 
-def _is_media(path: Path) -> bool:
-    """Whether FFmpeg must read the file: it is in a known container, and libsndfile cannot open it."""
-    if not path.is_file() or container_of(path) is None:
-        return False
-    try:
-        _open(path).close()
-    except AsrError:
-        return True
-    return False
+def _media_container(path: Path) -> str | None:
+    """The container of a file that FFmpeg must read: it is a known one, and libsndfile cannot open it; else None."""
+    container = container_of(path) if path.is_file() else None
+    if container is not None:
+        try:
+            _open(path).close()
+        except AsrError:
+            return container
+    return None
 
 
 _Block = np.ndarray[Any, Any]
@@ -299,8 +299,9 @@ _Block = np.ndarray[Any, Any]
 def _decode(path: Path) -> tuple[int, Iterator[_Block]]:
     """Opens a file: its sampling rate, and blocks (L, channels) float32, decoded and checked as they are taken."""
     with _as_asr_error(path):
-        if _is_media(path):
-            rate, blocks = open_media(path)
+        container = _media_container(path)
+        if container is not None:
+            rate, blocks = open_media(path, container)
             return checked_rate(rate), _checked(path, _gathered(blocks, _BLOCK_VALUES // 4), -1)
         file = _open(path)
         rate = checked_rate(int(file.samplerate))
@@ -425,8 +426,9 @@ def file_pieces(path: str | Path, seconds: float) -> tuple[int, Iterator[Tensor]
 
 def _pieces_of(path: Path, seconds: float) -> tuple[int, Iterator[Tensor]]:
     """`file_pieces`, with no pieces for a file without samples."""
-    if _is_media(path):
-        rate, blocks = open_media(path)
+    container = _media_container(path)
+    if container is not None:
+        rate, blocks = open_media(path, container)
         pieces = _gathered(blocks, int(seconds * checked_rate(rate)))
         return rate, (torch.from_numpy(to_mono(piece, rate)) for piece in pieces)
     file = _open(path)
@@ -441,17 +443,13 @@ def _decoded(path: Path, file: SequentialFile, size: int) -> Iterator[Tensor]:
     with file:
         if is_cut_short(file):
             _LOGGER.warning("%s: the audio is cut short: its header announces more than there is.", path)
-        blocks = file.blocks_to_end(size)
-        while True:
-            try:
-                samples = next(blocks, None)
-            except Exception as error:
-                raise AsrError(f"{path}: the audio cannot be decoded to its end; it is damaged.") from error
-            if samples is None:
-                if file.format == "MP3" and file.announces_more:
-                    _LOGGER.warning("%s: the audio is cut short: its header announces more than there is.", path)
-                return
-            yield torch.from_numpy(to_mono(samples, int(file.samplerate)))
+        try:
+            for samples in file.blocks_to_end(size):
+                yield torch.from_numpy(to_mono(samples, int(file.samplerate)))
+        except Exception as error:
+            raise AsrError(f"{path}: the audio cannot be decoded to its end; it is damaged.") from error
+        if file.format == "MP3" and file.announces_more:
+            _LOGGER.warning("%s: the audio is cut short: its header announces more than there is.", path)
 
 
 old_paths.offer(__name__)

@@ -102,7 +102,7 @@ def test_pieces_are_as_long_as_wanted_and_end_at_damage(monkeypatch: pytest.Monk
         raise AsrError("it is damaged")
 
     (tmp_path / "a.m4a").write_bytes(AAC_HEAD)
-    monkeypatch.setattr("asr.audio.io.open_media", lambda path: (RATE, blocks()))
+    monkeypatch.setattr("asr.audio.io.open_media", lambda path, container_name: (RATE, blocks()))
     rate, pieces = file_pieces(tmp_path / "a.m4a", 0.1)
     found = []
     with pytest.raises(AsrError, match="it is damaged"):
