@@ -81,9 +81,10 @@ class Fbank(nn.Module):
             "window": window, "dither": dither, "snip_edges": snip_edges,
         }  # fmt: skip
         self.num_mel_bins = num_mel_bins
-        self.low_freq, self.high_freq = low_freq, upper_band_edge(high_freq, sampling_rate)
-        self.use_energy = use_energy
         self.sampling_rate = checked_rate(sampling_rate, "Fbank: sampling_rate")
+        self.low_freq = low_freq
+        self.high_freq = high_freq if high_freq > 0.0 else sampling_rate / 2 + high_freq
+        self.use_energy = use_energy
         self.dither = dither
         self.snip_edges = snip_edges
         if not all(map(math.isfinite, (frame_length_ms, frame_shift_ms))) or not 0.0 <= dither < math.inf:
@@ -98,7 +99,7 @@ class Fbank(nn.Module):
                 f"Fbank: windows of {frame_length_ms} ms every {frame_shift_ms} ms have no samples; make them longer."
             )
         self.fft_length = 1 << (self.frame_length - 1).bit_length()
-        filters = mel_filters(num_mel_bins, self.fft_length, sampling_rate, low_freq, high_freq)
+        filters = mel_filters(num_mel_bins, self.fft_length, sampling_rate, low_freq, self.high_freq)
         self.register_buffer("window", window_function(window, self.frame_length), persistent=False)
         self.register_buffer("mel_filters", filters, persistent=False)
 
@@ -200,17 +201,17 @@ def mel_filters(num_mel_bins: int, fft_length: int, sampling_rate: int, low_freq
     if num_mel_bins < 1:
         raise AsrError(f"Fbank: num_mel_bins is {num_mel_bins}; give 1 or more.")
     nyquist = sampling_rate / 2
-    high = upper_band_edge(high_freq, sampling_rate)
-    if not 0.0 <= low_freq < high <= nyquist:
+    if not 0.0 <= low_freq < high_freq <= nyquist:
         raise AsrError(
-            f"Fbank: the band {low_freq} to {high} Hz is not within 0 to {nyquist} Hz; change low_freq or high_freq."
+            f"Fbank: the band {low_freq} to {high_freq} Hz is not within 0 to {nyquist} Hz; change low_freq or "
+            "high_freq."
         )
     if num_mel_bins * fft_length > _LARGEST_FILTERS:
         raise AsrError(
             "Fbank: num_mel_bins, frame_length_ms or sampling_rate is too large: the filters would fill the memory."
         )
     frequency = torch.arange(fft_length // 2, dtype=torch.float64) * sampling_rate / fft_length
-    edges = mel_edges(num_mel_bins, low_freq, high)
+    edges = mel_edges(num_mel_bins, low_freq, high_freq)
     bin_mel = mel(frequency)[:, None]
     left, center, right = edges[:-2], edges[1:-1], edges[2:]
     rising = (bin_mel - left) / (center - left)
@@ -221,11 +222,6 @@ def mel_filters(num_mel_bins: int, fft_length: int, sampling_rate: int, low_freq
             f"Fbank: {num_mel_bins} mel bins are too many for an FFT of {fft_length}; some would have no frequency."
         )
     return filters
-
-
-def upper_band_edge(high_freq: float, sampling_rate: int) -> float:
-    """The upper edge in Hz; a `high_freq` of 0 or less is relative to half the sampling rate."""
-    return high_freq if high_freq > 0.0 else sampling_rate / 2 + high_freq
 
 
 def mel_edges(num_mel_bins: int, low_freq: float, high_freq: float) -> Tensor:

@@ -120,6 +120,7 @@ def test_dither_changes_features_a_little() -> None:
         ({"num_mel_bins": 1 << 16}, "is too large: the filters would fill the memory"),
         ({"sampling_rate": 10**10}, "sampling_rate is 10000000000; give a whole number of Hz from 1000 to 1000000"),
         ({"sampling_rate": 16000.5}, r"^Fbank: sampling_rate is 16000\.5; give a whole number of Hz"),
+        ({"sampling_rate": "16000"}, r"^Fbank: sampling_rate is '16000'; give a whole number of Hz"),
         ({"frame_length_ms": 1e300}, "is too large: the filters would fill the memory"),
         ({"frame_shift_ms": 0.0}, "have no samples"),
         ({"frame_shift_ms": math.nan}, r"frame_length_ms is 25\.0, frame_shift_ms nan and dither 0\.0; give finite"),
