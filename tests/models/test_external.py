@@ -172,6 +172,14 @@ def test_padding_may_hold_anything() -> None:
     assert torch.equal(found[1, : num_frames[1]], wanted[1, : num_frames[1]])
 
 
+def test_the_rate_of_samples_is_a_whole_number_of_any_type() -> None:
+    model = CallableModel(Windows(), SYMBOLS, 16000, 0.02)
+    assert torch.equal(model(noise(0.4), 8000.0)[0], model(noise(0.4), 8000)[0])  # type: ignore[arg-type]
+    for wrong in ("8000", 8000.5, 0):
+        with pytest.raises(AsrError, match=r"^the sampling rate is .*; give a whole number of Hz"):
+            model(noise(0.4), wrong)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("value", ["x", 0, -1, math.nan, math.inf, None, True, [1]])
 def test_numbers_must_be_greater_than_0(value: Any) -> None:
     with pytest.raises(AsrError, match=r"^mine: the sampling_rate is .*; give a whole number greater than 0"):

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from asr.audio.fbank import Fbank
-from asr.audio.resample import resample
 from asr.audio.samples import as_samples
+from asr.audio.segments import at_rate
 from asr.errors import AsrError
 from asr.text.ctc_tokens import CTCTokens
 
@@ -82,25 +82,18 @@ class ExternalModel(ABC):
             (N, T, C) natural logs and (N,) int64 frames.
 
         Raises:
-            AsrError: a waveform is empty, of another shape or type, or as for `run`.
+            AsrError: a waveform is empty, of another shape or type, the sampling rate is out of range, or as for `run`.
         """
-        utterances = as_utterances(waveform, sampling_rate, self.sampling_rate)
-        num_samples = torch.tensor([len(each) for each in utterances])
-        padded = torch.nn.utils.rnn.pad_sequence(utterances, batch_first=True)
         with torch.no_grad():
-            return self.run(padded, num_samples)
+            return self.run(*as_batch(waveform, sampling_rate, self.sampling_rate))
 
     def run(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
         """Like `forward`, checked: log-probabilities (N, T, C) float32 and frames (N,) int64 on the host.
 
-        Silence is appended to what is shorter than 0.1 s: convolutions over samples need some hundreds of them.
-
         Raises:
             AsrError: as for `checked`.
         """
-        fewest = int(_FEWEST_SECONDS * self.sampling_rate)
-        waveform = torch.nn.functional.pad(waveform, (0, max(0, fewest - waveform.shape[1])))
-        return self.checked(*self.forward(waveform, num_samples.clamp(min=fewest)), len(num_samples))
+        return self.checked(*self.forward(*long_enough(waveform, num_samples, self.sampling_rate)), len(num_samples))
 
     def sorted_output(self, output: Any, num_inputs: Tensor, max_inputs: int) -> tuple[Tensor, Any]:
         """The log-probabilities (N, T, C) and the frames (N,), unchecked, in what a function returned.
@@ -241,11 +234,11 @@ def load_kind(name: str, kinds: Mapping[str, str], package: str, what: str, opti
     return importlib.import_module(f"{package}.{kind}").load(rest, **options)
 
 
-def as_utterances(waveform: Any, sampling_rate: int | None, network_rate: int) -> list[Tensor]:
-    """The utterances (L,) of a call, at the network's sampling rate; see `ExternalModel.__call__`.
+def as_batch(waveform: Any, sampling_rate: int | None, network_rate: int) -> tuple[Tensor, Tensor]:
+    """The utterances of a call, (N, L) and (N,), at the network's sampling rate; see `ExternalModel.__call__`.
 
     Raises:
-        AsrError: a waveform is empty, or of another shape or type.
+        AsrError: a waveform is empty, or of another shape or type, or the sampling rate is out of range.
     """
     if isinstance(waveform, (Tensor, np.ndarray)) and waveform.ndim == 1:
         waveform = [waveform]
@@ -256,9 +249,16 @@ def as_utterances(waveform: Any, sampling_rate: int | None, network_rate: int) -
     utterances = [as_samples(each, f"waveform {number}").float() for number, each in enumerate(waveform)]
     if not utterances or any(each.dim() != 1 or not len(each) for each in utterances):
         raise AsrError("give waveforms of shape (samples,) or (utterances, samples), and no empty ones.")
-    if sampling_rate is None or sampling_rate == network_rate:
-        return utterances
-    return [resample(each, sampling_rate, network_rate) for each in utterances]
+    if sampling_rate is not None:
+        utterances = [at_rate(each, sampling_rate, network_rate) for each in utterances]
+    return torch.nn.utils.rnn.pad_sequence(utterances, batch_first=True), torch.tensor(list(map(len, utterances)))
+
+
+def long_enough(waveform: Tensor, num_samples: Tensor, sampling_rate: int) -> tuple[Tensor, Tensor]:
+    """Appends silence to recordings (N, L), (N,) of less than 0.1 s: convolutions over samples need some hundreds."""
+    fewest = int(_FEWEST_SECONDS * sampling_rate)
+    padded = torch.nn.functional.pad(waveform, (0, max(0, fewest - waveform.shape[1])))
+    return padded, num_samples.clamp(min=fewest)
 
 
 def frames_by_share(num_samples: Tensor, max_samples: int, max_frames: int) -> Tensor:

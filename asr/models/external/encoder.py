@@ -13,11 +13,10 @@ from torch import Tensor
 
 from asr.errors import AsrError
 from asr.kernels.memory import on_cpu_by_default
-from asr.models.external.base import as_utterances
+from asr.models.external.base import as_batch, long_enough
 from asr.models.external.streaming import ChunkReader
 from asr.options import device_named
 
-_FEWEST_SECONDS = 0.1
 _Self = TypeVar("_Self", bound="ExternalEncoder")
 
 
@@ -77,15 +76,12 @@ class ExternalEncoder(ABC):
             Encoded frames (N, T, E), and (N,) int64 frames on the host.
 
         Raises:
-            AsrError: a waveform is empty, of another shape or type, or cannot be encoded.
+            AsrError: a waveform is empty, of another shape or type, or cannot be encoded, or the sampling rate is out
+                of range.
         """
-        utterances = as_utterances(waveform, sampling_rate, self.sampling_rate)
-        num_samples = torch.tensor([len(each) for each in utterances])
-        fewest = int(_FEWEST_SECONDS * self.sampling_rate)
-        padded = torch.nn.utils.rnn.pad_sequence(utterances, batch_first=True)
-        padded = torch.nn.functional.pad(padded, (0, max(0, fewest - padded.shape[1])))
+        batch = as_batch(waveform, sampling_rate, self.sampling_rate)
         with torch.no_grad():
-            return self.encode(padded, num_samples.clamp(min=fewest))
+            return self.encode(*long_enough(*batch, self.sampling_rate))
 
 
 class TorchEncoder(ExternalEncoder):
