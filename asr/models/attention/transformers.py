@@ -28,6 +28,7 @@ from asr.models.external.transformers import (
     AudioReader,
     class_by_type,
     load_parts,
+    mask_in,
     num_frames_of,
     tokens_of,
 )
@@ -159,7 +160,7 @@ class TransformersAttentionModel(AudioReader, TorchEncoder, AttentionModel):
         return self.read(waveform, num_samples)
 
     def run_network(self, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        mask = next((inputs[name] for name in MASKS if name in inputs), None)
+        mask = mask_in(inputs)
         features = next(value for name, value in inputs.items() if name not in MASKS)
         output = self.network.get_encoder()(features, **({} if mask is None else {"attention_mask": mask}))
         encoded: Tensor = output.last_hidden_state
@@ -265,7 +266,7 @@ class TransformersAttentionModel(AudioReader, TorchEncoder, AttentionModel):
         counts = []
         for num in (num_samples, 2 * num_samples):
             inputs = self.inputs_of(noise[:, :num], torch.tensor([num]))
-            mask = next((inputs[name] for name in MASKS if name in inputs), None)
+            mask = mask_in(inputs)
             with torch.no_grad(), self._named():
                 encoded, num_frames = self.run_network(inputs)
             counts.append((int(num_frames[0]), 0 if mask is None else int(mask.sum())))

@@ -282,12 +282,15 @@ class OnnxEncoder(OnnxFile, Chunked):
         """Log energies scaled as in the network's training, from those of 16-bit integers, which WeNet's read."""
         return features if "fbank" in self.metadata or self._is_of_wenet else in_unit_range(features)
 
-    def shift(self, forward: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> float:
-        """Seconds from one frame of output to the next, by the metadata, or as `forward` counts frames.
+    def shift(self, given: float | None, forward: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> float:
+        """Seconds from one frame of output to the next: as given, by the metadata, or as `forward` counts frames.
 
         Raises:
-            AsrError: the field `subsampling_factor` of the metadata is not a whole number greater than 0.
+            AsrError: the given number or the field `subsampling_factor` of the metadata is not greater than 0, or the
+                latter is not whole.
         """
+        if given is not None:
+            return positive_number(given, f"{self.name}: the frame_shift")
         if self._states or "subsampling_factor" in self.metadata:
             shift = _FBANK_SHIFT
             if "fbank" in self.metadata:
@@ -456,8 +459,7 @@ class OnnxModel(OnnxEncoder, ChunkedModel):
         self.tokens = self.own_tokens(tokens, blank)
         if self.is_streaming:
             self.chunk_sizes()
-        given = None if frame_shift is None else positive_number(frame_shift, f"{self.name}: the frame_shift")
-        self.frame_shift = self.shift(self.forward) if given is None else given
+        self.frame_shift = self.shift(frame_shift, self.forward)
 
     def __reduce__(self) -> tuple[type[OnnxModel], tuple[Any, ...]]:
         # Copies and other processes open the file again, from whichever folder they work in.

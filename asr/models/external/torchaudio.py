@@ -64,16 +64,7 @@ def load(name: str, **options: Any) -> TorchaudioModel:
     Raises:
         AsrError: there is no such CTC pipeline, or its weights cannot be downloaded.
     """
-    pipelines = package("torchaudio.pipelines", f"torchaudio:{name}")
-    # The module also has the class of these pipelines.
-    known = {
-        each: pipeline
-        for each, pipeline in vars(pipelines).items()
-        if hasattr(pipeline, "get_labels") and not isinstance(pipeline, type)
-    }
-    if name not in known:
-        raise AsrError(f"torchaudio:{name}: there is no such CTC pipeline; there are {', '.join(sorted(known))}.")
-    pipeline = known[name]
+    pipeline = pipeline_named(name, "get_labels", "CTC pipeline")
     file_name = Path(str(getattr(pipeline, "_path", ""))).name
     try:
         network = pipeline.get_model(**options)
@@ -84,6 +75,23 @@ def load(name: str, **options: Any) -> TorchaudioModel:
             f"{folder}."
         ) from error
     return TorchaudioModel(network, pipeline.get_labels(), int(pipeline.sample_rate), f"torchaudio:{name}")
+
+
+def pipeline_named(name: str, method: str, what: str) -> Any:
+    """The pipeline of torchaudio of that name; pipelines of its kind, `what` for messages, are those with `method`.
+
+    Raises:
+        AsrError: torchaudio is missing, or there is no such pipeline.
+    """
+    pipelines = vars(package("torchaudio.pipelines", f"torchaudio:{name}"))
+    # The module also has the class of these pipelines.
+    known = [each for each, one in pipelines.items() if hasattr(one, method) and not isinstance(one, type)]
+    if name not in known:
+        raise AsrError(
+            f"torchaudio:{name}: there is no such {what}; there are {', '.join(sorted(known)) or 'none'} in this "
+            "version of torchaudio."
+        )
+    return pipelines[name]
 
 
 def _stride(network: nn.Module) -> int:

@@ -168,8 +168,12 @@ class TransformersModel(AudioReader, ExternalModel):
 
     def run_network(self, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         log_prob = self.network(**inputs).logits.float().log_softmax(-1).cpu()
-        mask = next((inputs[name] for name in MASKS if name in inputs), None)
-        return log_prob, num_frames_of(self.network, mask, *log_prob.shape[:2])
+        return log_prob, num_frames_of(self.network, mask_in(inputs), *log_prob.shape[:2])
+
+
+def mask_in(inputs: Mapping[str, Tensor]) -> Tensor | None:
+    """The mask among a network's inputs, (N, samples or frames), if there is one."""
+    return next((inputs[name] for name in MASKS if name in inputs), None)
 
 
 def num_frames_of(network: nn.Module, mask: Tensor | None, num_utts: int, max_frames: int) -> Tensor:

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from asr.errors import AsrError
-from asr.models.external.base import checked_frames, each_alone, frames_by_share, positive_number
+from asr.models.external.base import checked_frames, each_alone, frames_by_share
 from asr.models.external.onnx import OnnxEncoder, OnnxFile
 from asr.models.external.streaming import ChunkReader
 from asr.models.transducers.base import State, Transducer
@@ -98,8 +98,7 @@ class OnnxTransducer(Transducer):
         else:
             self._first = (torch.full((1, _size(self._decoder, "context_size")), -1),)
         self._check_columns()
-        given = None if frame_shift is None else positive_number(frame_shift, f"{self.name}: the frame_shift")
-        self.frame_shift = self._encoder.shift(self.encode) if given is None else given
+        self.frame_shift = self._encoder.shift(frame_shift, self.encode)
 
     def __reduce__(self) -> tuple[type[OnnxTransducer], tuple[Any, ...]]:
         # Copies and other processes open the files again, from whichever folder they work in.

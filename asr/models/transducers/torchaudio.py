@@ -16,6 +16,7 @@ from torch import Tensor
 
 from asr.errors import AsrError, package
 from asr.models.external.base import each_alone, named, positive_integer, reason_of
+from asr.models.external.torchaudio import pipeline_named
 from asr.models.transducers.base import State, TorchTransducer
 from asr.text.ctc_tokens import CTCTokens
 
@@ -102,20 +103,9 @@ def load(name: str) -> TorchaudioTransducer:
             or read.
     """
     full_name = f"torchaudio:{name}"
-    pipelines, utils = package("torchaudio.pipelines", full_name), package("torchaudio.utils", full_name)
-    # The module also has the class of these pipelines.
-    known = {
-        each: pipeline
-        for each, pipeline in vars(pipelines).items()
-        if hasattr(pipeline, "get_token_processor") and not isinstance(pipeline, type)
-    }
-    if name not in known:
-        raise AsrError(
-            f"{full_name}: there is no such transducer; there are {', '.join(sorted(known)) or 'none'} in this version "
-            "of torchaudio."
-        )
+    pipeline = pipeline_named(name, "get_token_processor", "transducer")
+    utils = package("torchaudio.utils", full_name)
     package("sentencepiece", full_name)
-    pipeline = known[name]
     files = (pipeline._rnnt_path, pipeline._global_stats_path, pipeline._sp_model_path)
     try:
         # `get_decoder` would unpickle objects of any class.
