@@ -165,9 +165,9 @@ class ChainDataModule(ResumesEpoch, pl.LightningDataModule):
         """Batches of the held-out speakers, the same each time."""
         return DataLoader(_Epochs(self.valid_chunks, 0, None), batch_size=None)
 
-    def pieces(self, batch: ChunkBatch, chunks: ChunkLoader, tolerance: float) -> list[NumeratorPiece]:
-        """The numerators of a batch."""
-        factor_seconds = chunks.factor * FRAME_SECONDS
+    def pieces(self, batch: ChunkBatch, factor: int, tolerance: float) -> list[NumeratorPiece]:
+        """The numerators of a batch, of which an output frame has `factor` frames of features."""
+        factor_seconds = factor * FRAME_SECONDS
         found = []
         for chunk in batch.chunks:
             phone, start = self.alignment.of(chunk.utterance)
@@ -363,33 +363,27 @@ class LitChainModel(pl.LightningModule):
         the number of processes, because gradients will be averaged.
         """
         self.network.set_dropout(self._dropout_now())
-        data = self._data()
-        assert data.train_chunks is not None and self._lfmmi is not None and self.network.auxiliary is not None
+        assert self.network.auxiliary is not None
         draw_from(*batch.number)
         with batch_rows(batch.rows, batch.num_all):
             hidden = self.network.encode(batch.features)
             score = self.network.branch(hidden).float()
             auxiliary = self.network.auxiliary(hidden).float()
         num_frames = batch.num_all * batch.num_outputs
-        objective, xent, shown = self._sums(score, auxiliary, batch, data.train_chunks, self._teacher)
+        objective, xent, shown = self._sums(score, auxiliary, batch, self._teacher)
         self.log_dict(self._named(total(shown) / num_frames), prog_bar=True, on_step=True, on_epoch=False, batch_size=1)
         weights = self.regularization
         loss = objective + weights.xent_weight * xent + 0.5 * weights.score_l2 * score.square().sum()
         return loss * (current_share().num / num_frames)
 
     def _sums(
-        self,
-        score: Tensor,
-        auxiliary: Tensor,
-        batch: ChunkBatch,
-        chunks: ChunkLoader,
-        teacher: TeacherPosteriors | None = None,
+        self, score: Tensor, auxiliary: Tensor, batch: ChunkBatch, teacher: TeacherPosteriors | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Sums over the frames of this process: objective, cross-entropy, and what to log (see `_named`)."""
         assert self._lfmmi is not None
         if not batch.chunks:
             return score.sum(), auxiliary.sum(), score.new_zeros(3)
-        pieces = self._data().pieces(batch, chunks, self.objective.tolerance)
+        pieces = self._data().pieces(batch, self.network.subsampling_factor, self.objective.tolerance)
         taught = None if teacher is None else teacher.of(batch.chunks, batch.num_outputs)
         loss, mmi, accuracy, posterior = self._lfmmi.parts(score, pieces, taught)
         xent = -(posterior * F.log_softmax(auxiliary, dim=2)).sum()
@@ -416,13 +410,9 @@ class LitChainModel(pl.LightningModule):
 
     def validation_step(self, batch: ChunkBatch, batch_idx: int) -> None:
         """Adds up the objective with averaged weights."""
-        data = self._data()
-        assert data.valid_chunks is not None
         network: Any = self.average.network
         hidden = network.encode(batch.features)
-        *_, shown = self._sums(
-            network.branch(hidden).float(), network.auxiliary(hidden).float(), batch, data.valid_chunks
-        )
+        *_, shown = self._sums(network.branch(hidden).float(), network.auxiliary(hidden).float(), batch)
         num_frames = torch.tensor([len(batch.chunks) * batch.num_outputs])
         self._validation_sums += torch.cat([shown.double().cpu(), num_frames])
 

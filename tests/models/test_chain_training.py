@@ -567,17 +567,16 @@ def test_a_training_is_not_resumed_with_other_features(folder: Path, states: Tie
 
 def test_the_phones_of_a_piece_lie_where_they_are_spoken(folder: Path, states: TiedStates) -> None:
     from asr.models.chain_training import ChainDataModule
-    from asr.models.chunks import ChunkBatch, ChunkLoader
+    from asr.models.chunks import ChunkBatch
 
     data = ChainDataModule(
         str(folder / "prepared"), "alignment.npz", str(folder / "states"), fbank=Fbank(num_mel_bins=20)
     )
-    chunks = ChunkLoader(data.corpus, range(6), (0, 1))
     phone, _ = data.alignment.of(3)
     before = [0, *phone[:-1]]
     # Each phone lasts 10 output frames, at a speed of 1.1 10 / 1.1; the last one to the end of the piece.
     batch = ChunkBatch(torch.empty(0), [Chunk(3, 0, 25), Chunk(3, 1, 60)], 20, torch.arange(2), 2)
-    plain, fast = data.pieces(batch, chunks, tolerance=2.0)
+    plain, fast = data.pieces(batch, factor=3, tolerance=2.0)
     assert plain.earliest.tolist() == [-7, 3, 13] and plain.latest.tolist() == [7, 17, 27]
     assert plain.entry.tolist() == states.entry[before[2:5], phone[2:5]].tolist()
     assert plain.loop.tolist() == states.loop[before[2:5], phone[2:5]].tolist()
