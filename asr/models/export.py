@@ -20,7 +20,6 @@ import copy
 import importlib.util
 import json
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -212,28 +211,27 @@ def export_acoustic_model(
         )
     network = _traceable(bundle.acoustic_model.network)
     features: Any = bundle.features.network
-    factor: Any = network.subsampling_factor
     generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(2, max(_FRAMES), features.feature_dim, generator=generator), torch.tensor(_FRAMES)
+    x = torch.randn(2, max(_FRAMES), features.feature_dim, generator=generator)
     # A pause, so that the trace covers frames that do not count in the normalization.
-    inputs[0][0, 60:200] -= 20.0
+    x[0, 60:200] -= 20.0
+    inputs: tuple[Tensor, ...] = (x, torch.tensor(_FRAMES))
+    states: tuple[Tensor, ...] = ()
+    chunks: dict[str, Any] = {}
+    if streaming is not None:
+        network = stream = StreamingNetwork(cast(BoundedNetwork, network), streaming)
+        states = stream.initial_states()
+        inputs = (x[:1, :1].expand(-1, stream.num_frames, -1), torch.tensor([stream.num_frames]), *states)
+        chunks = {"T": stream.num_frames, "decode_chunk_len": stream.shift}
     tokens = list(bundle.graph.tokens.tokens)
     with atomic_path(Path(path)) as partial, warnings.catch_warnings():
         # Warnings that sizes become constants: the sizes of the network are constant.
         warnings.simplefilter("ignore")
-        stream = None if streaming is None else StreamingNetwork(cast(BoundedNetwork, network), streaming)
-        states: tuple[Tensor, ...] = ()
-        if stream is not None:
-            states = stream.initial_states()
-            inputs = inputs[0][:1, :1].expand(-1, stream.num_frames, -1), torch.tensor([stream.num_frames])
         if form == "torchscript":
-            traced: Any = torch.jit.trace(network if stream is None else stream, (*inputs, *states), check_trace=False)
-            chunks: dict[str, Any] = {}
-            if stream is not None:
-                described = [(list(state.shape), str(state.dtype).removeprefix("torch.")) for state in states]
-                chunks = {"states": described, "T": stream.num_frames, "decode_chunk_len": stream.shift}
+            if states:
+                chunks["states"] = [(list(state.shape), str(state.dtype).removeprefix("torch.")) for state in states]
             torchscript.save(
-                traced,
+                torch.jit.trace(network, inputs, check_trace=False),
                 partial,
                 CTCTokens(tokens),
                 sampling_rate=features.sampling_rate,
@@ -243,20 +241,16 @@ def export_acoustic_model(
                 **chunks,
             )
         else:
+            _export_onnx(network, inputs, partial)
             metadata = {
                 "model_type": type(bundle.acoustic_model.network).__name__,
-                "subsampling_factor": str(factor),
-                "sample_rate": str(features.sampling_rate),
-                "vocab_size": str(len(tokens)),
+                "subsampling_factor": bundle.acoustic_model.network.subsampling_factor,
+                "sample_rate": features.sampling_rate,
+                "vocab_size": len(tokens),
                 "tokens": "\n".join(tokens),
                 "fbank": json.dumps(features.arguments),
+                **chunks,
             }
-            if stream is None:
-                _export_onnx(network, inputs, partial, ("x", "x_lens"), ("log_probs", "log_probs_len"), _DYNAMIC_AXES)
-            else:
-                names = ("log_probs", "log_probs_len", *(f"new_{name}" for name in STATES))
-                _export_onnx(stream, (*inputs, *states), partial, ("x", "x_lens", *STATES), names, {})
-                metadata |= {"T": str(stream.num_frames), "decode_chunk_len": str(stream.shift)}
             _add_metadata(partial, metadata)
             onnx.seal(partial)
 
@@ -305,35 +299,29 @@ def can_export_onnx() -> bool:
     return _IS_TORCH_1 or importlib.util.find_spec("onnx") is not None
 
 
-def _export_onnx(
-    network: nn.Module,
-    inputs: tuple[Tensor, ...],
-    path: Path,
-    input_names: Sequence[str],
-    output_names: Sequence[str],
-    dynamic_axes: dict[str, dict[int, str]],
-) -> None:
+def _export_onnx(network: nn.Module, inputs: tuple[Tensor, ...], path: Path) -> None:
     if not can_export_onnx():
         raise AsrError("torch 2 needs the package onnx to export to ONNX: pip install onnx.")
     legacy = {} if _IS_TORCH_1 else {"dynamo": False}
+    states = STATES if isinstance(network, StreamingNetwork) else ()
     export: Any = torch.onnx.export
     export(
         network,
         inputs,
         str(path),
         opset_version=_OPSET,
-        input_names=list(input_names),
-        output_names=list(output_names),
-        dynamic_axes=dynamic_axes,
+        input_names=["x", "x_lens", *states],
+        output_names=["log_probs", "log_probs_len", *(f"new_{name}" for name in states)],
+        dynamic_axes={} if states else _DYNAMIC_AXES,
         **legacy,
     )
 
 
-def _add_metadata(path: Path, metadata: dict[str, str]) -> None:
+def _add_metadata(path: Path, metadata: dict[str, Any]) -> None:
     """Adds `metadata_props` to an ONNX file: entries of a repeated field may be appended to a protocol buffer."""
     with path.open("ab") as stream:
         for key, value in metadata.items():
-            entry = _field(1, key.encode()) + _field(2, value.encode())
+            entry = _field(1, key.encode()) + _field(2, str(value).encode())
             stream.write(_field(14, entry))
 
 
