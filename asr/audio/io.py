@@ -309,13 +309,10 @@ def _decode(path: Path) -> tuple[int, Iterator[_Block]]:
 
 
 def _file_blocks(path: Path, file: SequentialFile) -> Iterator[_Block]:
-    num_samples, announced, rate = 0, file.frames, int(file.samplerate)
     with file:
-        for block in file.blocks_to_end(max(1, _BLOCK_VALUES // file.channels)):
-            num_samples += len(block)
-            yield block
-    if announced == num_samples == 0:
-        for piece in _unannounced(path, rate):
+        yield from file.blocks_to_end(max(1, _BLOCK_VALUES // file.channels))
+    if file.frames == file.num_read == 0:
+        for piece in _unannounced(path, int(file.samplerate)):
             yield piece.numpy()[:, None]
 
 
@@ -384,8 +381,8 @@ def _as_asr_error(path: Path) -> Iterator[None]:
         raise AsrError(f"{path}: the audio cannot be decoded{_reason(error)}; it is damaged or not audio.") from error
 
 
-def _unannounced(path: Path, rate: int) -> Iterator[Tensor]:
-    """The samples after the header of a WAV file that announces no length, since it was written to a pipe."""
+def _unannounced(path: Path, size: int) -> Iterator[Tensor]:
+    """The samples, `size` in a piece, of a WAV file that announces no length, since it was written to a pipe."""
     with path.open("rb") as stream:
         if stream.read(4) != b"RIFF":
             return
@@ -397,7 +394,7 @@ def _unannounced(path: Path, rate: int) -> Iterator[Tensor]:
         if length is not None or (name.isalnum() and begin + 8 + size + size % 2 == end):
             return  # there are no samples; what follows is another chunk
         stream.seek(begin)
-        yield from samples_of(stream, pcm, None, rate)
+        yield from samples_of(stream, pcm, None, size)
 
 
 def _reason(error: Exception) -> str:
