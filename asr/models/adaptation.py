@@ -160,7 +160,7 @@ def _step(
             score, _ = score_of_speaker(network, features[None], num_frames, transform)
             scores += list(score[0].split(_PIECE)[: len(own)])
             pieces += own
-        loss, _ = objective(torch.stack(scores).float().cpu(), pieces)
+        loss = objective(torch.stack(scores).float().cpu(), pieces).loss
         total = loss.sum() / (len(pieces) * _PIECE)
         # The weights need no gradient.
         transform.scale.grad, transform.shift.grad = torch.autograd.grad(total, [transform.scale, transform.shift])

@@ -385,7 +385,7 @@ class LitChainModel(pl.LightningModule):
             return score.sum(), auxiliary.sum(), score.new_zeros(3)
         pieces = self._data().pieces(batch, self.network.subsampling_factor, self.objective.tolerance)
         taught = None if teacher is None else teacher.of(batch.chunks, batch.num_outputs)
-        loss, mmi, accuracy, posterior = self._lfmmi.parts(score, pieces, taught)
+        loss, mmi, accuracy, posterior = self._lfmmi(score, pieces, taught)
         xent = -(posterior * F.log_softmax(auxiliary, dim=2)).sum()
         return loss.sum(), xent, torch.stack([mmi.sum(), xent.detach(), accuracy.sum()])
 

@@ -140,7 +140,7 @@ class LfMmi:
         smbr_weight: weight of sMBR, between 0 and 1; MMI has the rest.
         column_accuracy: (C,), what a correct frame of each column counts in sMBR; None for 1. Kanda et al. (2018) treat
             silence with special care: if its frames count, networks may learn to delete words.
-        teacher_weight: share of the teacher's posteriors in the targets, where there is a teacher; see `parts`.
+        teacher_weight: share of the teacher's posteriors in the targets, where there is a teacher; see `__call__`.
     """
 
     def __init__(
@@ -208,25 +208,14 @@ class LfMmi:
             value[row] = loop(scores[row].numpy(), *piece, posterior[row].numpy())
         return value, posterior
 
-    def __call__(self, score: Tensor, pieces: Sequence[NumeratorPiece]) -> tuple[Tensor, Tensor]:
-        """The loss of each piece, (N,) float32, and the numerator's posteriors (N, T, C).
-
-        A piece without a path for its phones has loss 0 and gradient 0.
-
-        Args:
-            score: (N, T, C), the network's.
-            pieces: their phones.
-        """
-        objective = self.parts(score, pieces)
-        return objective.loss, objective.posterior
-
-    def parts(
+    def __call__(
         self, score: Tensor, pieces: Sequence[NumeratorPiece], teacher: Tensor | None = None
     ) -> ObjectiveOfPieces:
-        """Like `__call__`, with MMI and sMBR apart.
+        """The loss of each piece, its parts, and the targets.
 
         The loss is (1 - smbr_weight) * (denominator - numerator) - smbr_weight * expected accuracy. The accuracies are
-        constants: the gradient does not go through the numerator's posteriors that they are made of.
+        constants: the gradient does not go through the numerator's posteriors that they are made of. A piece without a
+        path for its phones has loss 0 and gradient 0.
 
         With a teacher, the numerator is `1 - teacher_weight` of what it is otherwise, and the expected score under the
         teacher's posteriors is the rest (sequence distillation; Kanda et al. 2018). The denominator minus that expected

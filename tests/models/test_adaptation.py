@@ -56,7 +56,7 @@ def loss(network: NormalizingNetwork, spoken: RecognizedSpeech, transform: Speak
     pieces = numerator_pieces(STATES, spoken.runs)
     with torch.no_grad():
         score, _ = score_of_speaker(network, spoken.features[None], torch.tensor([len(spoken.features)]), transform)
-    each, _ = LfMmi(DENOMINATOR)(torch.stack(score[0].split(60)[: len(pieces)]), pieces)
+    each, *_ = LfMmi(DENOMINATOR)(torch.stack(score[0].split(60)[: len(pieces)]), pieces)
     return float(each.mean())
 
 

@@ -160,7 +160,7 @@ def test_the_numerator_equals_path_enumeration_in_value_and_gradient() -> None:
 @pytest.mark.slow
 def test_the_loss_is_denominator_less_numerator_and_its_gradient_is_theirs() -> None:
     score = scores().requires_grad_()
-    loss, posterior = LfMmi(tiny_graph(), LEAK)(score, tiny_pieces())
+    loss, _, _, posterior = LfMmi(tiny_graph(), LEAK)(score, tiny_pieces())
     exact = score.detach().double().requires_grad_()
     expected = torch.stack(
         [
@@ -181,7 +181,7 @@ def test_a_teacher_takes_its_share_of_the_numerator() -> None:
     score, pieces = scores().requires_grad_(), tiny_pieces()
     teacher = torch.rand(4, 3, 5, generator=torch.Generator().manual_seed(5)).softmax(2)
     objective = LfMmi(tiny_graph(), LEAK, teacher_weight=0.3)
-    loss, mmi, _, posterior = objective.parts(score, pieces, teacher)
+    loss, mmi, _, posterior = objective(score, pieces, teacher)
     (gradient,) = torch.autograd.grad(loss.sum(), score)
     exact = score.detach().double().requires_grad_()
     denominator = torch.stack([enumerated_denominator(row, tiny_graph(), LEAK) for row in exact])
@@ -197,8 +197,8 @@ def test_a_teacher_takes_its_share_of_the_numerator() -> None:
 def test_a_constant_a_frame_changes_no_loss() -> None:
     score = scores()
     objective = LfMmi(tiny_graph(), LEAK)
-    loss, _ = objective(score, tiny_pieces())
-    shifted, _ = objective(score + torch.tensor([5.0, -3.0, 100.0])[None, :, None], tiny_pieces())
+    loss, *_ = objective(score, tiny_pieces())
+    shifted, *_ = objective(score + torch.tensor([5.0, -3.0, 100.0])[None, :, None], tiny_pieces())
     torch.testing.assert_close(loss, shifted, atol=1e-3, rtol=1e-4)
 
 
@@ -213,7 +213,7 @@ def test_a_piece_without_a_path_pulls_at_nothing(smbr_weight: float) -> None:
         may_end=np.array([False, False, True]),
     )
     score = scores(1, 2).requires_grad_()
-    loss, _ = LfMmi(tiny_graph(), LEAK, smbr_weight)(score, [too_many])
+    loss, *_ = LfMmi(tiny_graph(), LEAK, smbr_weight)(score, [too_many])
     assert loss.tolist() == [0.0]
     (gradient,) = torch.autograd.grad(loss.sum(), score)
     assert not gradient.any()

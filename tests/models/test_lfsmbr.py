@@ -112,7 +112,7 @@ def test_the_gradient_equals_finite_differences_of_the_value_and_of_the_posterio
 def test_the_loss_weighs_mmi_and_expected_accuracy_and_its_gradient_is_theirs(weight: float, silence: float) -> None:
     counts = np.array([silence, 1.0, 1.0, 1.0, 1.0], dtype=np.float32)
     score, pieces = scores(2).requires_grad_(), tiny_pieces()[:2]
-    parts = LfMmi(tiny_graph(), LEAK, weight, counts).parts(score, pieces)
+    parts = LfMmi(tiny_graph(), LEAK, weight, counts)(score, pieces)
     exact = score.detach().double().requires_grad_()
     numerators = torch.stack([enumerated_numerator(row, each) for row, each in zip(exact, pieces, strict=True)])
     (posterior,) = torch.autograd.grad(numerators.sum(), exact, retain_graph=True)
@@ -135,7 +135,7 @@ def test_the_loss_weighs_mmi_and_expected_accuracy_and_its_gradient_is_theirs(we
 def test_without_weight_loss_and_gradient_are_those_of_mmi_bit_for_bit() -> None:
     objective = LfMmi(tiny_graph(), LEAK)
     score = scores().requires_grad_()
-    loss, posterior = LfMmi(tiny_graph(), LEAK, 0.0, np.zeros(5, dtype=np.float32))(score, tiny_pieces())
+    loss, _, _, posterior = LfMmi(tiny_graph(), LEAK, 0.0, np.zeros(5, dtype=np.float32))(score, tiny_pieces())
     (gradient,) = torch.autograd.grad(loss.sum(), score)
     numerator, numerator_posterior = objective.numerator(score, tiny_pieces())
     denominator, denominator_posterior = objective.denominator(score)
@@ -156,11 +156,11 @@ def test_a_batch_gives_what_each_piece_alone_gives() -> None:
     score = scores()
     objective = LfMmi(tiny_graph(), LEAK, 0.8)
     together = score.clone().requires_grad_()
-    loss, _ = objective(together, tiny_pieces())
+    loss, *_ = objective(together, tiny_pieces())
     (gradient,) = torch.autograd.grad(loss.sum(), together)
     for row, piece in enumerate(tiny_pieces()):
         alone = score[row : row + 1].clone().requires_grad_()
-        own, _ = objective(alone, [piece])
+        own, *_ = objective(alone, [piece])
         torch.testing.assert_close(own[0], loss[row], atol=1e-6, rtol=1e-6)
         torch.testing.assert_close(torch.autograd.grad(own.sum(), alone)[0][0], gradient[row], atol=1e-6, rtol=1e-5)
 
@@ -209,9 +209,9 @@ def test_long_pieces_with_extreme_scores_stay_finite() -> None:
 
 def test_a_piece_whose_scores_are_no_numbers_counts_nothing() -> None:
     score = scores()
-    whole = LfMmi(tiny_graph(), LEAK, 0.5).parts(score, tiny_pieces())
+    whole = LfMmi(tiny_graph(), LEAK, 0.5)(score, tiny_pieces())
     score[1, 1, 2] = torch.nan
-    parts = LfMmi(tiny_graph(), LEAK, 0.5).parts(score, tiny_pieces())
+    parts = LfMmi(tiny_graph(), LEAK, 0.5)(score, tiny_pieces())
     for value, before in ((parts.loss, whole.loss), (parts.mmi, whole.mmi), (parts.accuracy, whole.accuracy)):
         assert float(value[1]) == 0.0
         torch.testing.assert_close(value[[0, 2, 3]], before[[0, 2, 3]])
@@ -223,7 +223,7 @@ def test_steps_along_the_gradient_raise_the_expected_accuracy() -> None:
     seen = []
     for _ in range(30):
         score = score.detach().requires_grad_()
-        parts = objective.parts(score, tiny_pieces()[:1])
+        parts = objective(score, tiny_pieces()[:1])
         seen.append(float(parts.accuracy))
         (gradient,) = torch.autograd.grad(parts.loss.sum(), score)
         score = score - 2.0 * gradient
