@@ -123,7 +123,8 @@ class ChainFeedForwardNetwork(ChainNetwork):
         num_frames = spans[0] + self.factor * sum(span - 1 for span in spans[1:])
         if num_frames % 2 == 0 or num_frames < self.factor:
             raise ValueError(f"with the spans {spans}, an output reads {num_frames} frames; make it 3, 5, 7 or so on")
-        self._context = (num_frames - self.factor) // 2
+        # The middle of an output's window is the middle one of its three frames.
+        self.context_frames = (num_frames - self.factor) // 2
         inputs = [span * dim for span, dim in zip(spans, [num_features, *hidden_dims[:-1]], strict=True)]
         self.factors = nn.ModuleList()
         if bottleneck_dim:
@@ -135,15 +136,6 @@ class ChainFeedForwardNetwork(ChainNetwork):
         self.dropout = SharedDropout()
         self.branch = _outputs(hidden_dims[-1], small_dim, num_tokens)
         self.auxiliary = _outputs(hidden_dims[-1], small_dim, num_tokens) if has_auxiliary else None
-
-    @property
-    def left_context(self) -> int:
-        """See `BoundedNetwork`. The middle of an output's window is the middle one of its three frames."""
-        return self._context
-
-    @property
-    def right_context(self) -> int:
-        return self._context
 
     def semi_orthogonal_step(self) -> None:
         for factor, span in zip(self.factors, self.spans[1:], strict=False):  # there may be no factors

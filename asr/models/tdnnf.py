@@ -39,17 +39,27 @@ class ChainNetwork(BoundedNetwork):
         smoothing: see `FilterSmoothing`.
 
     Attributes:
+        context_frames: feature frames that the network reads before those of the first output, and after the last.
         smooth: what `encode` begins with.
         branch: from `encode`'s output to a score for each token.
         auxiliary: a second branch, for cross-entropy regularization; None unless the network is trained.
     """
 
+    context_frames: int
     branch: nn.Module
     auxiliary: nn.Module | None
 
     def __init__(self, num_features: int, num_tokens: int, subsampling_factor: int, smoothing: float) -> None:
         super().__init__(num_features, num_tokens, subsampling_factor)
         self.smooth = FilterSmoothing(smoothing)
+
+    @property
+    def left_context(self) -> int:
+        return self.context_frames
+
+    @property
+    def right_context(self) -> int:
+        return self.context_frames
 
     def encode(self, features: Tensor) -> Tensor:
         """The branches' input: normalized features with context (N, left + factor T' + right, F) -> (N, T', D)."""
@@ -339,8 +349,6 @@ class BypassConvolution(nn.Module):
 class Tdnnf(ChainNetwork):
     """Filterbanks in, a vector of HMM state scores every 30 ms out.
 
-    Its context is bounded: `context` output frames on each side.
-
     Args:
         num_features: F.
         num_tokens: C; column 0 is silence.
@@ -373,15 +381,8 @@ class Tdnnf(ChainNetwork):
         self.prefinal = PackedLinear(dim, prefinal_dim)
         self.branch = OutputBranch(prefinal_dim, dim, small_dim, num_tokens)
         self.auxiliary = OutputBranch(prefinal_dim, dim, small_dim, num_tokens) if has_auxiliary else None
-        self.context = num_convolutions + sum(layer.stride for layer in self.layers)
-
-    @property
-    def left_context(self) -> int:
-        return self.context * self.subsampling_factor + 2
-
-    @property
-    def right_context(self) -> int:
-        return self.context * self.subsampling_factor + 2
+        context = num_convolutions + sum(layer.stride for layer in self.layers)  # in output frames
+        self.context_frames = context * self.subsampling_factor + 2
 
     def semi_orthogonal_step(self) -> None:
         for layer in self.layers:

@@ -29,7 +29,7 @@ def tiny_network(**more: int) -> Tdnnf:
 def test_the_context_is_what_it_says(num_convolutions: int) -> None:
     network = tiny_network(num_convolutions=num_convolutions)
     # Both ways two frames around those of each layer's taps, three frames apart.
-    assert network.left_context == network.right_context == 3 * network.context + 2
+    assert network.left_context == network.right_context == 3 * (num_convolutions + len(network.layers)) + 2
     num_outputs = 4
     padded = torch.randn(1, network.left_context + 3 * num_outputs + network.right_context, 12)
     with torch.no_grad():
