@@ -28,13 +28,10 @@ KINDS = {
 
 
 class AttentionModel(ExternalEncoder):
-    """An attention-based encoder-decoder and its tokens.
+    """An attention-based encoder-decoder and its tokens; see also `ExternalEncoder`.
 
     Attributes:
-        name: shown to users.
         tokens: the columns of the decoder's output; what `CTCTokens` calls the blank is the end of the text.
-        sampling_rate: of the waveforms that it reads, in Hz.
-        frame_shift: seconds from one frame of the encoder to the next.
         max_tokens: of a text.
         max_seconds: of audio that it reads at a time; None for any length.
     """

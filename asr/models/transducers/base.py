@@ -19,7 +19,7 @@ from torch import Tensor
 
 from asr.kernels.memory import on_cpu_by_default
 from asr.models.external.base import load_kind
-from asr.models.external.encoder import ExternalEncoder, TorchEncoder
+from asr.models.external.encoder import ExternalEncoder
 from asr.text.ctc_tokens import CTCTokens
 
 State = tuple[Tensor, ...]
@@ -35,13 +35,10 @@ KINDS = {
 
 
 class Transducer(ExternalEncoder):
-    """A transducer: the three networks and their tokens.
+    """A transducer: the three networks and their tokens; see also `ExternalEncoder`.
 
     Attributes:
-        name: shown to users.
         tokens: the columns of the joint network's output, blank included.
-        sampling_rate: of the waveforms that it reads, in Hz.
-        frame_shift: seconds from one frame of the encoder to the next.
         durations: (D,) frames to advance, if the joint network scores durations; else empty.
     """
 
@@ -67,10 +64,6 @@ class Transducer(ExternalEncoder):
     @abstractmethod
     def join(self, encoded: Tensor, predicted: Tensor) -> Tensor:
         """Frames (K, E) and outputs of the prediction network (K, P) -> logits (K, C + D); durations come last."""
-
-
-class TorchTransducer(TorchEncoder, Transducer):
-    """A transducer whose networks are one torch module, `network`."""
 
 
 @on_cpu_by_default()

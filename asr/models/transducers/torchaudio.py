@@ -16,12 +16,13 @@ from torch import Tensor
 
 from asr.errors import AsrError, package
 from asr.models.external.base import each_alone, named, positive_integer, reason_of
+from asr.models.external.encoder import TorchEncoder
 from asr.models.external.torchaudio import pipeline_named
-from asr.models.transducers.base import State, TorchTransducer
+from asr.models.transducers.base import State, Transducer
 from asr.text.ctc_tokens import CTCTokens
 
 
-class TorchaudioTransducer(TorchTransducer):
+class TorchaudioTransducer(TorchEncoder, Transducer):
     """A `torchaudio.models.RNNT`.
 
     Args:

@@ -14,14 +14,15 @@ from torch import Tensor, nn
 
 from asr.errors import AsrError, package
 from asr.models.external.base import named, positive_integer
+from asr.models.external.encoder import TorchEncoder
 from asr.models.external.transformers import AudioReader, class_by_type, load_parts, tokens_of
-from asr.models.transducers.base import State, TorchTransducer
+from asr.models.transducers.base import State, Transducer
 
 _MAPPINGS = {"AutoModelForRNNT": "MODEL_FOR_RNNT_MAPPING", "AutoModelForTDT": "MODEL_FOR_TDT_MAPPING"}
 _FIRST_VERSION = "5.24"
 
 
-class TransformersTransducer(AudioReader, TorchTransducer):
+class TransformersTransducer(AudioReader, TorchEncoder, Transducer):
     """A transducer of transformers.
 
     Args:
