@@ -86,7 +86,7 @@ def read_wav_scp(path: str | Path) -> list[Utterance]:
     utterances = []
     for utterance, value in read_table(segments).items():
         fields = value.split()
-        begin, end = (_seconds(field) for field in (*fields[1:3], "", "")[:2])
+        begin, end = (number_or_none(field) for field in (*fields[1:3], "", "")[:2])
         if len(fields) != 3 or begin is None or begin < 0 or end is None or (end != -1 and end <= begin):
             raise AsrError(
                 f"{segments}: {utterance}: expected 'utterance recording begin end' in seconds, without a channel."
@@ -120,11 +120,6 @@ def _audio_file(value: str, where: str) -> Path:
             f"({', '.join(_DECODERS)}), which it can replace. Write the audio to files first."
         )
     return Path(files[0]).absolute()
-
-
-def _seconds(text: str) -> float | None:
-    value = number_or_none(text)
-    return None if value is None or (value < 0 and value != -1) else value
 
 
 def utterance_reader() -> Callable[[Utterance | TranscribedUtterance, int], Tensor]:
