@@ -115,8 +115,7 @@ class TransformersAttentionModel(AudioReader, TorchEncoder, AttentionModel):
             for key, value in {"language": language, "task": task, "prompt": prompt}.items():
                 require_type(value, str | None, key, "text, or None")
             generation = self.network.generation_config
-            end = _first(getattr(generation, "eos_token_id", None))
-            end = _first(getattr(config, "eos_token_id", None)) if end is None else end
+            end = _named_token(self.network, "eos_token_id")
             if end is None:
                 raise AsrError("its configuration has no eos_token_id, the end of a text; add it to config.json")
             num_columns = int(self.network.get_output_embeddings().out_features)
@@ -130,7 +129,7 @@ class TransformersAttentionModel(AudioReader, TorchEncoder, AttentionModel):
             self._must_not[end] = False
             self._not_first = self._must_not.clone()
             self._not_first[_within(getattr(generation, "begin_suppress_tokens", None), num_columns)] = True
-            self._prompt = _Prompt.of(self.network, tokenizer, _Wishes(language, task, prompt))
+            self._prompt = _Prompt.of(self.network, tokenizer, language, task, prompt)
             self._no_speech = self._place_of_silence(tokenizer)
             # A language that is found out is not among them yet.
             num_prompts = len(self._prompt.tokens) + bool(self._prompt.languages)
@@ -283,14 +282,6 @@ class TransformersAttentionModel(AudioReader, TorchEncoder, AttentionModel):
         return min([each for each in found if isinstance(each, int)], default=_MOST_TOKENS)
 
 
-class _Wishes(NamedTuple):
-    """What the caller wants; see `TransformersAttentionModel`."""
-
-    language: str | None
-    task: str | None
-    prompt: str | None
-
-
 class _Prompt(NamedTuple):
     """The tokens that texts are written after.
 
@@ -305,17 +296,17 @@ class _Prompt(NamedTuple):
     place: int = 1
 
     @classmethod
-    def of(cls, network: Any, tokenizer: Any, wishes: _Wishes) -> _Prompt:
-        """The prompt of a network.
+    def of(cls, network: Any, tokenizer: Any, language: str | None, task: str | None, prompt: str | None) -> _Prompt:
+        """The prompt of a network with what the caller of `TransformersAttentionModel` wants.
 
         Raises:
             AsrError: it needs a prompt, or has no such language or task.
         """
         config, generation = network.config, network.generation_config
-        if wishes.prompt is not None:
-            if wishes.language is not None or wishes.task is not None:
+        if prompt is not None:
+            if language is not None or task is not None:
                 raise AsrError("a prompt decides on language and task; leave those out")
-            given = list(tokenizer(wishes.prompt, add_special_tokens=False)["input_ids"])
+            given = list(tokenizer(prompt, add_special_tokens=False)["input_ids"])
             if not given:
                 raise AsrError("the prompt has no tokens; give the text of one or more, or leave it out")
             return cls(given)
@@ -324,14 +315,12 @@ class _Prompt(NamedTuple):
                 f"{config.model_type} writes texts after a prompt, which names the language; give the text of "
                 "its tokens as prompt."
             )
-        start = _first(getattr(generation, "decoder_start_token_id", None))
-        start = _first(getattr(config, "decoder_start_token_id", None)) if start is None else start
+        start = _named_token(network, "decoder_start_token_id")
         if start is None:
             raise AsrError("its configuration has no decoder_start_token_id; give the text of that token as prompt")
         # That of the language may be null.
         forced = [token for _, token in getattr(generation, "forced_decoder_ids", None) or () if token is not None]
         languages, tasks, no_times = _choices(network, tokenizer)
-        language, task = wishes.language, wishes.task
         if not languages:
             for wish in (language, task):
                 if wish is not None:
@@ -403,9 +392,13 @@ def _as_output(encoded: Tensor, mask: Tensor | None) -> Any:
     return output
 
 
-def _first(value: Any) -> Any:
-    """A configuration's token, of which there may be several or none."""
-    return value[0] if isinstance(value, Sequence) else value
+def _named_token(network: Any, name: str) -> Any:
+    """The token, or the first of several, that the generation configuration, or else the configuration, names."""
+    for config in (network.generation_config, network.config):
+        value = getattr(config, name, None)
+        if value is not None:
+            return value[0] if isinstance(value, Sequence) else value
+    return None
 
 
 def _within(tokens: Sequence[int] | None, num_columns: int) -> list[int]:
