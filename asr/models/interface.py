@@ -36,8 +36,8 @@ STD_FLOOR = 1e-5
 _SPEECH_RANGE = 4.0
 _NOISE_SHARE = 0.3
 
-# Rank of the frames that count as loudest and softest, so that a click, which is shorter, does not.
-_RANK = 10
+RANK = 10
+"""Rank of the frames that count as loudest and softest, so that a click, which is shorter, does not."""
 
 # Frames of a speaker's other recordings that count like an utterance's own: 10 s.
 _SPEAKER_FRAMES = 1000
@@ -152,8 +152,8 @@ class UtteranceCmvn(nn.Module):
         if features.shape[1] <= 2 * margin:
             return inside
         energy = features.mean(dim=2)
-        loudest = energy.masked_fill(~inside, -torch.inf).topk(_RANK, dim=1).values[:, -1:]
-        softest = energy.masked_fill(~inside, torch.inf).topk(_RANK, dim=1, largest=False).values[:, -1:]
+        loudest = energy.masked_fill(~inside, -torch.inf).topk(RANK, dim=1).values[:, -1:]
+        softest = energy.masked_fill(~inside, torch.inf).topk(RANK, dim=1, largest=False).values[:, -1:]
         threshold = torch.maximum(loudest - _SPEECH_RANGE, softest + _NOISE_SHARE * (loudest - softest))
         is_loud = inside & (energy > threshold)
         near = are_near(is_loud, margin)

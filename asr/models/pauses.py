@@ -12,14 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from asr.audio.fbank import LOG_FLOOR
-from asr.models.interface import LOG_PROB_IN_NOISE, are_near, valid_frames
+from asr.models.interface import LOG_PROB_IN_NOISE, RANK, are_near, valid_frames
 
 # A frame is quiet if its mean log energy is above the softest twentieth by less than this, and by less than a share of
 # the range up to the loudest frames, which is small in noise.
 _QUIET, _QUIET_SHARE = 2.0, 0.4
 _SOFTEST = 0.05
-# Rank of the frame that counts as the loudest, so that a click, which is shorter, does not.
-_RANK = 10
 # Frames with a mean log energy below this are digital silence, which says nothing about the noise of a pause.
 DIGITAL_SILENCE = LOG_FLOOR + 1.0
 
@@ -37,8 +35,8 @@ def in_pauses(energy: Tensor, is_inside: Tensor, heard: Tensor, margin: int) -> 
         return torch.zeros_like(is_inside)
     noise = heard.masked_fill(heard <= DIGITAL_SILENCE, torch.nan)
     softest = noise.nanquantile(_SOFTEST, dim=1, keepdim=True)
-    padded = F.pad(heard.nan_to_num(nan=LOG_FLOOR), (0, _RANK), value=LOG_FLOOR)  # as in a batch with longer ones
-    loudest = padded.topk(_RANK, dim=1).values[:, -1:]
+    padded = F.pad(heard.nan_to_num(nan=LOG_FLOOR), (0, RANK), value=LOG_FLOOR)  # as in a batch with longer ones
+    loudest = padded.topk(RANK, dim=1).values[:, -1:]
     is_loud = is_inside & (energy > softest + ((loudest - softest) * _QUIET_SHARE).clamp(max=_QUIET))
     is_long = is_inside.sum(dim=1, keepdim=True) >= 2 * margin
     return ~are_near(is_loud, margin) & is_long
