@@ -155,6 +155,9 @@ def launch_all(graph: DecodingGraph, ngram: NgramLM) -> None:
         for num_streams in (1, 3, 16):
             own = replace(sizes, streams=num_streams)
             FrameBuffers(searched.emitting, FrameLimits(options, False, _CPU), own, False, margin).read()
+    # Larger buffers need no other code.
+    larger = replace(sizes, paths=2048, ended=2048, arcs=4096)
+    FrameBuffers(searched.emitting, FrameLimits(options, False, _CPU), larger, False).read()
     _launch_frames_with_lm(graph, options, sizes)
     # Frame by frame with a language model: over the graph, and over a lattice, whose states are int64.
     log_prob = torch.zeros(1, 3, len(graph.tokens)).log_softmax(2)
@@ -165,10 +168,11 @@ def launch_all(graph: DecodingGraph, ngram: NgramLM) -> None:
             backend = TritonFrameBackend(searchable, FrameLimits(options, True, _CPU), 512)
             begin = torch.zeros(num_streams, dtype=torch.int64)
             frame = Frame(log_prob.flatten(), begin, torch.zeros(num_streams, dtype=torch.float64))
-            tokens = ActiveTokens.initial(begin, begin, begin)
-            backend.expand(tokens, frame)
-            candidates = Candidates(begin, begin, begin, log_prob.flatten()[:1], begin, begin, None, begin == 0)
-            backend.survivors_counted(replace(candidates, score=torch.zeros(num_streams)))
+            # More tokens than there is room for, too.
+            for num in (num_streams, 601):
+                zero = torch.zeros(num, dtype=torch.int64)
+                backend.expand(ActiveTokens.initial(zero, zero, zero), frame)
+                backend.survivors_counted(Candidates(zero, zero, zero, zero.float(), zero, zero, None, begin == 0))
     _launch_look_ups(ngram)
     _launch_softmax_loss()
 

@@ -140,7 +140,7 @@ class ArcExpansion:
             *(self.arcs_end, self.num_paths, arcs.arc_begin, arcs.token_id, arcs.score),
             *(log_prob, frame_begin, frame, num_columns),
             *(self._source, self._arc, self._stream, self._score, self.best, self.num_arcs),
-            NUM_STEPS=self.num_paths.bit_length(),
+            self.num_paths.bit_length(),
             B=block,
         )
         kernels.normalize_scores[grid](
@@ -345,7 +345,7 @@ class TritonFrameBackend:
         stream, num_streams = candidates.stream, len(candidates.is_complete)
         num, found = len(stream), self._recombination
         if num > found.num_candidates or num_streams > found.num_streams:
-            capacity = max(2 * num, found.num_candidates)
+            capacity = _grown(found.num_candidates, num)
             found = self._recombination = Recombination(self._limits, capacity, num_streams, self._device)
         self._num_candidates.fill_(num)
         found.run(stream, candidates.state, candidates.context_idx, candidates.score, self._num_candidates)
@@ -356,14 +356,18 @@ class TritonFrameBackend:
         held = self._expansion
         if num_paths <= held.num_paths and num_arcs <= held.num_arcs and num_streams <= held.num_streams:
             return held
-        if num_paths > held.num_paths:
-            num_paths *= 2
-        if num_arcs > held.num_arcs:
-            num_arcs *= 2
         return ArcExpansion(
             self._arcs,
             self._limits,
-            max(num_paths, held.num_paths),
-            max(num_arcs, held.num_arcs),
+            _grown(held.num_paths, num_paths),
+            _grown(held.num_arcs, num_arcs),
             max(num_streams, held.num_streams),
         )
+
+
+def _grown(capacity: int, needed: int) -> int:
+    """The capacity itself if it suffices, or a larger one with room to spare.
+
+    It is a power of two, for which Triton compiles kernels once: multiples of 16 have code of their own.
+    """
+    return capacity if needed <= capacity else triton.next_power_of_2(2 * needed)

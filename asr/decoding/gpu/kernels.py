@@ -369,7 +369,7 @@ def count_arcs(
     tl.store(num_arcs + path, end - first, mask=path < capacity)
 
 
-@triton.jit(do_not_specialize=["num_columns"])
+@triton.jit(do_not_specialize=["num_columns", "num_steps"])
 def expand_arcs(
     path_stream: tl.tensor,
     path_state: tl.tensor,
@@ -389,7 +389,7 @@ def expand_arcs(
     score: tl.tensor,
     best: tl.tensor,
     capacity: tl.tensor,
-    NUM_STEPS: tl.constexpr,
+    num_steps: tl.tensor,
     B: tl.constexpr,
 ) -> None:
     """Writes the candidates, and the best score of each stream.
@@ -404,7 +404,7 @@ def expand_arcs(
         source, arc, stream: (A,) int32 and score (A,) float32, written.
         best: (N,) int32, raised to `ordered` best scores.
         capacity: A; further candidates are dropped.
-        NUM_STEPS: steps of the binary search; 2 to this power is greater than K.
+        num_steps: steps of the binary search; 2 to this power is greater than K.
     """
     total = tl.minimum(tl.load(arcs_end + num_places - 1), capacity)
     first = tl.program_id(0).to(tl.int64) * B
@@ -414,8 +414,8 @@ def expand_arcs(
     is_valid = position < total
     # Binary search: the number of paths whose arcs all come before this position.
     path = tl.zeros([B], tl.int32)
-    for step in tl.static_range(NUM_STEPS):
-        probe = path + (1 << (NUM_STEPS - 1 - step))
+    for step in range(num_steps):
+        probe = path + (1 << (num_steps - 1 - step))
         is_place = is_valid & (probe <= num_places)
         is_behind = tl.load(arcs_end + probe - 1, mask=is_place, other=0) <= position
         path = tl.where(is_place & is_behind, probe, path)
