@@ -134,10 +134,10 @@ def require_type(value: Any, kind: type | UnionType, name: str, wanted: str) -> 
 
 
 def device_named(name: str, option: str = "device") -> torch.device:
-    """The torch device with this name.
+    """The torch device with this name; a GPU is used once, to see whether this torch can.
 
     Raises:
-        AsrError: this machine has no such device.
+        AsrError: this machine has no such device, or torch cannot use it.
     """
     try:
         device = torch.device(name)
@@ -147,4 +147,13 @@ def device_named(name: str, option: str = "device") -> torch.device:
         raise AsrError(f"{option} {name}: there is no such device; give cpu, cuda or cuda:NUMBER.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise AsrError(f"{option} {name}: torch sees {torch.cuda.device_count()} GPUs here; 'asr doctor' says more.")
+    if device.type == "cuda":
+        try:
+            torch.ones(1, device=device).cpu()
+        except Exception as error:  # an old driver, a new GPU, another program that uses it alone: of various types
+            reason = str(error).strip().partition("\n")[0].rstrip(".")
+            raise AsrError(
+                f"{option} {name}: torch {torch.__version__} cannot use this GPU ({reason}); 'asr doctor' says more, "
+                "or give cpu."
+            ) from error
     return device

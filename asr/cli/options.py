@@ -11,6 +11,7 @@ import math
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -548,11 +549,16 @@ def bytes_from(option: str, megabytes: float) -> int:
 
 
 def device_from(name: str) -> torch.device:
-    """A device by its name, or for `auto` a GPU if there is one.
+    """A device by its name, or for `auto` a GPU if there is one that torch can use.
 
     Raises:
-        AsrError: there is no such device here.
+        AsrError: there is no such device here, or torch cannot use it.
     """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return device_named(name, "--device")
+    if name != "auto":
+        return device_named(name, "--device")
+    if torch.cuda.is_available():
+        try:
+            return device_named("cuda", "--device")
+        except AsrError as error:
+            warnings.warn(f"{error} The CPU is used instead.", stacklevel=2)
+    return torch.device("cpu")

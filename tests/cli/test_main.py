@@ -14,7 +14,7 @@ import pytest
 import soundfile
 
 from asr.cli import main
-from asr.cli.options import bundle_folder
+from asr.cli.options import bundle_folder, device_from
 from asr.errors import AsrError
 from asr.testing.tones import RATE, tones
 
@@ -310,3 +310,18 @@ def test_closed_standard_streams(tmp_path, tiny_bundle_folder, closed, code, err
     )
     assert done.returncode == code, done
     assert error in done.stdout and "Traceback" not in done.stdout + done.stderr
+
+
+def test_a_gpu_that_torch_cannot_use(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+
+    def fails(*_, **__):
+        raise RuntimeError("CUDA error: no kernel image is available for execution on the device\nMore.")
+
+    monkeypatch.setattr("asr.options.torch.ones", fails)
+    reason = r"cuda: torch \S+ cannot use this GPU \(CUDA error: no kernel image .* on the device\); 'asr doctor'"
+    with pytest.raises(AsrError, match=f"^--device {reason}"):
+        device_from("cuda")
+    with pytest.warns(UserWarning, match=f"{reason} .* The CPU is used instead"):
+        assert device_from("auto").type == "cpu"
