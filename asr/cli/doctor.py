@@ -212,8 +212,9 @@ def _gpus() -> list[Finding]:
     import torch
 
     if not torch.cuda.is_available():
-        reason = "torch is a CPU build" if torch.version.cuda is None else "torch sees no CUDA device"
-        return [Finding("GPU", "no", f"{reason}; decoding runs on the CPU")]
+        return [Finding("GPU", "no", f"{_why_no_gpu()}; decoding runs on the CPU")]
+    from asr.options import device_named
+
     findings = []
     for index in range(torch.cuda.device_count()):
         major, minor = torch.cuda.get_device_capability(index)
@@ -223,10 +224,27 @@ def _gpus() -> list[Finding]:
         if any(
             arch.startswith(f"sm_{major}") and int(arch[3:].rstrip("af")) <= major * 10 + minor for arch in supported
         ):
-            findings.append(Finding(f"GPU {index}", "ok", text))
+            try:
+                device_named(f"cuda:{index}")
+                findings.append(Finding(f"GPU {index}", "ok", text))
+            except AsrError as error:
+                findings.append(Finding(f"GPU {index}", "bad", f"{text}: {error.__cause__ or error}".splitlines()[0]))
         else:
             findings.append(Finding(f"GPU {index}", "bad", f"{text}: this torch does not support it; use stack B"))
     return findings
+
+
+def _why_no_gpu() -> str:
+    """Why torch finds no GPU, as it says itself when it is to use one: no driver, an old driver, or no device."""
+    import torch
+
+    if torch.version.cuda is None:
+        return "torch is a CPU build"
+    try:
+        torch.cuda.init()
+    except Exception as error:  # of various types
+        return str(error).splitlines()[0].rstrip(".")
+    return "torch sees no CUDA device"
 
 
 def _k2() -> Finding:
@@ -278,7 +296,9 @@ def _torchaudio() -> Finding:
 
 
 def _triton() -> Finding:
-    from asr.kernels.jit import OLDEST_TRITON, triton_is_new_enough
+    import torch
+
+    from asr.kernels.jit import OLDEST_TRITON, triton_is_new_enough, triton_problem
 
     try:
         triton = importlib.import_module("triton")
@@ -288,6 +308,15 @@ def _triton() -> Finding:
         oldest = ".".join(map(str, OLDEST_TRITON))
         return Finding(
             "triton", "no", f"{triton.__version__} is older than {oldest}; searches on a GPU use plain torch"
+        )
+    problem = triton_problem(torch.device("cuda", 0)) if torch.cuda.is_available() else None
+    if problem is not None:
+        return Finding(
+            "triton",
+            "no",
+            f"{triton.__version__} does not run on the GPU ({problem}), so that searches use plain torch; it needs a C "
+            "compiler, Python's header files (Debian: apt install gcc python3-dev) and a folder that it can write "
+            "(TRITON_CACHE_DIR)",
         )
     return Finding("triton", "ok", triton.__version__)
 

@@ -17,7 +17,9 @@ import logging
 import operator
 import os
 import sys
+import textwrap
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -33,14 +35,47 @@ from torch import Tensor
 from asr.locks import lock
 
 _LOGGER = logging.getLogger(__name__)
+_LONGEST_REASON = 200  # characters
 
 
 def triton_available(device: torch.device) -> bool:
     """Whether Triton's kernels run for tensors on a device: on a GPU, or anywhere in its interpreter.
 
-    The interpreter, slow and meant for tests, is chosen by the environment variable TRITON_INTERPRET=1.
+    The interpreter, slow and meant for tests, is chosen by the environment variable TRITON_INTERPRET=1. Warns if Triton
+    is installed, but does not run on a GPU.
     """
-    return (device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1") and triton_is_new_enough()
+    if not triton_is_new_enough():
+        return False
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return True
+    if device.type != "cuda":
+        return False
+    problem = triton_problem(device)
+    if problem is not None:
+        warnings.warn(
+            f"Triton's kernels do not run on {device} ({problem}); operations of torch replace them, which take "
+            "several times as long; 'asr doctor' says what is missing.",
+            stacklevel=1,
+        )
+    return problem is None
+
+
+@functools.cache
+def triton_problem(device: torch.device) -> str | None:
+    """Why Triton's kernels do not run on a GPU, in one line, or None if they do; compiles and runs one of them.
+
+    Raises:
+        torch.cuda.OutOfMemoryError: the GPU is full, which says nothing about Triton.
+    """
+    kernels = importlib.import_module("asr.kernels.hash_table_triton")
+    try:
+        table, key = (torch.zeros(shape, dtype=torch.int64, device=device) for shape in ((2, 8), 1))
+        kernels.find_places(table, key, 62).cpu()
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except Exception as error:  # of Triton, of the C compiler that it runs, or of the driver
+        return textwrap.shorten(str(error) or type(error).__name__, _LONGEST_REASON, placeholder=" ...").rstrip(".")
+    return None
 
 
 OLDEST_TRITON = (3, 0)

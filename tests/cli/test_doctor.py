@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from asr.cli.doctor import examine, install_advice
+from asr.cli.doctor import _gpus, examine, install_advice
 from asr.cli.main import main
+from asr.errors import AsrError
 
 
 def test_the_table_and_json_say_the_same(capsys):
@@ -39,6 +40,34 @@ def test_missing_compiled_loops_are_told(monkeypatch):
     found = {finding.part: finding for finding in examine()}
     assert found["numba"].state == "no"
     assert "compiled loops on CPUs: search, lookup, training: run scripts/setup" in found["numba"].text
+
+
+def test_why_torch_finds_no_gpu(monkeypatch):
+    def init():
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 11040). Update.\nMore.")
+
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.cuda.init", init)
+    found = {finding.part: finding for finding in examine()}
+    assert found["GPU"].state == "no"
+    assert found["GPU"].text.startswith("The NVIDIA driver on your system is too old (found version 11040).")
+    assert found["GPU"].text.endswith("; decoding runs on the CPU") and "\n" not in found["GPU"].text
+
+
+def test_a_gpu_that_is_in_use_is_bad(monkeypatch):
+    def busy(name):
+        raise AsrError(f"device {name}: torch cannot use this GPU.") from RuntimeError("CUDA error: device is busy")
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda index: (9, 0))
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda index: "NVIDIA H200")
+    monkeypatch.setattr("torch.cuda.get_arch_list", lambda: ["sm_80", "sm_90"])
+    monkeypatch.setattr("asr.options.device_named", busy)
+    (finding,) = _gpus()
+    assert finding.state == "bad"
+    assert finding.text == "NVIDIA H200, compute capability 9.0: CUDA error: device is busy"
 
 
 def test_a_missing_package_that_is_needed_is_bad(monkeypatch, capsys):

@@ -19,11 +19,11 @@ from asr.decoding.chunk_backend import Chunk, ChunkBackend, SearchSink
 from asr.decoding.chunks import ChunkGraph
 from asr.decoding.frame import FrameSearch, SplitFrameBackend, TorchFrameBackend
 from asr.decoding.rescoring import LatticeGraph
-from asr.decoding.selection import frame_backend, select_backend
+from asr.decoding.selection import backend_name, frame_backend, select_backend
 from asr.decoding.settings import DecodingOptions
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
-from asr.kernels.jit import triton_available
+from asr.kernels.jit import triton_available, triton_problem
 from asr.lm.combine import Difference, RemappedLM
 from asr.lm.corpus import read_word_stream
 from asr.lm.interface import LanguageModel
@@ -185,6 +185,28 @@ def test_a_triton_that_lacks_what_kernels_use_is_none(
     version: str, is_new: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "triton", types.SimpleNamespace(__version__=version))
+    monkeypatch.setattr("asr.kernels.jit.triton_problem", lambda device: None)
     assert triton_available(torch.device("cuda")) == is_new
     found = doctor._triton()
     assert found.state == ("ok" if is_new else "no") and version in found.text
+
+
+def test_a_triton_that_does_not_run_on_the_gpu_is_told_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setitem(sys.modules, "triton", types.SimpleNamespace(__version__="3.9.0"))
+    monkeypatch.setattr("asr.kernels.jit.triton_problem", lambda device: "Failed to find C compiler")
+    with pytest.warns(UserWarning, match=r"do not run on cuda:0 \(Failed to find C compiler\); operations of torch"):
+        assert backend_name("auto", torch.device("cuda", 0)) == "torch"
+    with pytest.warns(UserWarning), pytest.raises(AsrError, match="needs triton and a GPU"):
+        backend_name("triton", torch.device("cuda", 0))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    found = doctor._triton()
+    assert found.state == "no" and "Failed to find C compiler" in found.text and "gcc" in found.text
+
+
+def test_what_keeps_triton_from_a_gpu_is_one_line() -> None:
+    pytest.importorskip("triton")
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    problem = triton_problem(torch.device("cuda"))
+    assert problem and "\n" not in problem

@@ -22,6 +22,7 @@ from asr.decoding.rescoring import rescore_lattice
 from asr.decoding.settings import ResourceOptions
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
+from asr.kernels.jit import triton_problem
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.combine import on_device
 from asr.lm.corpus import read_word_stream
@@ -58,6 +59,19 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 def device() -> Iterator[SimulatedDevice]:
     with simulated_gpu() as simulated:
         yield simulated
+
+
+def test_triton_is_tried_before_it_is_used(device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = pytest.importorskip("asr.kernels.hash_table_triton")
+    assert triton_problem.__wrapped__(CUDA) is None
+    assert device.kernels == {"_find": 1}
+
+    def full(*_: Any) -> None:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(kernels, "find_places", full)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        triton_problem.__wrapped__(CUDA)
 
 
 def test_it_refuses_what_a_gpu_refuses(device: SimulatedDevice) -> None:
