@@ -78,6 +78,10 @@ def triton_problem(device: torch.device) -> str | None:
     return None
 
 
+# Triton 3.9 warns that later versions will not join products and sums unless they are told to. No search depends on it.
+warnings.filterwarnings("ignore", message="TRITON_DEFAULT_FP_FUSION is unset")
+
+
 OLDEST_TRITON = (3, 0)
 """Comes with torch 2.4. Older versions have no histograms, and reject arguments named `stream`."""
 

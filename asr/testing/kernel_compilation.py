@@ -57,6 +57,7 @@ class Compiled(NamedTuple):
         spilled_bytes: bytes per thread spilled to the GPU's local memory.
         shared_bytes: bytes of shared memory per program.
         num_fences: memory fences, which none of the kernels needs.
+        num_joined: products that are added without being rounded, which torch's operations do not do.
     """
 
     seconds: float
@@ -64,6 +65,7 @@ class Compiled(NamedTuple):
     spilled_bytes: int
     shared_bytes: int
     num_fences: int
+    num_joined: int
 
 
 class _NoDriver:
@@ -114,7 +116,7 @@ def compiled_instead(capability: int) -> Iterator[dict[str, list[Compiled]]]:
         yield found
 
 
-def _assembled(binary: Any, capability: int) -> tuple[int, int, int, int]:
+def _assembled(binary: Any, capability: int) -> tuple[int, int, int, int, int]:
     """The fields of `Compiled` after the seconds. The assembler reports registers, since the kernel is not loaded."""
     import triton
 
@@ -134,7 +136,8 @@ def _assembled(binary: Any, capability: int) -> tuple[int, int, int, int]:
     if registers is None or spilled is None:
         raise OSError(f"none of {[one.name for one in assemblers]} reports on kernels for {name}")
     num_fences = len(re.findall(r"\bfence\.|\bmembar\.|\.acq_rel\b", text))
-    return int(registers[1]), int(spilled[1]), int(binary.metadata.shared), num_fences
+    num_joined = len(re.findall(r"\bfma\.rn\.", text))
+    return int(registers[1]), int(spilled[1]), int(binary.metadata.shared), num_fences, num_joined
 
 
 def launched_kernels() -> set[str]:

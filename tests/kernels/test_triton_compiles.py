@@ -34,7 +34,10 @@ def test_every_kernel_compiles() -> None:
     variants = [one for each in told["compiled"].values() for one in each]
     assert len(variants) <= MOST_VARIANTS
     assert max(registers for _, registers, *_ in variants) <= MOST_REGISTERS
-    assert {(spilled, fences) for _, _, spilled, _, fences in variants} == {(0, 0)}
+    assert {(spilled, fences) for _, _, spilled, _, fences, _ in variants} == {(0, 0)}
+    # Scores are those of torch's operations, bit for bit, except in training.
+    joined = {name for name, each in told["compiled"].items() if any(one[-1] for one in each)}
+    assert joined <= {"_add_features", "_fill_gradients"}
 
 
 def main() -> None:

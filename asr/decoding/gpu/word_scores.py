@@ -268,6 +268,7 @@ class WordScores:
         add_word_scores[query_grid](
             *(*asked, self._word_score, self._lm_scale, num_queries, found.score, self.lm_score, self.arc_score),
             B=block,
+            enable_fp_fusion=False,  # products are rounded before they are added, as by torch
         )
         self.best.fill_(LOWEST.value)
         raise_best[grid](found.score, found.stream, *counted, self.best, B=block)
