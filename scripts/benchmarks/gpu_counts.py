@@ -31,6 +31,7 @@ from asr.decoding.words import Calibration
 from asr.recognizer import Recognizer
 from asr.testing.simulated_gpu import simulated_gpu
 from asr.testing.tones import RATE, tiny_bundle, tones
+from scripts.benchmarks import gpu_ctc
 from scripts.benchmarks.host_checks import HOST_MUTANTS, stream_hazards
 from scripts.benchmarks.inputs import AN4_BUNDLE, ROOT
 from scripts.benchmarks.kernel_checks import MUTANTS, interleavings, is_caught
@@ -115,10 +116,10 @@ def _of_kernels_and(names: Sequence[str]) -> dict[str, Any]:
 
 
 def _bytes_of_gpu_check() -> int:
-    """The size of the files that `scripts/gpu_check` needs: code, recorded queries and the smallest bundle."""
+    """The size of the files that `scripts/gpu_check` needs: code, recorded queries, the smallest bundle and a graph."""
     assets = [ROOT / "tests" / "assets" / name for name in ("query_streams.npz.xz", "gpu_expected.npz")]
     code = [path for folder in ("asr", "scripts/benchmarks") for path in (ROOT / folder).rglob("*.py")]
-    return sum(path.stat().st_size for path in (*assets, *code, *AN4_BUNDLE.iterdir()))
+    return sum(path.stat().st_size for path in (*assets, *code, *AN4_BUNDLE.iterdir(), *gpu_ctc.FOLDER.iterdir()))
 
 
 def _of_a_call(bundle: Bundle, recordings: list[Tensor], name: str) -> dict[str, float]:

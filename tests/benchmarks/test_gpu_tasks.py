@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch
 
 from asr.decoding.interface import DecodeResult, Hypothesis
 from asr.testing.tones import tones
-from scripts.benchmarks import gpu_speed, gpu_tasks
+from scripts.benchmarks import gpu_agreement, gpu_expected, gpu_speed, gpu_tasks
 from scripts.benchmarks.gpu_profile import launches_and_waits
 from scripts.benchmarks.gpu_tasks import Bench, sanitizer_result
 
@@ -76,6 +77,43 @@ def test_the_sanitizer_is_run(
     assert called.read_text().startswith("1 --tool memcheck --error-exitcode 9 ")
     assert called.read_text().split()[-1] == "kernels"
     assert ("unfinished" in found, found["num_errors"]) == (output is None, 2 if code else 0)
+
+
+def test_a_part_that_fails_hides_no_other(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(error: Exception) -> str:
+        raise error
+
+    cases = [
+        ("frames", lambda: fails(AssertionError("-3.0 where the torch backend has -2.0"))),
+        ("hash table", lambda: fails(RuntimeError("PTXAS error:\nline 7"))),
+        ("n-gram look-up", lambda: "10 queries give the same bits"),
+    ]
+    monkeypatch.setattr(gpu_agreement, "search_checks", lambda *_: cases)
+    found = gpu_tasks.kernels(bench)
+    wrong = (
+        "frames: turn 0: -3.0 where the torch backend has -2.0; hash table: turn 0: RuntimeError: PTXAS error: line 7"
+    )
+    assert found == {"n-gram look-up": "10 queries give the same bits", "num_turns": 1, "wrong": wrong}
+    # What was found before the check ends is kept if it does not.
+    assert [json.loads(line).get("wrong", "")[:6] for line in capsys.readouterr().out.splitlines()] == ["frames"] * 3
+
+    def recognized(folder: Path, name: str, waveforms: object, device: torch.device) -> list[tuple[str, float]]:
+        if name == "ngram, torch":
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return [("PAT", -10.0 if name == "rnn, torch" else -30.0)]
+
+    results = {name: [("PAT", -10.0)] for name in ("ngram, torch", "rnn, torch", "rnn, torch-search")}
+    monkeypatch.setattr(gpu_expected, "load_expected", lambda folder: gpu_expected.Expected([], results))
+    monkeypatch.setattr(gpu_expected, "recognized", recognized)
+    found = gpu_tasks.recognition(bench._replace(is_simulated=False, is_tiny=True))
+    assert found["rnn, torch"].startswith("1 of 1 transcripts are the same")
+    assert (
+        found["wrong"].split("; ")[0]
+        == "ngram, torch: RuntimeError: CUDA error: an illegal memory access was encountered"
+    )
+    assert found["wrong"].split("; ")[1].startswith("rnn, torch-search: 'PAT' with -30.000")
 
 
 def test_launches_and_waits_are_counted_by_frame() -> None:
