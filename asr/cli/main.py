@@ -386,9 +386,10 @@ def _open_closed_streams() -> None:
 
 
 def _lacks_memory(error: Exception) -> bool:
-    """Whether the host or a GPU ran out of memory; torch has no exception class for the host."""
+    """Whether the host or a GPU ran out of memory; torch has no exception class for the host, and CUDA's libraries
+    speak of their status, such as CUBLAS_STATUS_ALLOC_FAILED."""
     is_ours = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    return is_ours or "can't allocate memory" in str(error) or "out of memory" in str(error)
+    return is_ours or any(sign in str(error) for sign in ("can't allocate memory", "out of memory", "ALLOC_FAILED"))
 
 
 def _discard_output() -> None:

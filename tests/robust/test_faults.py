@@ -115,10 +115,11 @@ def test_text_is_replaced_as_a_whole(tmp_path: Path, monkeypatch) -> None:
     "error",
     [
         torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         MemoryError(),
         RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.\nMore"),
     ],
-    ids=["GPU", "Python", "CPU"],
+    ids=["GPU", "library of a GPU", "Python", "CPU"],
 )
 def test_lacking_memory_is_told_in_one_sentence(error: Exception, monkeypatch, capsys) -> None:
     def fails(*_: object) -> int:
