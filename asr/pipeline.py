@@ -37,7 +37,7 @@ class StreamPool:
         self.catch_up()
 
     def catch_up(self) -> None:
-        """Makes all streams wait for the work that the calling thread has queued so far, such as copies of weights."""
+        """Makes all streams wait for the work that the calling thread has queued so far, such as changes of weights."""
         for stream in self._streams:
             stream.wait_stream(torch.cuda.current_stream(self._device))
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from asr.audio.resample import checked_rate
 from asr.errors import AsrError
+from asr.kernels.memory import to_device
 
 WindowType = Literal["povey", "hamming", "hanning", "rectangular"]
 
@@ -125,9 +126,11 @@ class Fbank(nn.Module):
         Returns:
             features (N, T, F) float32, with zeros as padding, and num_frames (N,) int64.
         """
-        num_samples = num_samples.to(device=waveform.device, dtype=torch.int64)
+        num_samples = num_samples.to(torch.int64)
+        # If the lengths are on the host, it does not wait for a GPU.
+        max_frames = int(self.num_frames(num_samples).max()) if num_samples.numel() else 0
+        num_samples = to_device(num_samples, waveform.device)
         num_frames = self.num_frames(num_samples)
-        max_frames = int(num_frames.max()) if num_frames.numel() else 0
         if max_frames == 0:
             return waveform.new_zeros((len(waveform), 0, self.feature_dim), dtype=torch.float32), num_frames
         with torch.autocast(device_type=waveform.device.type, enabled=False):
@@ -298,7 +301,7 @@ class FeatureStream:
             num_frames = self._first_frame + max(0, whole)
         if num_frames <= self._next_frame:
             return torch.zeros(0, fbank.feature_dim, dtype=torch.float32)
-        held = self._held.to(fbank.window.device)
+        held = to_device(self._held, fbank.window.device)
         features = fbank(held.unsqueeze(0), torch.tensor([len(held)]))[0][0]
         new = features[self._next_frame - self._first_frame : num_frames - self._first_frame]
         self._next_frame = num_frames

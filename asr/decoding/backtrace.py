@@ -21,6 +21,7 @@ from asr.decoding.interface import Hypothesis
 from asr.decoding.settings import DecodingOptions
 from asr.graph.decoding_graph import DecodingGraph
 from asr.kernels.jit import gpu_module
+from asr.kernels.memory import to_device
 from asr.lm.interface import LanguageModel
 
 _Runs = tuple[tuple[int, int, int], ...]
@@ -92,7 +93,7 @@ class Backtrace:
                 block_end = block_begin
             kept[-1] = False
         number = kept.cumsum(0) - kept.to(torch.int64)
-        number[-1] = -1
+        number[-1:] = -1
         self._block_begin = sorted(set(number[self._block_begin].tolist()))
         backpointer = kept.nonzero().squeeze(1)
         self._previous = number[self._previous.index_select(0, backpointer)]
@@ -280,7 +281,7 @@ def best_arcs(endings: Sequence[Ending], backtrace: Backtrace) -> list[Tensor]:
     """The arcs (L,) of each stream's best path, on the host; empty if no token is active."""
     backpointer = [-1 if ending.backpointer is None else ending.backpointer for ending in endings]
     previous, _ = backtrace.records()
-    return backtrace.paths(torch.tensor(backpointer, dtype=torch.int64, device=previous.device))
+    return backtrace.paths(to_device(torch.tensor(backpointer, dtype=torch.int64), previous.device))
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from asr.decoding.chunk_backend import Chunk, ChunkBackend, SearchSink
 from asr.decoding.lattice_records import LatticeRecords
 from asr.decoding.recombination import NOT_REACHED, best_of_group, prune_tokens, recombine
 from asr.decoding.settings import DecodingOptions
+from asr.kernels.memory import to_device
 from asr.lm.interface import LanguageModel, contexts_at_start
 
 ROUNDING_SLACK = 0.01
@@ -91,8 +92,8 @@ class TokenSearch:
         self._free_streams += range(len(self._score_offset), len(self._score_offset) + num_new)
         self._score_offset = torch.cat([self._score_offset, self._score_offset.new_zeros(num_new)])
         chosen, self._free_streams = self._free_streams[:num_streams], self._free_streams[num_streams:]
-        stream = torch.tensor(chosen, dtype=torch.int64, device=self._device)
-        self._score_offset[stream] = 0.0
+        stream = to_device(torch.tensor(chosen, dtype=torch.int64), self._device)
+        self._score_offset.index_fill_(0, stream, 0.0)
         context_idx = torch.zeros_like(stream)
         if self._lm is not None:
             context_idx = contexts_at_start(self._lm, num_streams, lm_state)

@@ -300,7 +300,7 @@ def join(lattices: list[Lattice]) -> Lattice:
 def best_from_start(lattice: Lattice, arc_total: Tensor) -> Tensor:
     """The score of the best path from the start to each state, (S,) float64; arc_total (A,) float64."""
     score = torch.full((lattice.num_states,), -torch.inf, dtype=torch.float64, device=arc_total.device)
-    score[lattice.start_state] = 0.0
+    score.index_fill_(0, lattice.start_state, 0.0)
     return _raised(score, lattice, arc_total, is_backward=False)
 
 
@@ -339,7 +339,7 @@ def prune(lattice: Lattice, options: DecodingOptions, beam: float) -> Lattice:
     limit = limit - 1e-6 * limit.abs().clamp(min=1.0)
     through = forward + backward
     kept_state = (through >= limit[lattice.utt_idx]) & (through > -torch.inf)
-    kept_state[lattice.start_state] = True
+    kept_state.index_fill_(0, lattice.start_state, True)
     src_state = lattice.src_state()
     arc_through = forward[src_state] + arc_total + backward[lattice.dst_state]
     kept_arc = (arc_through >= limit[lattice.utt_idx[src_state]]) & (arc_through > -torch.inf)

@@ -19,6 +19,7 @@ from asr.decoding.lattice import LatticeParts
 from asr.decoding.settings import DecodingOptions
 from asr.kernels.hash_table import marked_positions
 from asr.kernels.jit import gpu_module, jit
+from asr.kernels.memory import to_device
 
 # Exceeds the rounding errors of all scores of an utterance.
 _SLACK = 0.1
@@ -168,9 +169,9 @@ class LatticeRecords:
             return living
         none, blocks = arc[:0], backtrace.block_begin
         (utt_idx, frame), (src, dst, losing_arc, score_gap) = self._taken(none)
-        begin = torch.tensor(blocks, device=arc.device)
+        begin = to_device(torch.tensor(blocks), arc.device)
         loss = torch.full((len(arc) + 1,), torch.inf, dtype=torch.float32, device=arc.device)
-        loss[living] = 0.0  # -1 marks the spare last entry
+        loss.index_fill_(0, living, 0.0)  # -1 marks the spare last entry
         kernels = gpu_module("asr.decoding.gpu.traceback", arc.device)
         if kernels is not None:
             block = torch.searchsorted(begin, torch.arange(len(arc), device=arc.device), right=True) - 1
@@ -183,7 +184,7 @@ class LatticeRecords:
         num_kept, num_losing, *block_begin = torch.cat(
             [keeps.sum(0, keepdim=True), keeps_losing.sum(0, keepdim=True), number.index_select(0, begin)]
         ).tolist()
-        number[-1] = -1
+        number[-1:] = -1
         kept, kept_losing = marked_positions(keeps, num_kept), marked_positions(keeps_losing, num_losing)
         backtrace.replace(number[previous[kept]], arc[kept], block_begin)
         self._backpointers = [(utt_idx[kept], frame[kept])]

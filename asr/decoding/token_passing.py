@@ -30,7 +30,7 @@ from asr.decoding.selection import BackendFactory, backend_name, select_backend
 from asr.decoding.settings import DecodingOptions
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
-from asr.kernels.memory import no_autograd
+from asr.kernels.memory import no_autograd, to_device
 from asr.lm.combine import WordMapper, on_device, without_weight
 from asr.lm.interface import LanguageModel, device_of
 
@@ -285,7 +285,8 @@ class TokenPassingDecoder:
 
     def frames(self, log_prob: Tensor, num_frames: Tensor) -> SearchedFrames:
         """A batch on the device of the search, without the frames that `blank_skip_threshold` skips."""
-        log_prob, num_frames = log_prob.to(self._device, torch.float32), num_frames.to(self._device, torch.int64)
+        log_prob = log_prob.to(self._device, torch.float32)
+        num_frames = to_device(num_frames.to(torch.int64), self._device)
         if self.options.blank_skip_threshold is None:
             return SearchedFrames(log_prob, num_frames, None)
         kept, num_kept, original_frame, _ = skip_blanks(log_prob, num_frames, self.options.blank_skip_threshold)

@@ -74,5 +74,5 @@ def outputs_of(frames: Tensor, num_outputs: int, factor: int) -> Tensor:
 def silenced(log_prob: Tensor, where: Tensor) -> Tensor:
     """Log-probabilities (..., T', C) with silence where (..., T') is true."""
     silence = log_prob.new_full(log_prob.shape[-1:], LOG_PROB_IN_NOISE)
-    silence[0] = 0.0
+    silence[:1] = 0.0
     return torch.where(where.unsqueeze(-1), silence, log_prob)

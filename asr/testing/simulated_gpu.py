@@ -188,7 +188,6 @@ class _Operations(TorchDispatchMode):
         self._device = device
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # All of this process's memory counts as pinned.
         kwargs = {key: value for key, value in (kwargs or {}).items() if key != "pin_memory"}
         name = func.overloadpacket.__name__
         tensors = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, Tensor)]
@@ -200,7 +199,10 @@ class _Operations(TorchDispatchMode):
         else:
             to_device = isinstance(args[0], DeviceTensor) if name == "copy_" else bool(on_device)
         if name == "_pin_memory":
-            return args[0]
+            # A tensor of its own, which tells it from one that is not pinned.
+            pinned = args[0].clone()
+            pinned.is_pinned_here = True
+            return pinned
         if name in _CHOICES:
             return 0
         if not on_device and not to_device:
@@ -210,6 +212,8 @@ class _Operations(TorchDispatchMode):
         if name == "index_copy_":
             _check_ties(*args[1:])
         waits = "copy to host" if not to_device else name if name in _WAITS else self._choice(name, args, tensors)
+        if waits is None and _copies_and_waits(name, args, kwargs):
+            waits = "copy to device"
         if waits is not None:
             self._device.wait(waits)
         result = self._run(func, name, tensors, args, kwargs, to_device)
@@ -265,6 +269,20 @@ class _Operations(TorchDispatchMode):
             return None
         hosts = any(not isinstance(one, DeviceTensor) and one.dim() for one in tensors)
         return name if hosts or any(one.dtype is torch.bool for one in tensors[1:]) else None
+
+
+def _copies_and_waits(name: str, args: Any, kwargs: Any) -> bool:
+    """Whether an operation copies a tensor of the host to the device and waits: it is not pinned, or is to be waited
+    for. A number that is assigned to one element, or to those of an index, is such a tensor."""
+    if name in ("index_put", "index_put_"):
+        return not isinstance(args[2], DeviceTensor)
+    if name not in ("copy_", "_to_copy"):
+        return False
+    source = args[1] if name == "copy_" else args[0]
+    if isinstance(source, DeviceTensor):
+        return False
+    is_queued = kwargs.get("non_blocking", False) or (name == "copy_" and len(args) > 2 and args[2])
+    return not (is_queued and getattr(source, "is_pinned_here", False))
 
 
 def _check_ties(dim: int, index: Any, source: Any) -> None:

@@ -65,6 +65,8 @@ def stream_hazards(bundle: Bundle, num_calls: int, has_kernels: bool = True) -> 
         own = copy.deepcopy(bundle)  # its networks are moved to the device
         recognizer = Recognizer(own, "rnn", decoder="token-passing", lm_fusion="search", resources=resources)
         recognizer.to("cuda")
+        for weight in recognizer.parameters():
+            weight.mul_(1.0)  # as a step of training does, for which the host does not wait, unlike the copy
         for call in range(num_calls):
             _ask(recognizer, call)
         return device.streams.hazards.total(), device.streams.races.total()
@@ -267,7 +269,7 @@ HOST_MUTANTS = (
         check_streams,
     ),
     HostMutant(
-        "streams do not wait for copies of weights",
+        "streams do not wait for changes of weights",
         StreamPool,
         "catch_up",
         "stream.wait_stream(torch.cuda.current_stream(self._device))",

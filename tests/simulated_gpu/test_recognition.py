@@ -23,6 +23,7 @@ from asr.decoding.settings import ResourceOptions
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from asr.kernels.jit import triton_problem
+from asr.kernels.memory import to_device
 from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.combine import on_device
 from asr.lm.corpus import read_word_stream
@@ -72,6 +73,23 @@ def test_triton_is_tried_before_it_is_used(device: SimulatedDevice, monkeypatch:
     monkeypatch.setattr(kernels, "find_places", full)
     with pytest.raises(torch.cuda.OutOfMemoryError):
         triton_problem.__wrapped__(CUDA)
+
+
+def test_copies_to_a_gpu_wait_unless_they_are_queued_from_pinned_memory(device: SimulatedDevice) -> None:
+    there = torch.zeros(4, device=CUDA)
+    index = to_device(torch.tensor([1, 2]), CUDA)
+    there[:1] = 1.0
+    there.index_fill_(0, index, 2.0)
+    assert not device.waits and there.tolist() == [1.0, 2.0, 2.0, 0.0]
+    device.waits.clear()
+    torch.tensor([1], device=CUDA)
+    torch.tensor([1]).to(CUDA, non_blocking=True)
+    torch.tensor([1]).pin_memory().to(CUDA)
+    there[0] = 1.0
+    there[index] = 3.0
+    assert device.waits == {"copy to device": 5}
+    with device.capture(SimulatedGraph()), pytest.raises(RuntimeError, match="not permitted"):
+        there[0] = 1.0
 
 
 def test_it_refuses_what_a_gpu_refuses(device: SimulatedDevice) -> None:
@@ -409,7 +427,8 @@ def test_an_ngram_model_on_the_device_gives_the_same_bits(
     on_device = lm.to(CUDA)
     device.waits.clear()
     assert torch.equal(answers(on_device), answers(lm))
-    assert kind == "without kernel" or device.waits == {"copy to host": 1}
+    # The test's own queries are copied to the device.
+    assert kind == "without kernel" or device.waits == {"copy to host": 1, "copy to device": 4}
 
 
 @pytest.mark.parametrize("share", [2.0, 0.75, 0.3, 0.1])

@@ -532,9 +532,10 @@ class CudaGraphSearch:
             buffers.path_context[: len(alive)] = alive.context_idx
             buffers.path_lm_score[: len(alive)] = alive.lm_score
         buffers.counts.zero_()
-        buffers.counts[kernels.NUM_PATHS.value] = len(alive)
-        buffers.counts[kernels.NUM_RECORDS.value] = num_records
-        buffers.counts[kernels.FIRST_RECORD.value] = num_records
+        # A number that is assigned to a single element would be copied to the device, for which the host waits.
+        buffers.count(kernels.NUM_PATHS.value).fill_(len(alive))
+        buffers.count(kernels.NUM_RECORDS.value).fill_(num_records)
+        buffers.count(kernels.FIRST_RECORD.value).fill_(num_records)
 
 
 def _ensure_capacity(sizes: BufferSizes, **needed: int) -> BufferSizes:

@@ -51,7 +51,7 @@ class FrameLimits:
         self.selection_block = 2 * block
 
         def scalar(value: float) -> Tensor:
-            return torch.tensor(value, dtype=torch.float32, device=device)
+            return torch.full((), value, dtype=torch.float32, device=device)
 
         self.margin_score, self.lowest_score = scalar(-options.search_beam - ROUNDING_SLACK), scalar(-torch.inf)
 

@@ -287,7 +287,7 @@ class TritonEngine:
         trie.call += 1
         self._counts.zero_()
         for which, number in ((MAX_EDGES, num_edges), (MAX_ROWS, num_rows), (CALL, trie.call)):
-            self._counts[which.value] = number
+            self._counts[which.value : which.value + 1].fill_(number)
         self._num_queries = num_queries
         self.num_reservations = 1
         return self._tensors()
