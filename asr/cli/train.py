@@ -176,8 +176,9 @@ class _Termination(pl.Callback):  # type: ignore[misc]
         raise SystemExit(0 if is_child else _TERMINATED)
 
 
-class _LastCheckpoint(pl.Callback):  # type: ignore[misc]
-    """Saves the final checkpoint, which Lightning skips unless training ends on one of the recipe's intervals.
+class _Checkpoints(pl.Callback):  # type: ignore[misc]
+    """Saves the final checkpoint, which Lightning skips unless training ends on one of the recipe's intervals, and
+    remembers the best ones of the run that is continued.
 
     The last epoch is validated even if `check_val_every_n_epoch` leaves it out, and each `ModelCheckpoint` that keeps
     the latest weights (without `monitor`, or with `save_last`) saves those of the end.
@@ -192,6 +193,14 @@ class _LastCheckpoint(pl.Callback):  # type: ignore[misc]
             there = next(path for path in (Path(name), *Path(name).parents) if path.exists())
             if not (there.is_dir() and os.access(there, os.W_OK)):
                 raise AsrError(f"{name}: checkpoints cannot be written there; give ModelCheckpoint another dirpath.")
+
+    def on_load_checkpoint(self, trainer: pl.Trainer, _: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Keeps the best figures so far: Lightning forgets them where checkpoints now go to another folder, and would
+        call the best one since then `best`. It does not delete those in the earlier folder."""
+        for keeps in trainer.checkpoint_callbacks:
+            state = checkpoint["callbacks"].get(keeps.state_key, {})
+            if "dirpath" in state:
+                state["dirpath"] = getattr(keeps, "dirpath", None)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, _: pl.LightningModule) -> None:
         """Has the last epoch validated."""
@@ -272,7 +281,7 @@ class _CLI(LightningCLI):  # type: ignore[misc]
             save_config_kwargs={"overwrite": True},
             parser_kwargs={"prog": "asr", "exit_on_error": False, self._name: {"exit_on_error": False}},
             args=list(arguments),
-            trainer_defaults={"callbacks": [_LastCheckpoint(), _Termination()]},
+            trainer_defaults={"callbacks": [_Checkpoints(), _Termination()]},
         )
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # a static method of Lightning's

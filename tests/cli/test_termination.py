@@ -214,6 +214,20 @@ def test_a_training_that_ended_within_an_epoch_goes_on_there(folder: Path, tmp_p
     assert steps[0] == steps[1]
 
 
+def test_a_run_that_goes_on_keeps_the_best_checkpoints_so_far(folder: Path, tmp_path: Path) -> None:
+    """In another folder it would otherwise call the best of its own epochs the best."""
+    every = {"filename": "{epoch}", "monitor": "epoch", "save_top_k": -1, "dirpath": str(tmp_path / "every")}
+    best = {"filename": "{epoch}", "monitor": "val_loss", "mode": "max"}  # the first epoch has the highest loss
+    for name, options in (("whole", []), ("resumed", ["--ckpt_path", str(tmp_path / "every" / "epoch=0.ckpt")])):
+        callbacks = [
+            {"class_path": "pytorch_lightning.callbacks.ModelCheckpoint", "init_args": arguments}
+            for arguments in ({**best, "dirpath": str(tmp_path / f"{name}-best")}, every)
+        ]
+        assert train.run([*recipe(folder, "acoustic", tmp_path / name, callbacks), *options]) == 0
+    kept = [[path.name for path in (tmp_path / f"{name}-best").glob("*")] for name in ("whole", "resumed")]
+    assert kept == [["epoch=0.ckpt"], []]
+
+
 class PressesCtrlC(pl.Callback):  # type: ignore[misc]
     """Does what Ctrl-C does, in the third batch."""
 
