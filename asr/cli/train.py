@@ -59,6 +59,10 @@ _EXPLANATIONS = {
     # Lightning 2.2 turns 16-mixed into bf16-mixed on a CPU.
     "expected scalar type BFloat16 but found Float": "trainer.precision: this version of torch cannot train this "
     "network in bfloat16 on a CPU; give --trainer.precision 32",
+    r"`val_check_interval` \((\d+)\) must be less than or equal to the number of the training batches \((\d+)\)": (
+        "trainer.val_check_interval is {}, but an epoch has only {} batches; give at most as many, or 1.0 to validate "
+        "after each epoch"
+    ),
     "No supported gpu backend found": "trainer.accelerator: torch finds no GPU; give cpu or auto",
     r"(-?\d+) is not in bounds, numpy accepts from (\d+) to (\d+)": "seed_everything is {}; give {} to {}",
     # Of networks and their configurations, which know nothing of recipes.

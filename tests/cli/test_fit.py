@@ -240,6 +240,17 @@ def test_a_folder_for_checkpoints_that_cannot_be_written_is_refused_before_train
 
 
 @pytest.mark.slow
+def test_an_interval_of_validations_beyond_the_epoch_is_one_sentence(tmp_path, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text("ONE TWO\n" * 50)
+    texts = [f"--data.init_args.texts.{name}_texts=[{text}]" for name in ("train", "validation")]
+    texts += [f"--trainer.default_root_dir={tmp_path}", "--trainer.val_check_interval=1000"]
+    assert main([*tiny_language_model(tmp_path), *texts]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("asr: error: trainer.val_check_interval is 1000, but an epoch has only ")
+
+
+@pytest.mark.slow
 def test_callbacks_that_exclude_each_other_are_one_sentence(tmp_path, capsys):
     keeps = "{class_path: pytorch_lightning.callbacks.ModelCheckpoint}"
     arguments = tiny_language_model(tmp_path)
