@@ -319,6 +319,8 @@ class _CLI(LightningCLI):  # type: ignore[misc]
             raise MisconfigurationException(str(error)) from error
         _warn_of_slow_bfloat16(trainer)
         _require_numbers(trainer)
+        if self._name == "fit":
+            _require_training(trainer)
         _require_whole_weights(trainer)
         trainer.strategy.checkpoint_io = _CheckpointIO()
         return trainer
@@ -342,6 +344,13 @@ def _require_numbers(trainer: pl.Trainer) -> None:
             raise AsrError(f"trainer.{name} is {number}; give {least} or more.")
     if isinstance(trainer.val_check_interval, (int, float)) and not trainer.val_check_interval > 0:
         raise AsrError(f"trainer.val_check_interval is {trainer.val_check_interval}; give a number above 0.")
+
+
+def _require_training(trainer: pl.Trainer) -> None:
+    """Rejects limits with which Lightning would end at once, with exit code 0 and without a checkpoint."""
+    for name in ("max_epochs", "max_steps", "limit_train_batches"):
+        if getattr(trainer, name) == 0:
+            raise AsrError(f"trainer.{name} is 0, so that nothing would be trained; give 1 or more, or leave it out.")
 
 
 def _require_whole_weights(trainer: pl.Trainer) -> None:
