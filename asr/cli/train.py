@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import re
+import shutil
 import signal
 import sys
 import threading
@@ -311,6 +312,20 @@ class _CLI(LightningCLI):  # type: ignore[misc]
         """Rejects a test of random weights; modules read their `initial_checkpoint` only when a training begins."""
         if self._name != "fit" and self.config[self._name].ckpt_path is None:
             raise AsrError(f"asr {self._name}: there are no weights; give --ckpt_path a checkpoint of 'asr fit'.")
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Removes the folder of a run that ended before its first batch, such as one whose `initial_checkpoint` does
+        not exist: otherwise the next run would be `version_1`, and not what the commands of a recipe's page expect."""
+        logger = self.trainer.logger
+        folder = Path(logger.log_dir) if logger is not None and logger.log_dir is not None else None
+        is_new = folder is not None and not folder.exists()
+        try:
+            super()._run_subcommand(subcommand)
+        except BaseException:
+            has_begun = self.trainer.fit_loop.epoch_loop.batch_progress.total.ready > 0
+            if folder is not None and is_new and self.trainer.is_global_zero and not has_begun:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         try:

@@ -243,6 +243,26 @@ def test_a_folder_for_checkpoints_that_cannot_be_written_is_refused_before_train
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("logger", ["CSVLogger", "TensorBoardLogger"])
+def test_a_run_that_ends_before_its_first_batch_leaves_no_folder(tmp_path, capsys, logger):
+    """Its number would be missing: pages of recipes name `version_0`."""
+    text = tmp_path / "text.txt"
+    text.write_text("ONE TWO\n" * 50)
+    arguments = [*tiny_language_model(tmp_path), f"--data.init_args.texts.train_texts=[{text}]"]
+    arguments += [f"--trainer.logger=pytorch_lightning.loggers.{logger}", f"--trainer.logger.save_dir={tmp_path}"]
+    arguments += ["--trainer.logger.name=run", "--trainer.max_epochs=1"]
+    assert main([*arguments, f"--model.init_args.init_from={tmp_path / 'none.ckpt'}"]) == 2
+    assert "none.ckpt" in capsys.readouterr().err.splitlines()[-1]
+    assert not list((tmp_path / "run").glob("*"))
+    assert main(arguments) == 0
+    assert [path.name for path in (tmp_path / "run").glob("*")] == ["version_0"]
+    # A folder with an earlier run's results stays.
+    arguments += ["--trainer.logger.version=0", f"--model.init_args.init_from={tmp_path / 'none.ckpt'}"]
+    assert main(arguments) == 2
+    assert list((tmp_path / "run" / "version_0").glob("checkpoints/*.ckpt"))
+
+
+@pytest.mark.slow
 def test_an_interval_of_validations_beyond_the_epoch_is_one_sentence(tmp_path, capsys):
     text = tmp_path / "text.txt"
     text.write_text("ONE TWO\n" * 50)
