@@ -37,7 +37,7 @@ from asr.models.chunks import ChunkAugmentation, ChunkBatch, ChunkLoader, ChunkS
 from asr.models.distillation import TeacherPosteriors
 from asr.models.lfmmi import LfMmi, NumeratorPiece, numerator_piece
 from asr.models.tdnnf import ChainNetwork
-from asr.models.training import WeightAverage, adamw, clip_gradients, planned_steps, require_sizes, scheduled
+from asr.models.training import GradientClipper, WeightAverage, adamw, planned_steps, require_sizes, scheduled
 
 _TEACHER = "teacher_posteriors"  # in checkpoints: `TeacherPosteriors.key`
 
@@ -312,6 +312,7 @@ class LitChainModel(pl.LightningModule):
         self.network = network
         self.average = WeightAverage(network, optimization.average_decay, averages_statistics=True)
         self.optimization, self.objective, self.regularization = optimization, objective, regularization
+        self._clipper = GradientClipper(optimization.max_gradient_norm)
         self.initial_checkpoint = initial_checkpoint
         self.teacher, self.teacher_weight = teacher, teacher_weight
         self._lfmmi: LfMmi | None = None
@@ -396,7 +397,7 @@ class LitChainModel(pl.LightningModule):
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Clips gradients; a step whose gradient is not finite is skipped."""
-        self.log("gradient_norm", clip_gradients(self.network, self.optimization.max_gradient_norm))
+        self.log("gradient_norm", self._clipper.clip(self.network))
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Also applies the semi-orthogonal constraint, every fourth step, and updates the moving average.

@@ -86,14 +86,40 @@ def scheduled(optimizer: torch.optim.Optimizer, factor: Callable[[int], float]) 
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-def clip_gradients(module: nn.Module, max_norm: float) -> Tensor:
-    """Scales gradients down to `max_norm`; drops all of them if one is not finite. Returns the norm before, ()."""
-    parameters = [parameter for parameter in module.parameters() if parameter.grad is not None]
-    norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
-    if not torch.isfinite(norm):
+_MOST_DROPPED = 30  # the loss scale of 16-mixed needs about ten such steps to settle
+
+
+class GradientClipper:
+    """Scales gradients down to `max_norm`; drops all of them if one is not finite, so that the step changes nothing.
+
+    Args:
+        max_norm: the largest norm.
+    """
+
+    def __init__(self, max_norm: float) -> None:
+        self.max_norm = max_norm
+        self._num_dropped = 0
+
+    def clip(self, module: nn.Module) -> Tensor:
+        """Clips the gradients of a module. Returns the norm before, ().
+
+        Raises:
+            AsrError: those of the last steps, many in a row, were not finite.
+        """
+        parameters = [parameter for parameter in module.parameters() if parameter.grad is not None]
+        norm = torch.nn.utils.clip_grad_norm_(parameters, self.max_norm)
+        if torch.isfinite(norm):
+            self._num_dropped = 0
+            return norm
         for parameter in parameters:
             parameter.grad = None
-    return norm
+        self._num_dropped += 1
+        if self._num_dropped == _MOST_DROPPED:
+            raise AsrError(
+                f"the training has diverged: the gradients of {_MOST_DROPPED} steps in a row were not finite. Start "
+                "again, perhaps with an earlier checkpoint as initial_checkpoint, with a lower optimization.peak_lr."
+            )
+        return norm
 
 
 class WeightAverage(nn.Module):
@@ -319,6 +345,7 @@ class LitAcousticModel(pl.LightningModule):
         self.objective: Objective = objective  # type: ignore[assignment]
         self.average = WeightAverage(network, optimization.average_decay)
         self.optimization = optimization
+        self._clipper = GradientClipper(optimization.max_gradient_norm)
         self.regularization = regularization
         self.initial_checkpoint = initial_checkpoint
         self.flat_start_steps = flat_start_steps
@@ -422,7 +449,7 @@ class LitAcousticModel(pl.LightningModule):
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Clips gradients; a step with gradients that are not finite is skipped."""
-        self.log("gradient_norm", clip_gradients(self, self.optimization.max_gradient_norm))
+        self.log("gradient_norm", self._clipper.clip(self))
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Also updates the averaged weights. A hook after the step would be too late: checkpoints come before it."""

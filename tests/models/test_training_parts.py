@@ -9,11 +9,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 from asr.errors import AsrError
 from asr.models.alignment import summed_cross_entropy, uniform_alignment
-from asr.models.training import LitAcousticModel, WeightAverage, greedy_tokens, warmup_cosine
+from asr.models.training import GradientClipper, LitAcousticModel, WeightAverage, greedy_tokens, warmup_cosine
 from tests.grouped import grouped
 
 
@@ -63,6 +63,26 @@ def test_statistics_of_norms_are_copied_or_averaged(averages_statistics: bool, e
     average.update(network)  # with a decay of 2/11
     state = average.network.state_dict()
     assert state["running_mean"].item() == pytest.approx(expected) and state["num_batches_tracked"] == 7
+
+
+def test_a_step_that_is_not_finite_is_dropped_and_many_end_the_training() -> None:
+    layer, clipper = nn.Linear(2, 1), GradientClipper(1.0)
+
+    def clip(value: float) -> Tensor:
+        for parameter in layer.parameters():
+            parameter.grad = torch.full_like(parameter, value)
+        return clipper.clip(layer)
+
+    assert float(clip(3.0)) == pytest.approx(27**0.5)
+    torch.testing.assert_close(layer.weight.grad, torch.full((1, 2), 3**-0.5))
+    for _ in range(29):
+        clip(torch.nan)
+        assert layer.weight.grad is None
+    clip(3.0)  # from here on it counts again
+    for _ in range(29):
+        clip(torch.inf)
+    with pytest.raises(AsrError, match=r"diverged: the gradients of 30 steps in a row .* lower optimization\.peak_lr"):
+        clip(torch.nan)
 
 
 def test_greedy_merges_repeats_and_drops_blanks() -> None:

@@ -213,11 +213,21 @@ class LitRNNLM(pl.LightningModule):
             super().optimizer_step(*args, **kwargs)
 
     def configure_gradient_clipping(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        """Clips the dense gradients; Adagrad's steps are bounded anyway."""
+        """Clips the dense gradients; Adagrad's steps are bounded anyway.
+
+        Raises:
+            AsrError: they are not finite.
+        """
         for parameter in self._own_gradients:
             average_gradient(parameter)
         dense = [p for p in self.network.parameters() if p.grad is not None and not p.grad.is_sparse]
         norm = torch.nn.utils.clip_grad_norm_(dense, self.optimization.max_grad_norm * self._num_words)
+        # To wait for every norm would slow down a GPU.
+        if (norm.device.type == "cpu" or self._is_logged()) and not torch.isfinite(norm):
+            raise AsrError(
+                f"the training has diverged: the gradients of step {self.global_step + 1} are not finite. Start again, "
+                "perhaps with an earlier checkpoint as init_from, with lower optimization.lr and sparse_lr."
+            )
         if self._is_logged():
             self.log("grad_norm", norm / self._num_words, batch_size=1)
         self._num_batches = self._num_words = 0

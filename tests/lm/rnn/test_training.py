@@ -469,6 +469,15 @@ def test_weights_that_are_no_numbers_are_refused(corpus: Path) -> None:
         network_from_checkpoint(corpus / "words.txt")
 
 
+def test_a_training_that_diverges_ends(corpus: Path) -> None:
+    """Its checkpoints would be of no use, and replace earlier ones."""
+    model = _model(corpus)
+    with torch.no_grad():
+        model.network.layers[0].weight_hh[0, 0] = torch.inf
+    with pytest.raises(AsrError, match=r"diverged: the gradients of step 1 are not finite.*lower optimization\.lr"):
+        _trainer(corpus, enable_checkpointing=False).fit(model, _data(corpus))
+
+
 @pytest.mark.slow
 def test_bad_input_of_a_recipe_is_one_sentence(corpus: Path) -> None:
     """LightningCLI wraps what its classes raise."""
