@@ -45,3 +45,13 @@ def test_recipe_is_instantiated(recipe: Path, tmp_path: Path) -> None:
 
 def test_there_are_recipes() -> None:
     assert {path.parent.name for path in RECIPES} >= {"an4", "librispeech", "wikitext-2"}
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_the_best_checkpoint_is_written_at_its_validation(recipe: Path) -> None:
+    """After a number of steps, Lightning would write later weights under the figure of an earlier validation."""
+    import yaml
+
+    callbacks = yaml.safe_load(recipe.read_text(encoding="utf-8"))["trainer"]["callbacks"]
+    chosen = [callback["init_args"] for callback in callbacks if "monitor" in callback["init_args"]]
+    assert not any("every_n_train_steps" in arguments for arguments in chosen)
