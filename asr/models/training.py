@@ -6,6 +6,8 @@ Shapes: N utterances, T frames of features, F features, T' output frames, C toke
 from __future__ import annotations
 
 import copy
+import itertools
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
@@ -34,6 +36,8 @@ from asr.models.alignment import IGNORED, TeacherAlignment, summed_cross_entropy
 from asr.models.checkpoint import FBANK, require_same_features, trained_network, warn_of_other_features
 from asr.models.interface import AcousticNetwork, Objective
 from asr.text.ctc_tokens import PIECE_PREFIX
+
+_LOGGER = logging.getLogger(__name__)
 
 
 def warmup_cosine(step: int, warmup_steps: int, total_steps: int, floor: float) -> float:
@@ -191,6 +195,11 @@ def require_sizes(network: AcousticNetwork, num_features: int, num_tokens: int) 
             f"the network has num_features {network.num_features} and num_tokens {network.num_tokens}, but the data "
             f"have {num_features} and {num_tokens}; set them in model.init_args.network.init_args."
         )
+
+
+def num_needed_frames(tokens: Sequence[int]) -> int:
+    """The output frames that CTC needs for a transcript: one for each token, and a blank between two equal ones."""
+    return len(tokens) + sum(first == second for first, second in itertools.pairwise(tokens))
 
 
 # The networks' parameters that have a dimension of tokens, and which dimension that is.
@@ -382,7 +391,33 @@ class LitAcousticModel(pl.LightningModule):
                 transfer_weights(network, data.token_table.tokens, initial.weights, initial.tokens)  # type: ignore[arg-type]
         if self.teacher is not None:
             self._teacher_alignment = TeacherAlignment(self.teacher, data.token_table.tokens, data.fbank)
-        self.objective.prepare([data.tokenizer.encode(text.split())[0] for text in texts])
+        sequences = [data.tokenizer.encode(text.split())[0] for text in texts]
+        self._require_frames(sequences)
+        self.objective.prepare(sequences)
+
+    def _require_frames(self, sequences: Sequence[Sequence[int]]) -> None:
+        """Warns of training utterances with more tokens than the network has outputs: their loss counts as 0.
+
+        Raises:
+            AsrError: there are no others.
+        """
+        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+        frame_seconds = data.fbank.frame_shift / data.fbank.sampling_rate * self.network.subsampling_factor
+        durations = [cut.duration for cut in data.cuts["train"]]
+        num_short = sum(
+            num_needed_frames(tokens) > math.ceil(duration / frame_seconds)
+            for tokens, duration in zip(sequences, durations, strict=True)
+        )
+        if not num_short:
+            return
+        said = (
+            f"train: {num_short} of {len(sequences)} utterances are too short for their tokens at an output each "
+            f"{1000 * frame_seconds:g} ms and train nothing; do the transcripts fit the audio? If they do, take longer "
+            "tokens, or a network with a smaller subsampling factor"
+        )
+        if num_short == len(sequences):
+            raise AsrError(f"{said}.")
+        _LOGGER.warning("%s", said)
 
     def on_train_batch_start(self, batch: dict[str, Any], batch_idx: int) -> None:
         """Counts the batches of each epoch from its first one."""

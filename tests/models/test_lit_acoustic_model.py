@@ -241,3 +241,18 @@ def test_what_does_not_fit_is_named(tmp_path: Path, data_arguments: dict[str, An
 def test_a_network_of_another_size_than_the_data_is_refused(tmp_path: Path, data_arguments: dict[str, Any]) -> None:
     with pytest.raises(AsrError, match="has num_features 20 and num_tokens 4, but the data have 30 and 4"):
         fit(tmp_path, {**data_arguments, "fbank": Fbank(num_mel_bins=30)}, max_epochs=1)
+
+
+def test_utterances_that_ctc_cannot_align_are_said(
+    tmp_path: Path, data_arguments: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their loss is 0, which looks as if they were learned."""
+    fit(tmp_path / "a", data_arguments, max_epochs=1)
+    assert "too short for their tokens" not in caplog.text
+    lexicon = Path(data_arguments["lexicon"][0])
+    lexicon.write_text(f"A {'AH0 ' * 6}\nBAY B EY1\n", encoding="utf-8")  # 13 frames; the utterances have 10 to 18
+    fit(tmp_path / "b", data_arguments, max_epochs=1)
+    assert "train: 2 of 8 utterances are too short for their tokens at an output each 40 ms" in caplog.text
+    lexicon.write_text(f"A {'AH0 ' * 20}\nBAY B EY1\n", encoding="utf-8")
+    with pytest.raises(AsrError, match=r"train: 8 of 8 utterances are too short .*; do the transcripts fit the audio"):
+        fit(tmp_path / "c", data_arguments, max_epochs=1)

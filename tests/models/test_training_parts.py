@@ -13,7 +13,14 @@ from torch import Tensor, nn
 
 from asr.errors import AsrError
 from asr.models.alignment import summed_cross_entropy, uniform_alignment
-from asr.models.training import GradientClipper, LitAcousticModel, WeightAverage, greedy_tokens, warmup_cosine
+from asr.models.training import (
+    GradientClipper,
+    LitAcousticModel,
+    WeightAverage,
+    greedy_tokens,
+    num_needed_frames,
+    warmup_cosine,
+)
 from tests.grouped import grouped
 
 
@@ -89,6 +96,11 @@ def test_greedy_merges_repeats_and_drops_blanks() -> None:
     path = torch.tensor([[0, 1, 1, 0, 1, 2, 2, 0], [3, 0, 0, 1, 1, 1, 1, 1]])
     log_prob = torch.nn.functional.one_hot(path, 4).float()
     assert greedy_tokens(log_prob, torch.tensor([8, 3])) == [[1, 1, 2], [3]]
+
+
+@pytest.mark.parametrize(("tokens", "num"), [([], 0), ([3], 1), ([1, 2, 1], 3), ([2, 2, 2, 1], 6)])
+def test_equal_neighbors_need_a_blank_between_them(tokens: list[int], num: int) -> None:
+    assert num_needed_frames(tokens) == num
 
 
 def test_tokens_are_spread_evenly_over_speech() -> None:
