@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -22,6 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asr.errors import AsrError
+
+_LOGGER = logging.getLogger(__name__)
 
 
 class Share(NamedTuple):
@@ -163,6 +166,27 @@ def require_end(trainer: Any) -> None:
     if trainer.max_steps < 0 and (trainer.max_epochs is None or trainer.max_epochs < 0):
         raise AsrError(
             "trainer.max_epochs: the learning rates fall until the training ends; give max_epochs or max_steps."
+        )
+
+
+def warn_of_kept_rate(module: Any, checkpoint: dict[str, Any], name: str, rate: float, key: str = "initial_lr") -> None:
+    """Logs a warning if a run is continued with another learning rate than it began with: optimizer and schedule take
+    theirs from the checkpoint.
+
+    Args:
+        module: a Lightning module; nothing is said unless it is trained.
+        checkpoint: Lightning's.
+        name: of the rate in recipes.
+        rate: the recipe's.
+        key: of the rate in the optimizer's groups of parameters.
+    """
+    states = checkpoint.get("optimizer_states")
+    kept = states[0]["param_groups"][0].get(key, rate) if states and module.trainer.state.fn == "fit" else rate
+    if kept != rate:
+        _LOGGER.warning(
+            "ckpt_path: the run goes on with the %s %g with which it began, not %g; for another one, start a new run "
+            "from the checkpoint's weights.",
+            *(name, kept, rate),
         )
 
 

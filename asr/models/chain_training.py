@@ -27,6 +27,7 @@ from asr.distributed import (
     epoch_to_draw,
     prepare_wrapping,
     total,
+    warn_of_kept_rate,
 )
 from asr.errors import AsrError, require_above_zero, require_at_least, require_below_one, require_between
 from asr.graph.context import TIED_STATES, TiedStates
@@ -462,6 +463,7 @@ class LitChainModel(pl.LightningModule):
                 "ckpt_path: the checkpoint has other tied states than data.chain; give those of its training."
             )
         require_same_features(checkpoint.get(FBANK, {}), self._data().corpus.fbank_arguments, "ckpt_path", "the corpus")
+        warn_of_kept_rate(self, checkpoint, "peak_lr", self.optimization.peak_lr)
         self._is_resumed = True
         self._kept = checkpoint.get(_TEACHER)
 

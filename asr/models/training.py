@@ -29,6 +29,7 @@ from asr.distributed import (
     prepare_wrapping,
     require_end,
     total,
+    warn_of_kept_rate,
 )
 from asr.errors import AsrError, require_above_zero, require_at_least, require_below_one, require_between
 from asr.metrics import NO_ERRORS, ErrorCounts, count_errors
@@ -550,6 +551,7 @@ class LitAcousticModel(pl.LightningModule):
                 "training."
             )
         require_same_features(checkpoint.get(FBANK, {}), data.fbank.arguments, "ckpt_path", "the recipe")
+        warn_of_kept_rate(self, checkpoint, "peak_lr", self.optimization.peak_lr)
         self._is_resumed = True
 
     def _data(self) -> AcousticDataModule:

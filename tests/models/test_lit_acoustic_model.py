@@ -95,6 +95,16 @@ def test_a_resumed_run_ends_where_the_whole_one_does(tmp_path: Path, data_argume
     assert not same(averaged_weights(whole), averaged_weights(tmp_path / "whole" / "epoch=1.ckpt"))
 
 
+def test_a_resumed_run_says_that_it_keeps_its_learning_rate(
+    tmp_path: Path, data_arguments: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    middle = str(fit(tmp_path / "whole", data_arguments, max_epochs=1))
+    fit(tmp_path / "same", data_arguments, max_epochs=2, resume=middle)
+    assert "ckpt_path" not in caplog.text
+    fit(tmp_path / "other", data_arguments, max_epochs=2, resume=middle, peak_lr=1e-4)
+    assert "ckpt_path: the run goes on with the peak_lr 0.01 with which it began, not 0.0001; " in caplog.text
+
+
 def test_a_resumed_run_does_not_go_back_to_its_initial_checkpoint(
     tmp_path: Path, data_arguments: dict[str, Any]
 ) -> None:

@@ -20,6 +20,7 @@ from asr.distributed import (
     prepare_wrapping,
     require_end,
     total,
+    warn_of_kept_rate,
 )
 from asr.errors import AsrError, require_above_zero, require_at_least, require_between
 from asr.kernels.jit import torch_on_one_thread
@@ -300,6 +301,8 @@ class LitRNNLM(pl.LightningModule):
             AsrError: the checkpoint is of other words.
         """
         self._require_words(checkpoint.get("rnn_lm_words"), "ckpt_path: the checkpoint")
+        warn_of_kept_rate(self, checkpoint, "lr", self.optimization.lr)
+        warn_of_kept_rate(self, checkpoint, "sparse_lr", self.optimization.sparse_lr, "sparse_lr")
         self._is_resumed = True
         self._states, self._loaded_states = None, checkpoint.get("stream_states")
         self._seconds = checkpoint.get("train_seconds", 0.0)

@@ -469,6 +469,18 @@ def test_weights_that_are_no_numbers_are_refused(corpus: Path) -> None:
         network_from_checkpoint(corpus / "words.txt")
 
 
+def test_a_resumed_run_says_that_it_keeps_its_learning_rates(corpus: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trainer = _trainer(corpus, enable_checkpointing=False, max_epochs=1)
+    trainer.fit(_model(corpus), _data(corpus))
+    trainer.save_checkpoint(corpus / "a.ckpt")
+    for rates in ({}, {"lr": 1e-4, "sparse_lr": 0.01}):
+        assert "ckpt_path" not in caplog.text
+        again = _trainer(corpus, enable_checkpointing=False)
+        again.fit(_model(corpus, **rates), _data(corpus), ckpt_path=str(corpus / "a.ckpt"))
+    assert "with the lr 0.002 with which it began, not 0.0001; for another one, start a new run" in caplog.text
+    assert "with the sparse_lr 0.1 with which it began, not 0.01" in caplog.text
+
+
 def test_a_training_that_diverges_ends(corpus: Path) -> None:
     """Its checkpoints would be of no use, and replace earlier ones."""
     model = _model(corpus)
