@@ -5,9 +5,9 @@ turn them off. In glibc `stderr` is a variable that a program may set, so that `
 descriptor 2 is left alone: messages of Python, faulthandler and glibc's own checks appear at once, even from other
 threads and in a crash.
 
-FFmpeg, through PyAV (optional), reads m4a, mp4, webm and other containers. The container is chosen by the first bytes
-of the file. FFmpeg may not guess it: playlists and other formats that refer to other files or addresses are never
-opened.
+FFmpeg, through PyAV (optional), reads m4a, mp4, webm and other containers, and MP3 files in which libmpg123 would stop
+too early. The container is chosen by the first bytes of the file. FFmpeg may not guess it: playlists and other formats
+that refer to other files or addresses are never opened.
 
 Shapes: L samples.
 """
@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import soundfile
 
+from asr.audio.mp3 import mp3_frames
 from asr.audio.pcm import is_unknown_length
 from asr.errors import AsrError
 
@@ -39,6 +40,7 @@ NO_LENGTH = 1 << 62
 
 _SHORTER_THAN_HEADER = re.compile(r"(data|RIFF) : (\d+) \(should be \d+\)|should be \d+")
 _OGG_HEADER_BYTES, _MAX_OGG_PAGE_BYTES = 27, 65307  # RFC 3533
+_MAX_ADDED_SAMPLES = 2 * 4095 + 1152  # by encoders, at both ends of an MP3, and in the frame with the Xing header
 _COMPLAINT = re.compile(rb"\[src/libmpg123/|Note: |Warning: |\s*$")
 
 MEDIA_SUFFIXES = (".m4a", ".mp4", ".webm", ".mka", ".mkv", ".mov", ".aac", ".wma", ".amr", ".caf", ".3gp", ".avi")
@@ -63,48 +65,40 @@ class SequentialFile(soundfile.SoundFile):
     soundfile seeks to the current position after each block. An MP3 decoder then loses the bit reservoir: samples at
     the beginning of the next block are wrong, and libmpg123 writes warnings to stderr. Formats without seeking, such as
     GSM 6.10, could not be read at all.
-
-    Attributes:
-        num_read: samples of each channel that `blocks_to_end` has read.
     """
-
-    num_read = 0
 
     def seekable(self) -> bool:
         """Always false."""
         return False
 
-    @property
-    def announces_more(self) -> bool:
-        """Whether the header announces more than has been read."""
-        return self.num_read < self.frames < NO_LENGTH
-
     def blocks_to_end(self, size: int) -> Iterator[np.ndarray[Any, Any]]:
         """The rest in float32 blocks (at most `size`, channels), regardless of the length that the header announces.
 
-        Warns at the end of a damaged MP3, unless it is also cut short, which callers notice.
+        Warns at the end of a damaged MP3, unless it is also cut short, which callers tell.
         """
         is_damaged = False
         while True:
             with kept_complaints() if self.format == "MP3" else contextlib.nullcontext() as complaints:
                 block = self.read(size, dtype="float32", always_2d=True)
             is_damaged = is_damaged or bool(complaints)
-            self.num_read += len(block)
             if not len(block):
                 break
             yield block
-        if is_damaged and not self.announces_more:
-            name = os.fsdecode(self.name)
-            _LOGGER.warning("%s: the MP3 is damaged in places; words there may be wrong or missing.", name)
+        if is_damaged and not is_cut_short(self):
+            _warn_of_damage(Path(os.fsdecode(self.name)))
 
 
 def is_cut_short(file: soundfile.SoundFile) -> bool:
-    """Whether the header of a WAV file, or of the last page of an Ogg file, announces more than there is.
+    """Whether the header of a WAV or MP3 file, or of the last page of an Ogg file, announces more than there is.
 
-    libsndfile silently uses what there is. A header written to a pipe announces no length, since it was not known.
+    libsndfile silently uses what there is. A header written to a pipe announces no length, since it was not known. Of
+    an MP3 the bytes count: its samples may be fewer than libsndfile announces, because it estimates their number if
+    there is no Xing header, or because damaged frames are passed over.
     """
     if file.format == "OGG":
         return _ends_within_ogg_page(Path(os.fsdecode(file.name)))
+    if file.format == "MP3":
+        return not mp3_frames(Path(os.fsdecode(file.name))).is_whole
     if file.format not in ("WAV", "WAVEX", "NIST"):
         return False
     lengths = [match[2] for match in _SHORTER_THAN_HEADER.finditer(file.extra_info)]
@@ -189,6 +183,19 @@ def kept_complaints() -> Iterator[list[str]]:
                     os.write(2, line)
 
 
+def may_be_mp3(path: Path) -> bool:
+    """Whether a file begins like an MP3: with a tag or with a frame."""
+    with path.open("rb") as file:
+        return file.read(3).startswith((b"ID3", b"\xff"))
+
+
+def has_more_than_announced(file: soundfile.SoundFile) -> bool:
+    """Whether an MP3 goes on where libsndfile would stop; see `asr.audio.mp3`."""
+    return file.format == "MP3" and (
+        mp3_frames(Path(os.fsdecode(file.name))).num_samples > file.frames + _MAX_ADDED_SAMPLES
+    )
+
+
 def container_of(path: Path) -> str | None:
     """FFmpeg's name of the container, by the file's first bytes; None if this module does not read it."""
     with path.open("rb") as file:
@@ -201,7 +208,7 @@ def open_media(path: Path, container_name: str) -> tuple[int, Iterator[np.ndarra
 
     Args:
         path: the file.
-        container_name: what `container_of` returns for it.
+        container_name: FFmpeg's name of the container: that of `container_of`, or `mp3`.
 
     Returns:
         the sampling rate, and blocks (L, channels) float32 in [-1, 1], decoded as they are taken.
@@ -210,7 +217,8 @@ def open_media(path: Path, container_name: str) -> tuple[int, Iterator[np.ndarra
         AsrError: PyAV is not installed, or the file has no audio or cannot be decoded; also while blocks are taken.
     """
     if importlib.util.find_spec("av") is None:
-        raise AsrError(f"{path}: reading this kind of file needs FFmpeg's libraries; {INSTALL}.")
+        kind = "an MP3 with more audio than its beginning announces" if container_name == "mp3" else "this kind of file"
+        raise AsrError(f"{path}: reading {kind} needs FFmpeg's libraries; {INSTALL}.")
     import av
 
     try:
@@ -231,13 +239,33 @@ def _blocks(path: Path, container: Any, rate: int) -> Iterator[np.ndarray[Any, A
         try:
             # To float samples, one row for each channel, without a change of the rate.
             resampler = av.AudioResampler(format="fltp", rate=rate)
-            for frame in container.decode(container.streams.audio[0]):
+            for frame in _frames(path, container):
                 for converted in resampler.resample(frame):
                     yield converted.to_ndarray().T
             for converted in resampler.resample(None):
                 yield converted.to_ndarray().T
         except (av.FFmpegError, OSError, ValueError) as error:
             raise _damaged(path, error) from error
+
+
+def _frames(path: Path, container: Any) -> Iterator[Any]:
+    """Decodes a container; passes over damaged frames of an MP3, with a warning, as libmpg123 does."""
+    import av
+
+    is_damaged = False
+    for packet in container.demux(container.streams.audio[0]):
+        try:
+            yield from packet.decode()
+        except av.error.InvalidDataError:
+            if container.format.name != "mp3":
+                raise
+            is_damaged = True
+    if is_damaged:
+        _warn_of_damage(path)
+
+
+def _warn_of_damage(path: Path) -> None:
+    _LOGGER.warning("%s: the MP3 is damaged in places; words there may be wrong or missing.", path)
 
 
 def _damaged(path: Path, error: Exception) -> AsrError:

@@ -27,8 +27,10 @@ from asr.audio.codecs import (
     NO_LENGTH,
     SequentialFile,
     container_of,
+    has_more_than_announced,
     is_cut_short,
     kept_complaints,
+    may_be_mp3,
     open_media,
 )
 from asr.audio.pcm import read_wav_header, samples_of
@@ -283,14 +285,19 @@ def _open(path: Path) -> SequentialFile:
 
 
 def _media_container(path: Path) -> str | None:
-    """The container of a file that FFmpeg must read: it is a known one, and libsndfile cannot open it; else None."""
-    container = container_of(path) if path.is_file() else None
-    if container is not None:
-        try:
-            _open(path).close()
-        except AsrError:
-            return container
-    return None
+    """FFmpeg's name of the container if libsndfile cannot open the file, or does not read it to its end."""
+    if not path.is_file():
+        return None
+    container = container_of(path)
+    if container is None and not may_be_mp3(path):
+        return None  # without opening the file twice
+    try:
+        with _open(path) as file:
+            return "mp3" if has_more_than_announced(file) else None
+    except AsrError:
+        if container is None:
+            raise
+        return container
 
 
 _Block = np.ndarray[Any, Any]
@@ -299,19 +306,23 @@ _Block = np.ndarray[Any, Any]
 def _decode(path: Path) -> tuple[int, Iterator[_Block]]:
     """Opens a file: its sampling rate, and blocks (L, channels) float32, decoded and checked as they are taken."""
     with _as_asr_error(path):
-        container = _media_container(path)
-        if container is not None:
+        if (container := _media_container(path)) is not None:
             rate, blocks = open_media(path, container)
             return checked_rate(rate), _checked(path, _gathered(blocks, _BLOCK_VALUES // 4), -1)
         file = _open(path)
         rate = checked_rate(int(file.samplerate))
-        return rate, _checked(path, _file_blocks(path, file), file.frames, is_cut_short(file))
+        # Of an MP3, libsndfile's length may be an estimate.
+        announced = -1 if file.format == "MP3" else file.frames
+        return rate, _checked(path, _file_blocks(path, file), announced, is_cut_short(file))
 
 
 def _file_blocks(path: Path, file: SequentialFile) -> Iterator[_Block]:
+    num_samples = 0
     with file:
-        yield from file.blocks_to_end(max(1, _BLOCK_VALUES // file.channels))
-    if file.frames == file.num_read == 0:
+        for block in file.blocks_to_end(max(1, _BLOCK_VALUES // file.channels)):
+            num_samples += len(block)
+            yield block
+    if file.frames == num_samples == 0:
         for piece in _unannounced(path, int(file.samplerate)):
             yield piece.numpy()[:, None]
 
@@ -423,8 +434,7 @@ def file_pieces(path: str | Path, seconds: float) -> tuple[int, Iterator[Tensor]
 
 def _pieces_of(path: Path, seconds: float) -> tuple[int, Iterator[Tensor]]:
     """`file_pieces`, with no pieces for a file without samples."""
-    container = _media_container(path)
-    if container is not None:
+    if (container := _media_container(path)) is not None:
         rate, blocks = open_media(path, container)
         pieces = _gathered(blocks, int(seconds * checked_rate(rate)))
         return rate, (torch.from_numpy(to_mono(piece, rate)) for piece in pieces)
@@ -440,13 +450,15 @@ def _decoded(path: Path, file: SequentialFile, size: int) -> Iterator[Tensor]:
     with file:
         if is_cut_short(file):
             _LOGGER.warning("%s: the audio is cut short: its header announces more than there is.", path)
-        try:
-            for samples in file.blocks_to_end(size):
-                yield torch.from_numpy(to_mono(samples, int(file.samplerate)))
-        except Exception as error:
-            raise AsrError(f"{path}: the audio cannot be decoded to its end; it is damaged.") from error
-        if file.format == "MP3" and file.announces_more:
-            _LOGGER.warning("%s: the audio is cut short: its header announces more than there is.", path)
+        blocks = file.blocks_to_end(size)
+        while True:
+            try:
+                samples = next(blocks, None)
+            except Exception as error:
+                raise AsrError(f"{path}: the audio cannot be decoded to its end; it is damaged.") from error
+            if samples is None:
+                return
+            yield torch.from_numpy(to_mono(samples, int(file.samplerate)))
 
 
 old_paths.offer(__name__)
