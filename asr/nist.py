@@ -28,6 +28,7 @@ SUFFIXES = (".ctm", ".stm", ".trn")
 _SUBSTITUTION, _GAP_COST, _NOTHING_COST = 4.0, 3.0, 0.001
 _REPLACED, _DELETED, _INSERTED = range(3)
 _NOTHING = "@"
+_ALIGNED = {"{", "}", _NOTHING}  # marks in references that only an alignment resolves
 _IGNORED = "ignore_time_segment_in_scoring"
 _MAX_DEPTH = 20
 
@@ -308,7 +309,7 @@ def resolve(
     heard = {name: tuple(map(_folded, words)) for name, words in hypotheses.items()}
     chosen = {}
     for name, words in references.items():
-        if "{" in words or "}" in words:
+        if not _ALIGNED.isdisjoint(words):
             pairs = align(words, heard.get(name, ()), name)
             chosen[name] = tuple(word for word, _ in pairs if word != GAP)
         else:

@@ -14,7 +14,7 @@ import pytest
 
 from asr.cli.main import main
 from asr.errors import AsrError
-from asr.metrics import alignment_errors
+from asr.metrics import alignment_errors, score_transcripts
 from asr.nist import align, format_trn, match_segments, read_ctm, read_stm, read_trn, resolve
 
 SCLITE = shutil.which("sclite") or "/usr/lib/sctk/bin/sclite"
@@ -119,6 +119,13 @@ def test_words_belong_to_segments_as_for_sclite(files: Path) -> None:
     }
     chosen, _ = resolve(references, hypotheses)
     assert chosen["spk2-000"] == ("g", "i", "j", "k")
+
+
+def test_the_mark_for_nothing_is_no_characters_either() -> None:
+    references, hypotheses = resolve({"a": ("GOOD", "@", "BYE")}, {"a": ("good", "bye")})
+    assert references == {"a": ("good", "bye")}
+    report = score_transcripts(references, hypotheses)
+    assert report.total_characters.num_errors == 0 and report.total_characters.num_ref == len("good bye")
 
 
 def test_segments_that_overlap_or_are_equal_are_filled_in_their_order(files: Path) -> None:
