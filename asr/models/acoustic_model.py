@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from asr.audio.samples import as_samples
 from asr.bundle import Bundle
 from asr.errors import AsrError
 from asr.models.interface import moves_only
@@ -58,21 +59,31 @@ class AcousticModel(nn.Module):
         """Computes log-probabilities.
 
         Args:
-            waveform: (L,) or (N, L) float32 in [-1, 1], at `sampling_rate`.
+            waveform: (L,) or (N, L) at `sampling_rate`: floating-point samples in [-1, 1], int16 or int32.
             num_samples: (N,) length of each recording of a padded batch; None if there is no padding.
 
         Returns:
             log_prob (N, T, C), natural logs, and num_frames (N,).
 
         Raises:
-            AsrError: the waveform has another shape.
+            AsrError: the waveform has another type or shape, or the lengths do not fit it.
         """
+        waveform = as_samples(waveform, "the waveform")
         if waveform.dim() == 1:
             waveform = waveform[None]
         if waveform.dim() != 2:
             raise AsrError(f"the waveform has shape {tuple(waveform.shape)}; give (L,) or (N, L).")
         if num_samples is None:
             num_samples = torch.full((len(waveform),), waveform.shape[1], dtype=torch.int64, device=waveform.device)
+        elif num_samples.shape != waveform.shape[:1]:
+            raise AsrError(
+                f"num_samples has shape {tuple(num_samples.shape)}; give ({len(waveform)},), one for each recording."
+            )
+        elif len(waveform) and not 0 <= int(num_samples.min()) <= int(num_samples.max()) <= waveform.shape[1]:
+            raise AsrError(
+                f"num_samples is from {int(num_samples.min())} to {int(num_samples.max())}; the waveform has "
+                f"{waveform.shape[1]} samples."
+            )
         features, num_frames = self.features(waveform, num_samples)
         if int(num_frames.max()) == 0:
             return features.new_zeros(len(waveform), 0, len(self.tokens)), num_frames

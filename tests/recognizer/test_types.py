@@ -11,6 +11,7 @@ import torch
 import asr
 from asr.bundle import Bundle
 from asr.ctc import CTCDecoder
+from asr.errors import AsrError
 from asr.models.acoustic_model import AcousticModel
 from asr.recognizer import Recognizer
 from asr.streaming import StreamingRecognizer, recognize_stream
@@ -53,6 +54,24 @@ def test_an_acoustic_model_in_another_type(tiny_bundle_folder: Path, kind: torch
         found, _ = model.to(kind)(waveform)
     assert found.dtype == torch.float32 and not torch.equal(found, wanted)
     assert (found.exp() - wanted.exp()).abs().max() < 0.1
+
+
+def test_an_acoustic_model_takes_integer_samples_and_refuses_lengths_that_do_not_fit(tiny_bundle_folder: Path) -> None:
+    model = AcousticModel.from_bundle(Bundle.load(tiny_bundle_folder))
+    waveform = tones(WORDS, seed=9)
+    integers = (waveform * 32768).round().clamp(-32768, 32767).to(torch.int16)
+    assert torch.equal(model(integers)[0], model(integers.float() / 32768)[0])
+    with pytest.raises(AsrError, match=r"the waveform holds torch\.int64; give floating-point samples"):
+        model(integers.long())
+    size = len(waveform)
+    for num_samples, message in (
+        ([size + 1], f"from {size + 1} to {size + 1}; the waveform has {size} samples"),
+        ([-1], "num_samples is from -1 to -1"),
+        ([size, size], r"num_samples has shape \(2,\); give \(1,\)"),
+        (size, r"num_samples has shape \(\); give \(1,\)"),
+    ):
+        with pytest.raises(AsrError, match=message):
+            model(waveform, torch.tensor(num_samples))
 
 
 def test_autocast_reaches_the_network_but_not_features(recognizer: Recognizer) -> None:
