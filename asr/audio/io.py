@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import logging
 import os
+import re
 import struct
 import sys
 from collections.abc import Iterator
@@ -45,6 +46,7 @@ AUDIO_SUFFIXES = (".flac", ".wav", ".mp3", ".sph", ".ogg", ".opus", ".aiff", ".a
 
 _MAX_DECODED_BYTES = 1 << 32
 _BLOCK_VALUES = 1 << 20
+_ADDRESS = re.compile("(https?|ftp|s3|gs):/", re.IGNORECASE)  # one slash, as Path writes it
 
 # Encodings in which libsndfile finds any sample without decoding those before it. FLAC's are also called PCM.
 _SOUGHT = ("PCM_", "FLOAT", "DOUBLE", "ULAW", "ALAW")
@@ -274,6 +276,8 @@ def _open(path: Path) -> SequentialFile:
                 f"{path}: this is a pipe or a device, not a file; write the audio to a file, or send it "
                 "to 'asr transcribe --stream -'."
             )
+        if _ADDRESS.match(str(path)):
+            raise AsrError(f"{path}: audio is not fetched from addresses; download it, and name the file.")
         raise AsrError(f"{path}: there is no such audio file.")
     if path.stat().st_size == 0:
         raise AsrError(f"{path}: the audio file is empty (0 bytes); fetch it again.")

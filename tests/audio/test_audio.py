@@ -158,6 +158,11 @@ def bad_file(folder: Path, kind: str) -> Path:
     return path
 
 
+def test_an_address_is_no_missing_file() -> None:
+    with pytest.raises(AsrError, match="audio is not fetched from addresses; download it"):
+        read_audio("https://example.com/talk.wav")
+
+
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
