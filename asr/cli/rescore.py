@@ -182,6 +182,8 @@ def run(args: argparse.Namespace) -> int:
             "--frame-seconds if the other recognizer's are not (chain models: 0.03).",
             file=sys.stderr,
         )
+    if args.output_format in _TIMED:
+        _require_times(args.output_format, utterances)
     lm = language_model(args, utterances)
     lines = []
     for utterance in utterances:
@@ -189,13 +191,14 @@ def run(args: argparse.Namespace) -> int:
         if not ranked:
             print(f"asr: {utterance.name}: there is no complete sentence in the input.", file=sys.stderr)
             has_failed = True
-        lines.append(_line(args, utterance, ranked))
+        line = _line(args, utterance, ranked)
+        if output:
+            lines.append(line)
+        else:
+            sys.stdout.write(line)
         lm.retain(lm.start(0))  # no utterance refers to histories of an earlier one
-    text = "".join(lines)
     if output:
-        write_whole_text(output, text)
-    else:
-        sys.stdout.write(text)
+        write_whole_text(output, "".join(lines))
     return 1 if has_failed else 0
 
 
@@ -326,6 +329,23 @@ def language_model(args: argparse.Namespace, utterances: Iterable[_Utterance] = 
     return Interpolated([mapped(engine), mapped(ngram)], [rnn_weight, 1.0 - rnn_weight])
 
 
+def _require_times(output_format: str, utterances: Iterable[_Utterance]) -> None:
+    """Refuses inputs without times before they are rescored, which may take long."""
+    for name, found, *_ in utterances:
+        if isinstance(found, WordLattice):
+            has_times = bool(found.time) or not found.arcs
+        else:
+            has_times = all(one.times or not one.words for one in found)
+        if not has_times:
+            raise _without_times(name, output_format)
+
+
+def _without_times(name: str, output_format: str) -> AsrError:
+    return AsrError(
+        f"{name}: {output_format} needs times, which this input does not have; choose another --output-format."
+    )
+
+
 def _words_of(utterances: Iterable[_Utterance]) -> Vocabulary:
     """The words of all lattices and lists."""
     words: set[str] = set()
@@ -361,10 +381,7 @@ def _line(args: argparse.Namespace, utterance: _Utterance, ranked: list[Rescored
     if args.output_format:
         words = tuple(Word(word.text, word.start or 0.0, word.end or word.start or 0.0) for word in best.words)
         if args.output_format in _TIMED and any(word.start is None for word in best.words):
-            raise AsrError(
-                f"{utterance.name}: {args.output_format} needs times, which this input does not have; choose another "
-                "--output-format."
-            )
+            raise _without_times(utterance.name, args.output_format)
         transcript = Transcript(plain_name(utterance.name), words, words[-1].end if words else 0.0, {})
         return format_transcript(transcript, args.output_format)
     if not args.jsonl:

@@ -12,7 +12,7 @@ import pytest
 
 from asr.cli.main import main
 from asr.decoding.nbest_io import read_n_best, read_n_best_folder
-from asr.decoding.word_lattice import Candidate
+from asr.decoding.word_lattice import Candidate, rescore_list
 from asr.errors import AsrError
 from asr.testing.tones import TEXT
 
@@ -249,7 +249,9 @@ def test_a_wrong_field_of_an_object_is_named(folder: Path, fields: str, message:
         read_n_best(folder / "list")
 
 
-def test_the_command_takes_folders_and_gives_times(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_takes_folders_and_gives_times(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     (folder / "text").write_text("\n".join(TEXT) + "\n")
     assert main(["lm", "ngram", "--text", str(folder / "text"), "--order", "2", "--arpa", str(folder / "2.arpa")]) == 0
     kaldi, timed, empty = folder / "archives.1", folder / "timed", folder / "empty"
@@ -272,6 +274,10 @@ def test_the_command_takes_folders_and_gives_times(folder: Path, capsys: pytest.
     assert capsys.readouterr().out == "talk 1 0.100 0.200 PAT\n"
     assert main(["rescore", str(kaldi), *model, *words, "--output-format", "ctm"]) == 2
     assert "u-x: ctm needs times, which this input does not have" in capsys.readouterr().err
+    with monkeypatch.context() as patched:
+        patched.setattr("asr.cli.rescore.language_model", lambda *_: pytest.fail("rescoring begins"))
+        assert main(["rescore", str(timed), str(kaldi), *model, *words, "--output-format", "stm"]) == 2
+    assert "u-x: stm needs times, which this input does not have" in capsys.readouterr().err
     (kaldi / "words").rename(kaldi / "words_text")
     for inputs in (kaldi, timed):
         assert main(["rescore", str(inputs), *model, *words]) == 2
@@ -283,6 +289,31 @@ def test_the_command_takes_folders_and_gives_times(folder: Path, capsys: pytest.
     assert main(["rescore", str(nothing), *model]) == 2
     assert f"{nothing}: there are no lattices or n-best lists" in capsys.readouterr().err
     assert main(["rescore", str(nothing), str(timed), *model]) == 0
+
+
+def test_words_are_printed_as_soon_as_they_are_known(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interruption or an error after hours leaves what was rescored before it."""
+    (folder / "text").write_text("\n".join(TEXT) + "\n")
+    assert main(["lm", "ngram", "--text", str(folder / "text"), "--order", "2", "--arpa", str(folder / "2.arpa")]) == 0
+    (folder / "list").write_text("u1\tPAT\nu2\tKIT\n")
+    command = ["rescore", str(folder / "list"), "--ngram", str(folder / "2.arpa")]
+    calls = []
+
+    def fails_later(*arguments):
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise AsrError("it cannot go on.")
+        return rescore_list(*arguments)
+
+    monkeypatch.setattr("asr.cli.rescore.rescore_list", fails_later)
+    capsys.readouterr()
+    assert main(command) == 2
+    assert capsys.readouterr().out == "u1 PAT\n"
+    calls.clear()
+    assert main([*command, "--output", str(folder / "out")]) == 2
+    assert not (folder / "out").exists()  # a file is whole, or not there
 
 
 def test_json_without_spaces_is_no_lattice_of_kaldi(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
