@@ -55,7 +55,7 @@ def trim(graph: GraphArrays) -> GraphArrays:
     to_end = _reached(np.flatnonzero(graph.final_score > -np.inf), graph.dst_state, src_state, graph.num_states)
     kept = from_start & to_end
     if not kept[0]:
-        raise AsrError("the decoding graph is empty: no sentence of the language model can be pronounced.")
+        raise AsrError("the decoding graph is empty: no path leads from its start to a final state.")
     return graph if kept.all() else graph.take_states(np.flatnonzero(kept))
 
 

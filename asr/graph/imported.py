@@ -144,7 +144,9 @@ def _read(path: Path) -> GraphArrays:
     if head == b"PK\x03\x04":
         return _read_k2(path)
     if not is_openfst(head):
-        raise AsrError(f"{path}: this is neither an HLG.pt file of k2 nor a binary OpenFst file.")
+        raise AsrError(
+            f"{path}: this is neither an HLG.pt file of k2 nor a binary OpenFst file; compile text with `fstcompile`."
+        )
     fst = read_openfst(path)
     if len(fst.input_label) and min(int(fst.input_label.min()), int(fst.output_label.min())) < 0:
         raise AsrError(f"{path}: the transducer has labels below 0; the file is damaged.")

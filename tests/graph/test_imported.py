@@ -202,8 +202,11 @@ def test_what_does_not_fit_is_said(tmp_path: Path, symbols: tuple[Path, Path]) -
     with pytest.raises(AsrError, match="without gaps"):
         import_graph(tmp_path / "HLG.pt", words, few)
     (tmp_path / "text.fst").write_text("0 1 1 1\n")
-    with pytest.raises(AsrError, match=r"neither an HLG\.pt file of k2 nor a binary OpenFst file"):
+    with pytest.raises(AsrError, match=r"neither an HLG\.pt file of k2 nor a binary OpenFst file; compile text with"):
         import_graph(tmp_path / "text.fst", *symbols)
+    (tmp_path / "endless.fst").write_bytes(const_fst([(1, 0, 0.5, 0)], [(np.inf, 0, 1)]))
+    with pytest.raises(AsrError, match="is empty: no path leads from its start to a final state"):
+        import_graph(tmp_path / "endless.fst", *symbols)
 
 
 def test_no_code_runs_from_a_graph(tmp_path: Path, symbols: tuple[Path, Path]) -> None:
