@@ -137,10 +137,13 @@ def score_transcripts(
 
 def _require_same_ids(kind: str, known: Iterable[str], missing: Sequence[str]) -> None:
     if missing:
-        forms = "" if missing[0].isascii() else ", in the same Unicode form (NFC or NFD)"
+        num_known = len(list(known))
+        cure = "" if missing[0].isascii() else ", in the same Unicode form (NFC or NFD)"
+        if kind == "hypothesis" and len(missing) < num_known:
+            cure += ", or count all their words as deleted (--missing-is-empty)"
         raise AsrError(
-            f"{len(missing)} of {len(list(known))} utterances have no {kind}, first {missing[0]!r}; "
-            f"check that both files use the same ids{forms}."
+            f"{len(missing)} of {num_known} utterances have no {kind}, first {missing[0]!r}; "
+            f"check that both files use the same ids{cure}."
         )
 
 

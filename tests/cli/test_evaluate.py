@@ -104,7 +104,8 @@ def test_a_wrong_request_is_one_sentence(evaluate, arguments, message):
 def test_utterances_of_one_side_only(tmp_path, transcripts, evaluate):
     hypothesis, reference = transcripts
     reference.write_text(reference.read_text() + "c five\n")
-    assert "1 of 3 utterances have no hypothesis, first 'c'" in evaluate(hypothesis, "--reference", reference)[2]
+    told = evaluate(hypothesis, "--reference", reference)[2]
+    assert "1 of 3 utterances have no hypothesis, first 'c'" in told and "(--missing-is-empty)." in told
     code, text, _ = evaluate(hypothesis, "--reference", reference, "--missing-is-empty")
     assert code == 0
     assert "1 deletions of 5 words" in text
