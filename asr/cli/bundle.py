@@ -21,7 +21,7 @@ from asr.cli.options import (
     found_rnn_lm,
 )
 from asr.cli.printing import print_record
-from asr.decoding.build import OLD_MODES, chosen_mode, recognition_settings
+from asr.decoding.build import OLD_MODES, chosen_mode, modes_of, recognition_settings
 from asr.decoding.settings import MODES
 from asr.decoding.words import lexicon_of_graph
 from asr.errors import AsrError, printable
@@ -350,7 +350,7 @@ def run_fetch(args: argparse.Namespace) -> int:
     return 0
 
 
-INFO_HELP = """Shows the contents of a bundle: parts, sizes, decoding options of each mode, and its card.
+INFO_HELP = """Shows the contents of a bundle: parts, sizes, modes (the default first) with their options, and its card.
 
 The bundle is fetched if it is not on this machine. All files are compared with their checksums."""
 
@@ -370,8 +370,9 @@ def run_info(args: argparse.Namespace) -> int:
         return 0
     lines = [f"{info['name']}  {info['megabytes']} MB  {info['folder']}"]
     lines += [f"  {part:<18}{text}" for part, text in info["parts"].items()]
-    for mode, options in info["decoding"].items():
-        lines.append(f"  mode {mode:<13}{', '.join(f'{name} {value}' for name, value in options.items())}")
+    for mode in info["modes"]:
+        options = info["decoding"].get(mode, {}).items()
+        lines.append(f"  mode {mode:<13}{', '.join(f'{name} {value}' for name, value in options)}".rstrip())
     lines.append(f"  {'fingerprint':<18}{info['fingerprint']}")
     if info["card"]:
         lines.append(f"\n{info['card'].strip()}")
@@ -402,7 +403,8 @@ def describe(folder: Path) -> dict[str, Any]:
         "folder": str(folder),
         "megabytes": round(folder_bytes(folder) / 1e6, 1),
         "parts": parts,
-        "decoding": manifest["decoding"],
+        "modes": modes_of(manifest, manifest.get("default_mode")),
+        "decoding": {OLD_MODES.get(mode, mode): options for mode, options in manifest["decoding"].items()},
         "fingerprint": fingerprint_of_description(manifest),
         "card": read_card(folder),
     }

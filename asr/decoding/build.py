@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -46,12 +46,17 @@ def current_names(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def available_modes(bundle: Bundle) -> list[str]:
     """The modes that the bundle's parts allow: its default mode first, then the others from best to worst."""
-    has_rnn = bundle.rnn_lm is not None and bundle.small_ngram is not None
-    has_large = bundle.large_ngram is not None and bundle.small_ngram is not None
+    parts = ("rnn_lm", "small_ngram", "large_ngram")
+    return modes_of([part for part in parts if getattr(bundle, part) is not None], bundle.default_mode)
+
+
+def modes_of(parts: Container[str], default_mode: str | None) -> list[str]:
+    """`available_modes` of a bundle with these parts."""
+    has_rnn, has_large = ("small_ngram" in parts and part in parts for part in ("rnn_lm", "large_ngram"))
     allowed = {"rnn": has_rnn, "interpolated": has_rnn, "large_ngram": has_large, "ngram": True}
     best_first = sorted(MODES, key=lambda mode: mode != "interpolated") if has_large else MODES
     modes = [mode for mode in best_first if allowed[mode]]
-    return sorted(modes, key=lambda mode: mode != bundle.default_mode)
+    return sorted(modes, key=lambda mode: mode != default_mode)
 
 
 def chosen_mode(bundle: Bundle, mode: str, language_model: LanguageModel | None = None) -> str:

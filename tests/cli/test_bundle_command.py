@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 from asr.audio.fbank import Fbank
 from asr.bundle import Bundle
 from asr.cli.main import main
+from asr.decoding.build import available_modes
 from asr.graph.build import build_graph
 from asr.lm.ngram.io import load_ngram_lm, save_ngram_lm
 from asr.lm.rnn.export import save_network
@@ -211,6 +213,22 @@ def test_parts_that_an_external_network_cannot_use_are_refused(tmp_path, capsys,
 def test_a_folder_cannot_be_refreshed(tiny_bundle_folder, capsys):
     assert main(["bundle", "fetch", str(tiny_bundle_folder), "--refresh"]) == 2
     assert f"--refresh has no effect on {tiny_bundle_folder}" in capsys.readouterr().err
+
+
+def test_info_lists_the_modes_that_the_parts_allow(tiny_bundle_folder, tmp_path, capsys):
+    bundle = Bundle.load(tiny_bundle_folder)
+    decoding = {"on_the_fly": {"search_beam": 9.0}, "interpolated": {}, "ngram": {"search_beam": 8.0}}
+    for default_mode in ("rnn", None):
+        whole = replace(bundle, decoding=decoding, default_mode=default_mode)
+        whole.save(tmp_path / "whole")
+        assert main(["bundle", "info", str(tmp_path / "whole"), "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["modes"] == available_modes(whole) and found["modes"][0] == (default_mode or "interpolated")
+        assert found["decoding"]["rnn"] == {"search_beam": 9.0}
+    replace(bundle, rnn_lm=None, large_ngram=None, decoding=decoding).save(tmp_path / "ngrams")
+    assert main(["bundle", "info", str(tmp_path / "ngrams")]) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines() if line.strip().startswith("mode")]
+    assert lines == ["mode ngram        search_beam 8.0"]
 
 
 @pytest.mark.slow
