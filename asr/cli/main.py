@@ -123,6 +123,9 @@ def command_named(name: str) -> Command:
     return Command(module.HELP, module.add_arguments, module.run, common, details)
 
 
+_HELP_OPTIONS = ("-h", "--help", "--help-all")
+
+
 class _HelpAll(argparse.Action):
     """`--help-all`."""
 
@@ -143,7 +146,7 @@ class Parser(argparse.ArgumentParser):
 
     Args:
         common: the options that `--help` shows, by `dest`, each with the first clause of its help, where all would fill
-            several screens; `--help-all` shows all. Empty: there is only `--help`.
+            several screens; `--help-all` shows all. Empty: both show all.
         details: what `--help-all` says after the description.
     """
 
@@ -153,6 +156,8 @@ class Parser(argparse.ArgumentParser):
         self._common, self._details = common, details
         if common:
             self.add_argument("--help-all", action=_HelpAll, nargs=0, help="show all options in detail")
+        else:
+            self.add_argument("--help-all", action="help", help=argparse.SUPPRESS)
 
     def error(self, message: str) -> NoReturn:
         """Leaves out the usage of argparse, which fills the screen and hides the message."""
@@ -226,7 +231,7 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         AsrError: as the command raises it.
     """
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
+    if not arguments or arguments[0] in (*_HELP_OPTIONS, "help"):
         print(_help())
         return 0
     if arguments[0] == "--version":
@@ -235,7 +240,7 @@ def run(arguments: Sequence[str]) -> int:
     num_words = 2 if " ".join(arguments[:2]) in COMMANDS else 1
     name, rest = " ".join(arguments[:num_words]), list(arguments[num_words:])
     group = {known: text for known, (_, text) in COMMANDS.items() if known.startswith(f"{name} ")}
-    if group and name not in COMMANDS and (not rest or rest[0] in ("-h", "--help")):
+    if group and name not in COMMANDS and (not rest or rest[0] in _HELP_OPTIONS):
         # As argparse does it: help that was asked for goes to stdout, a missing subcommand is an error.
         print(_group_help(name, group), file=sys.stdout if rest else sys.stderr)
         return 0 if rest else 2

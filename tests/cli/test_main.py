@@ -67,6 +67,21 @@ def test_help_of_commands_with_many_options(capsys, command):
     assert known.details in whole
 
 
+@pytest.mark.parametrize("command", [["doctor"], ["bundle"], ["lm", "rnn"], ["lm", "rnn", "measure"]])
+def test_help_of_one_length_has_both_names(capsys, command):
+    texts = [_printed(capsys, *command, option) for option in ("--help", "--help-all")]
+    assert texts[0] == texts[1] and "[--help-all]" not in texts[0]
+    assert texts[0].startswith(f"usage: asr {' '.join(command)}")
+
+
+@pytest.mark.parametrize("group", [[], ["lm"]])
+def test_all_commands_are_listed_under_both_names(capsys, group):
+    assert main.main([*group, "--help-all"]) == 0
+    whole = capsys.readouterr().out
+    assert main.main([*group, "--help"]) == 0
+    assert capsys.readouterr().out == whole
+
+
 @pytest.mark.parametrize("command", [name for name in main.COMMANDS if main.COMMANDS[name][0] != "asr.cli.train"])
 def test_help_shows_the_default_of_every_option(command):
     pending = [argparse.ArgumentParser()]
