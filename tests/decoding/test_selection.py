@@ -191,6 +191,15 @@ def test_a_triton_that_lacks_what_kernels_use_is_none(
     assert found.state == ("ok" if is_new else "no") and version in found.text
 
 
+def test_triton_is_not_imported_for_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def has_package(name: str) -> bool:
+        raise AssertionError(name)
+
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr("asr.kernels.jit.has_package", has_package)
+    assert not triton_available(torch.device("cpu"))
+
+
 def test_a_triton_that_does_not_run_on_the_gpu_is_told_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setitem(sys.modules, "triton", types.SimpleNamespace(__version__="3.9.0"))
