@@ -135,6 +135,9 @@ class Vocabulary:
         if self == other:
             return torch.arange(len(self))
         ids = other.ids_of(self.words)
+        joined = "".join((*self.words, *other.words))
+        if joined.isascii() and "`" not in joined:
+            return ids  # the equivalent forms of such words have characters beyond ASCII
         for place in ids.eq(UNK_ID).nonzero()[:, 0].tolist():
             word = self.words[place]
             if has_other_forms(word) and (form := written_as(word, other._id_of)) is not None:

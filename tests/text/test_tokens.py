@@ -134,6 +134,16 @@ def test_words_of_another_vocabulary() -> None:
     assert here.map_to(there).tolist() == [*range(special), UNK_ID, special]
 
 
+@pytest.mark.parametrize(
+    ("here", "there", "is_found"),
+    [("o'clock", "o’clock", True), ("o’clock", "o'clock", True), ("d'o`c", "d'o'c", True), ("d`o", "d'o", False)],
+)
+def test_words_with_other_apostrophes_in_another_vocabulary(here: str, there: str, is_found: bool) -> None:
+    special = len(SPECIAL_WORDS)
+    expected = [special, UNK_ID] if is_found else [UNK_ID, UNK_ID]
+    assert Vocabulary([here, "x"]).map_to(Vocabulary([there])).tolist()[special:] == expected
+
+
 def test_equivalent_words_are_the_same() -> None:
     composed, decomposed = "été", "e\u0301te\u0301"
     special = len(SPECIAL_WORDS)
