@@ -274,7 +274,7 @@ def how_to_install(package: str) -> str:
 
 
 def _import_command(module_name: str) -> ModuleType:
-    was_enabled = gc.isenabled()
+    was_enabled, imports_torch = gc.isenabled(), "torch" not in sys.modules
     gc.disable()  # Python would look several times for cycles among the objects of torch, which stay
     try:
         return importlib.import_module(module_name)
@@ -287,6 +287,8 @@ def _import_command(module_name: str) -> ModuleType:
             f"{how_to_install(missing.partition('.')[0])}."
         ) from error
     finally:
+        if imports_torch:
+            gc.freeze()  # nor will it later
         if was_enabled:
             gc.enable()
 

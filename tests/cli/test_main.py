@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 import re
@@ -230,6 +231,16 @@ def test_a_command_that_does_not_train_ends_at_once_with_all_it_has_written(monk
     program += "main.run = lambda arguments: print('words') or 3\nsys.exit(main.main())"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (3, "words\n", "")
+
+
+def test_cycles_are_not_looked_for_among_what_a_command_imports(monkeypatch):
+    frozen = []
+    monkeypatch.setattr("gc.freeze", lambda: frozen.append(gc.isenabled()))
+    main._import_command("asr.errors")
+    assert frozen == []  # torch was there before
+    monkeypatch.delitem(sys.modules, "torch")
+    main._import_command("asr.errors")
+    assert frozen == [False] and gc.isenabled()
 
 
 def test_a_missing_package_is_named(monkeypatch, capsys):
