@@ -119,13 +119,9 @@ def transcribe(
         if num_samples >= batch_seconds * recognizer.sampling_rate and not is_next:
             yield from _recognized(recognize, waiting, session_of)
             waiting, num_samples = [], 0.0
-        try:
-            recording = read(name, recognizer.sampling_rate)
-        except AsrError as error:
-            waiting.append((name, str(error)))
-            continue
-        except Exception as error:  # one odd file must not end the run
-            waiting.append((name, f"{name}: it cannot be read ({in_one_line(error)})."))
+        recording = _read(read, name, recognizer.sampling_rate)
+        if isinstance(recording, str):
+            waiting.append((name, recording))
             continue
         if not isinstance(recording, Tensor) and waiting and not recognizer.carries_history:
             # Short recordings do not wait for a long one.
@@ -136,6 +132,16 @@ def transcribe(
             size = len(recording) if isinstance(recording, Tensor) else math.inf
             num_samples += min(size, longest * recognizer.sampling_rate)
     yield from _recognized(recognize, waiting, session_of)
+
+
+def _read(read: Callable[[str, int], Tensor | AudioFile], name: str, sampling_rate: int) -> Tensor | AudioFile | str:
+    """What `read` returns, or why it does not."""
+    try:
+        return read(name, sampling_rate)
+    except AsrError as error:
+        return str(error)
+    except Exception as error:  # one odd file must not end the run
+        return f"{name}: it cannot be read ({in_one_line(error)})."
 
 
 def learn_speaker(
@@ -412,6 +418,8 @@ def _transcribe(args: argparse.Namespace, found: Recordings, output: ResultsFile
     todo = [name for name in names if name not in done]
     if not todo and not (output is not None and output.done):
         return 0
+    if output is None and not any(found.is_listed(name) or Path(name).exists() for name in todo):
+        return _report_missing(args, found, todo)
     # A result that lacks what is now requested does not count as done.
     nbest = f"nbest-{args.nbest}" if args.nbest > 1 else ""
     kind = " ".join(filter(None, (LEARNED[args.speaker], nbest, "lattices" if args.lattices is not None else "")))
@@ -455,6 +463,17 @@ def _transcribe(args: argparse.Namespace, found: Recordings, output: ResultsFile
     if num_failed:
         print(f"{len(todo) - num_failed} of {len(todo)} files transcribed, {num_failed} failed.", file=sys.stderr)
     return 1 if num_failed else 0
+
+
+def _report_missing(args: argparse.Namespace, found: Recordings, names: Sequence[str]) -> int:
+    """Reports files of which none exists, for which no recognizer has to be loaded; returns the exit code."""
+    write = _writer(args, found, None)
+    for name in names:
+        error = str(_read(found.read, name, 16000))
+        write(Outcome(name, error=error))
+        print(shown(f"asr: {error}"), file=sys.stderr)
+    print(f"0 of {len(names)} files transcribed, {len(names)} failed.", file=sys.stderr)
+    return 1
 
 
 def _done(args: argparse.Namespace, names: Sequence[str], output: ResultsFile | TranscriptFolder) -> set[str]:

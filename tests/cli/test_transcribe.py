@@ -139,6 +139,23 @@ def test_one_bad_file_among_many_is_reported_and_the_others_done(tmp_path, trans
     assert "12 of 18 files transcribed, 6 failed." in errors
 
 
+def test_files_that_do_not_exist_are_told_before_a_bundle_is_loaded(tmp_path, monkeypatch, capsys):
+    def load(args):
+        raise AssertionError("a bundle is loaded")
+
+    monkeypatch.setattr("asr.cli.transcribe.any_recognizer_from", load)
+    files = [f"{tmp_path}/{name}.wav" for name in ("nowhere", "neither")]
+    assert main(["transcribe", *files, "--jsonl"]) == 1
+    lines, told = (text.splitlines() for text in capsys.readouterr())
+    errors = [f"{name}: there is no such audio file." for name in files]
+    records = [{"audio": name, "error": error} for name, error in zip(files, errors, strict=True)]
+    assert [*map(json.loads, lines)] == records
+    assert told == [*(f"asr: {error}" for error in errors), "0 of 2 files transcribed, 2 failed."]
+    (tmp_path / "there.wav").touch()
+    with pytest.raises(AssertionError):
+        main(["transcribe", *files, f"{tmp_path}/there.wav"])
+
+
 @pytest.mark.slow
 def test_json_has_times_and_scores(tmp_path, transcribe):
     path = write(tmp_path / "a.wav", tones(WORDS))
@@ -515,8 +532,9 @@ def test_a_given_language_model_is_used_or_refused(tmp_path, tiny_bundle_folder,
         (["--mode", "ngram", "--rnn-weight", "0.5"], "--rnn-weight has no effect here"),
     ],
 )
-def test_errors_name_the_options_that_were_given(given, message, tiny_bundle_folder, capsys):
-    assert main(["transcribe", "--bundle", str(tiny_bundle_folder), "none.wav", *given]) == 2
+def test_errors_name_the_options_that_were_given(given, message, tiny_bundle_folder, tmp_path, capsys):
+    (tmp_path / "a.wav").touch()
+    assert main(["transcribe", "--bundle", str(tiny_bundle_folder), f"{tmp_path}/a.wav", *given]) == 2
     assert message in capsys.readouterr().err
 
 
