@@ -23,6 +23,7 @@ from asr.audio.fbank import FeatureStream
 from asr.audio.resample import ResampleStream, checked_rate
 from asr.audio.samples import as_piece
 from asr.decoding import mbr
+from asr.decoding.backend import SearchGraph
 from asr.decoding.build import device_with_loops
 from asr.decoding.interface import DecodeResult, Hypothesis, LanguageModels
 from asr.decoding.online import SHORTEST_COMMIT_SECONDS, EndpointRules, StreamingDecoder
@@ -233,16 +234,26 @@ class SecondLook:
         graph: the decoding graph.
         models: the language model that rescores the lattice, if any.
         keeps_words: whether the words of the live search stay, so that only their confidences are new.
+        search_graph: as for `TokenPassingDecoder`.
     """
 
-    def __init__(self, recognizer: Recognizer, graph: DecodingGraph, models: LanguageModels, keeps_words: bool) -> None:
+    def __init__(
+        self,
+        recognizer: Recognizer,
+        graph: DecodingGraph,
+        models: LanguageModels,
+        keeps_words: bool,
+        search_graph: SearchGraph | None = None,
+    ) -> None:
         self._calibration = recognizer.calibration
         self._models = models
         self._keeps_words = keeps_words
         self._options = recognizer.options
         self._graph = graph
         fusion = "chunks" if recognizer.lm_fusion == "chunks" else "lattice"
-        self._decoder = TokenPassingDecoder(graph, self._options, lm_fusion=fusion, keep_lattice=True)
+        self._decoder = TokenPassingDecoder(
+            graph, self._options, lm_fusion=fusion, keep_lattice=True, search_graph=search_graph
+        )
 
     def at(
         self, log_probs: Sequence[Tensor], decoded: Sequence[DecodeResult], lm_state: Tensor | None = None
@@ -325,8 +336,11 @@ class StreamingRecognizer:
         self._check_settings()
         recognizer.eval()
         self._graph = recognizer.graph.decoding_graph()
+        self._search_graph: SearchGraph | None = None
         if not self._is_k2:
             self._graph = self._graph.to(device_with_loops(recognizer.device))
+            # Live search, second look and those of the warm-up share it: it takes half as much memory as the graph.
+            self._search_graph = SearchGraph(self._graph, recognizer.options)
         self.times = StageTimes()
         self._rules = self.options.endpoint_rules(self.frame_seconds)
         self._decoder = self._new_search()
@@ -388,7 +402,7 @@ class StreamingRecognizer:
             models = LanguageModels(None, None)
         elif not self._lm_comes_last:
             models = recognizer.build_language_models(self.options.cache_bytes)
-        return SecondLook(recognizer, self._graph, models, self._keeps_words)
+        return SecondLook(recognizer, self._graph, models, self._keeps_words, self._search_graph)
 
     def _new_decoder(self, model: LanguageModel | None) -> Any:
         options = self._recognizer.options
@@ -403,7 +417,8 @@ class StreamingRecognizer:
             return k2_online.K2StreamingDecoder(self._graph, options, model, self._rules)
         seconds = self.options.force_commit_seconds
         commit_frames = None if seconds is None else max(1, round(seconds / self.frame_seconds))
-        return StreamingDecoder(self._graph, options, model, self._rules, commit_frames)
+        shared = self._search_graph
+        return StreamingDecoder(self._graph, options, model, self._rules, commit_frames, search_graph=shared)
 
     @torch_on_one_thread()
     def _warm_up(self) -> None:

@@ -123,6 +123,7 @@ class StreamingDecoder:
             None makes final only what all paths share. A recurrent language model never merges histories, so without
             this limit nothing in a long stream may ever become final. With it, results may depend on the chunks.
         inputs: the kind of `advance`'s input, a key of `asr.decoding.interface.INPUTS`.
+        search_graph: as for `asr.decoding.token_passing.TokenPassingDecoder`.
 
     Raises:
         AsrError: `inputs` is not a key of `INPUTS`, or a cycle of the graph's input epsilons gains score.
@@ -137,13 +138,14 @@ class StreamingDecoder:
         commit_frames: int | None = None,
         *,
         inputs: str = "log_probs",
+        search_graph: SearchGraph | None = None,
     ) -> None:
         self.graph = graph
         self.options = options if options is not None else DecodingOptions()
         self._rules = endpoint_rules if endpoint_rules is not None else EndpointRules()
         self._commit_frames = commit_frames
         self._check = LogProbCheck(len(graph.tokens), inputs)
-        self._search_graph = SearchGraph(graph, self.options)
+        self._search_graph = search_graph or SearchGraph(graph, self.options)
         self._lm: LanguageModel | None = None
         if lm is not None:
             mapped = on_device(mapped_to(lm, graph.vocabulary), graph.device)

@@ -133,6 +133,7 @@ class TokenPassingDecoder:
         backend: a name in `asr.decoding.selection.BACKENDS`, or a function that makes the backend of each search. All
             backends give the same results.
         inputs: the kind of `decode`'s input, a key of `asr.decoding.interface.INPUTS`.
+        search_graph: the graph with the scales of these options, to be shared by several decoders; None to make it.
 
     Raises:
         AsrError: the graph has input epsilons and a lattice is needed, or a cycle of them gains score; there is no such
@@ -148,6 +149,7 @@ class TokenPassingDecoder:
         keep_lattice: bool = False,
         backend: str | BackendFactory = "auto",
         inputs: str = "log_probs",
+        search_graph: SearchGraph | None = None,
     ) -> None:
         if lm_fusion not in LM_FUSIONS:
             raise AsrError(f"There is no LM fusion {lm_fusion!r}; choose one of {', '.join(LM_FUSIONS)}.")
@@ -155,7 +157,7 @@ class TokenPassingDecoder:
         self._device = graph.device
         self.options = options if options is not None else DecodingOptions()
         self._check = LogProbCheck(len(graph.tokens), inputs)
-        self._search_graph = SearchGraph(graph, self.options)
+        self._search_graph = search_graph or SearchGraph(graph, self.options)
         # Paths are converted to words on the host.
         self.host_graph = graph.to(torch.device("cpu"))
         self._mapper = WordMapper(graph.vocabulary)

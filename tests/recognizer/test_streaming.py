@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asr.bundle import Bundle
+from asr.decoding.backend import SearchGraph
 from asr.decoding.token_passing import TokenPassingDecoder
 from asr.errors import AsrError
 from asr.models.adaptation import SpeakerTransform
@@ -363,6 +364,13 @@ def test_a_network_that_does_not_normalize_knows_no_speaker(recognizer, monkeypa
 
 
 @pytest.mark.slow
+def test_live_search_and_second_look_share_the_graph(recognizer, monkeypatch):
+    made, make = [], SearchGraph.__init__
+    monkeypatch.setattr(SearchGraph, "__init__", lambda self, *args: made.append(self) or make(self, *args))
+    StreamingRecognizer(recognizer)
+    assert len(made) == 1
+
+
 def test_pauses_end_utterances(recognizer):
     options = StreamingOptions(**QUICK, silence_after_words=0.4)
     quiet = 0.003 * torch.randn(RATE, generator=torch.Generator().manual_seed(2))
