@@ -64,13 +64,16 @@ def load(bundle: str | Path | None = None, **arguments: Any) -> Recognizer:
     Raises:
         AsrError: there is no such bundle, it cannot be fetched, it is damaged, or an argument is out of range.
     """
-    from asr.bundle import bundle_folder
-    from asr.recognizer import Recognizer
+    from asr.kernels.interrupts import interrupts_between_loops
 
-    # An external acoustic model that comes with its own words needs no bundle.
-    has_words = arguments.get("ngram") is not None or arguments.get("lexicon") is not None
-    is_alone = bundle is None and has_words and arguments.get("acoustic_model") is not None
-    return Recognizer.from_folder(None if is_alone else bundle_folder(bundle), **arguments)
+    with interrupts_between_loops():
+        from asr.bundle import bundle_folder
+        from asr.recognizer import Recognizer
+
+        # An external acoustic model that comes with its own words needs no bundle.
+        has_words = arguments.get("ngram") is not None or arguments.get("lexicon") is not None
+        is_alone = bundle is None and has_words and arguments.get("acoustic_model") is not None
+        return Recognizer.from_folder(None if is_alone else bundle_folder(bundle), **arguments)
 
 
 def __getattr__(name: str) -> Any:

@@ -19,6 +19,7 @@ from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
 from asr.graph.denominator_graph import DenominatorGraph
 from asr.hub import CARD, KNOWN_BUNDLES, MANIFEST, Progress, cached_bundles, fetch, source_of
+from asr.kernels.interrupts import interrupts_between_loops
 from asr.kernels.jit import torch_on_one_thread
 from asr.kernels.memory import on_cpu_by_default, paused_collector, release
 from asr.lm.combine import num_oov_words
@@ -334,6 +335,7 @@ class Bundle:
         write_manifest(folder, manifest)
 
     @classmethod
+    @interrupts_between_loops()
     @on_cpu_by_default()
     @paused_collector()
     @torch_on_one_thread()

@@ -46,6 +46,7 @@ from asr.decoding.words import WordAligner, can_align, lexicon_of_graph, with_fi
 from asr.errors import AsrError
 from asr.graph.context import TIED_STATES, TiedStates
 from asr.graph.decoding_graph import GraphModule
+from asr.kernels.interrupts import interrupts_between_loops
 from asr.kernels.jit import each_in_threads, torch_on_one_thread, uncompiled
 from asr.kernels.linear import byte_products
 from asr.kernels.memory import limit_compiled_shapes, no_autograd, on_cpu_by_default, release_now_and_then, to_device
@@ -157,6 +158,7 @@ class Recognizer(nn.Module):
         'HELLO WORLD'
     """
 
+    @interrupts_between_loops()
     @on_cpu_by_default()
     def __init__(
         self,
@@ -231,6 +233,7 @@ class Recognizer(nn.Module):
         self.eval()
 
     @classmethod
+    @interrupts_between_loops()
     @on_cpu_by_default()
     def from_folder(
         cls: type[_Self],
@@ -637,6 +640,7 @@ class Recognizer(nn.Module):
             return decoded.hypotheses[:nbest]
         return n_best(decoded.lattice, self.bundle.graph, self.final_options, nbest, decoded.original_frame)
 
+    @uncompiled
     @no_autograd()  # weights are packed, and bytes multiplied, only where no gradients are recorded
     def prepare(self) -> None:
         """Builds the decoder and the language models now instead of at the first recording.

@@ -33,6 +33,7 @@ from asr.decoding.warmup import made_up_log_prob, needs_warm_up
 from asr.decoding.words import only_words, spoken, with_final_words, without_sentence_ends
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
+from asr.kernels.interrupts import interrupts_between_loops
 from asr.kernels.jit import torch_on_one_thread, uncompiled
 from asr.kernels.memory import no_autograd, release_now_and_then
 from asr.lm.interface import LanguageModel
@@ -313,6 +314,7 @@ class StreamingRecognizer:
         AsrError: the decoder cannot run here.
     """
 
+    @interrupts_between_loops()
     @no_autograd()
     def __init__(self, recognizer: Recognizer, options: StreamingOptions | None = None) -> None:
         self.options = options if options is not None else StreamingOptions()

@@ -42,6 +42,7 @@ from asr.ctc.word_models import listed_words, ngram_of_spellings, read_ngram, ru
 from asr.decoding.build import device_with_loops
 from asr.decoding.online import SHORTEST_COMMIT_SECONDS
 from asr.errors import AsrError
+from asr.kernels.interrupts import interrupts_between_loops
 from asr.kernels.jit import uncompiled
 from asr.kernels.memory import no_autograd, on_cpu_by_default
 from asr.lm.combine import Difference, mapped_to
@@ -165,6 +166,7 @@ class CTCDecoder:
         AsrError: an argument cannot be read, is out of range, does not match the others or would have no effect.
     """
 
+    @interrupts_between_loops()
     @on_cpu_by_default()
     def __init__(
         self,

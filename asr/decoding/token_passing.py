@@ -30,6 +30,7 @@ from asr.decoding.selection import BackendFactory, backend_name, select_backend
 from asr.decoding.settings import DecodingOptions
 from asr.errors import AsrError
 from asr.graph.decoding_graph import DecodingGraph
+from asr.kernels.interrupts import interrupts_between_loops
 from asr.kernels.memory import no_autograd, to_device
 from asr.lm.combine import WordMapper, on_device, without_weight
 from asr.lm.interface import LanguageModel, device_of
@@ -176,6 +177,7 @@ class TokenPassingDecoder:
                 "epsilons, or use lm_fusion='search' without lattices."
             )
 
+    @interrupts_between_loops()
     @no_autograd()  # backends keep their buffers between searches
     def decode(
         self,

@@ -32,6 +32,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor
 
+from asr.kernels.interrupts import interrupts_between_loops
 from asr.locks import lock
 
 _LOGGER = logging.getLogger(__name__)
@@ -154,7 +155,11 @@ def kernel(*, fastmath: bool, allocates: bool = True) -> Callable[[_FunctionT], 
 
 
 def uncompiled(function: _FunctionT) -> _FunctionT:
-    """Decorator of a function that runs numba's loops: it runs as it is inside of `torch.compile`, too."""
+    """Decorator of a function that users call and that runs numba's loops.
+
+    It runs as it is inside of `torch.compile`, too, and signals wait for its loops (`interrupts_between_loops`).
+    """
+    function = interrupts_between_loops()(function)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -125,16 +125,30 @@ def test_python_code_is_interrupted_at_once() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def test_other_handlers_and_threads_are_left_alone() -> None:
+def test_other_handlers_are_called_and_those_set_meanwhile_stay() -> None:
+    called = []
+
     def handler(number: int, frame: object) -> None:
+        called.append(number)
+
+    def later(number: int, frame: object) -> None:
         pass
 
-    before = signal.signal(signal.SIGINT, handler)
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGUSR1)}
     try:
-        with interrupts_between_loops():
-            assert signal.getsignal(signal.SIGINT) is handler
+        with interrupts_between_loops(), interrupts_between_loops():
+            os.kill(os.getpid(), signal.SIGUSR1)
+            os.kill(os.getpid(), signal.SIGINT)
+            assert called == [signal.SIGUSR1, signal.SIGINT]
+            signal.signal(signal.SIGUSR1, later)
+        assert signal.getsignal(signal.SIGINT) is handler and signal.getsignal(signal.SIGUSR1) is later
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, own in before.items():
+            signal.signal(number, own)
+
+
+def test_threads_are_left_alone() -> None:
+    before = signal.getsignal(signal.SIGINT)
     seen = []
 
     def work() -> None:
@@ -145,3 +159,46 @@ def test_other_handlers_and_threads_are_left_alone() -> None:
     thread.start()
     thread.join()
     assert seen == [before]
+
+
+TIMEOUT = """
+import signal, sys, threading, time, os
+
+def give_up(number, frame):
+    raise TimeoutError("too long")
+
+import asr
+from asr.testing.tones import tones
+
+recognizer = asr.load(sys.argv[1])
+samples = tones(["PAT", "TO", "KIT"])
+expected = recognizer(samples)[0].text
+long = samples.repeat(60)
+begin = time.perf_counter()
+recognizer(long)
+seconds = time.perf_counter() - begin
+signal.signal(signal.SIGALRM, give_up)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+for part in range(1, 6):
+    for number, kind in ((signal.SIGALRM, TimeoutError), (signal.SIGINT, KeyboardInterrupt)):
+        timer = threading.Timer(seconds * part / 6, os.kill, (os.getpid(), number))
+        try:
+            timer.start()
+            recognizer(long)
+            timer.join()
+            time.sleep(1)
+        except kind:
+            print("ended", end=" ")
+        assert recognizer(samples)[0].text == expected
+assert signal.getsignal(signal.SIGALRM) is give_up
+"""
+
+
+@pytest.mark.slow
+def test_a_recognizer_survives_signals_whose_handlers_raise(tiny_bundle_folder: Path) -> None:
+    pytest.importorskip("numba")
+    command = [sys.executable, "-c", TIMEOUT, str(tiny_bundle_folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.stderr == ""
+    assert done.stdout.split() == ["ended"] * 10
+    assert done.returncode == 0
