@@ -21,7 +21,7 @@ from asr.graph.denominator_graph import DenominatorGraph
 from asr.hub import CARD, KNOWN_BUNDLES, MANIFEST, Progress, cached_bundles, fetch, source_of
 from asr.kernels.interrupts import interrupts_between_loops
 from asr.kernels.jit import torch_on_one_thread
-from asr.kernels.memory import on_cpu_by_default, paused_collector, release
+from asr.kernels.memory import no_autograd, paused_collector, release
 from asr.lm.combine import num_oov_words
 from asr.lm.ngram.io import load_ngram_lm, read_ngram_lm, save_ngram_lm
 from asr.lm.ngram.model import NgramLM
@@ -336,7 +336,7 @@ class Bundle:
 
     @classmethod
     @interrupts_between_loops()
-    @on_cpu_by_default()
+    @no_autograd()
     @paused_collector()
     @torch_on_one_thread()
     def load(cls, folder: str | Path) -> Bundle:

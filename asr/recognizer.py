@@ -49,7 +49,7 @@ from asr.graph.decoding_graph import GraphModule
 from asr.kernels.interrupts import interrupts_between_loops
 from asr.kernels.jit import each_in_threads, torch_on_one_thread, uncompiled
 from asr.kernels.linear import byte_products
-from asr.kernels.memory import limit_compiled_shapes, no_autograd, on_cpu_by_default, release_now_and_then, to_device
+from asr.kernels.memory import limit_compiled_shapes, no_autograd, release_now_and_then, to_device
 from asr.lm.checks import require_language_model
 from asr.lm.hot_words import DEFAULT_SCORE, HotWords
 from asr.lm.interface import LanguageModel
@@ -159,7 +159,7 @@ class Recognizer(nn.Module):
     """
 
     @interrupts_between_loops()
-    @on_cpu_by_default()
+    @no_autograd()
     def __init__(
         self,
         bundle: Bundle,
@@ -234,7 +234,7 @@ class Recognizer(nn.Module):
 
     @classmethod
     @interrupts_between_loops()
-    @on_cpu_by_default()
+    @no_autograd()
     def from_folder(
         cls: type[_Self],
         folder: str | Path | None,
@@ -779,6 +779,7 @@ class Recognizer(nn.Module):
         """State without decoders and engines: copies and other processes build their own."""
         return {**self.__dict__, "_decoders": {}, "_engines": self._new_pool()}
 
+    @no_autograd()  # also within inference mode, the weights stay ordinary tensors
     def _apply(self: _Self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> _Self:
         """Moves the weights. Only the acoustic model changes its dtype."""
         self._rebuild_on_demand()

@@ -221,6 +221,19 @@ def test_batches_have_lengths_and_channels_are_averaged() -> None:
     assert as_recordings(whole)[0].tolist() == [-1.0, 0.5]
 
 
+@pytest.mark.slow
+def test_a_recognizer_loaded_or_changed_in_inference_mode_is_an_ordinary_one(tiny_bundle_folder: Path) -> None:
+    samples = tones(PAT_TO_KIT)
+    expected = asr.load(tiny_bundle_folder)(samples)[0]
+    with torch.inference_mode():
+        recognizer = asr.load(tiny_bundle_folder)
+    assert recognizer(samples)[0].total == expected.total
+    with torch.inference_mode():
+        recognizer.half().float()
+    assert not any(parameter.is_inference() for parameter in recognizer.parameters())
+    assert recognizer(samples)[0].text == expected.text
+
+
 def test_a_recognizer_decodes_in_evaluation_mode(tiny_bundle_folder: Path) -> None:
     recognizer = asr.load(tiny_bundle_folder, mode="ngram")
     recognizer.acoustic_model.dropout.p = 0.9

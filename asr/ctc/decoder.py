@@ -44,7 +44,7 @@ from asr.decoding.online import SHORTEST_COMMIT_SECONDS
 from asr.errors import AsrError
 from asr.kernels.interrupts import interrupts_between_loops
 from asr.kernels.jit import uncompiled
-from asr.kernels.memory import no_autograd, on_cpu_by_default
+from asr.kernels.memory import no_autograd
 from asr.lm.combine import Difference, mapped_to
 from asr.lm.hot_words import DEFAULT_SCORE, HotWords
 from asr.lm.interface import LanguageModel
@@ -167,7 +167,7 @@ class CTCDecoder:
     """
 
     @interrupts_between_loops()
-    @on_cpu_by_default()
+    @no_autograd()
     def __init__(
         self,
         tokens: CTCTokens | Sequence[str] | Mapping[str, int] | str | Path,
