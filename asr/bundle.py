@@ -28,6 +28,7 @@ from asr.lm.ngram.model import NgramLM
 from asr.lm.rnn.export import read_network
 from asr.lm.transformers import is_transformer, without_kind
 from asr.lm.transformers import load as load_transformer
+from asr.options import require_type
 from asr.serialization import (
     ACOUSTIC_MODEL_CLASSES,
     FEATURE_CLASSES,
@@ -249,6 +250,8 @@ class Bundle:
                 "would replace; make the bundle again with 'asr bundle --small-ngram'."
             )
         given = {"large_ngram": large_ngram, "rnn_lm": rnn_lm}
+        for name, path in given.items():
+            require_type(path, str | os.PathLike | None, name, "the path of a file")
         is_used = all(self.default_mode in MODES_WITH[name] for name, path in given.items() if path is not None)
         replaced = [_fingerprint_of(path) if path is not None else "" for path in (large_ngram, rnn_lm)]
         bundle = replace(
@@ -348,6 +351,7 @@ class Bundle:
         Raises:
             AsrError: a file is missing, damaged, or of another format or version, or the parts do not match.
         """
+        _require_name(folder)
         folder = local_bundle_folder(Path(folder)) or Path(folder)
         manifest = read_manifest(folder)
         with ThreadPoolExecutor(1) as pool:
@@ -536,6 +540,8 @@ def local_path_or_bundle(name: str | Path) -> Path:
 
 def _found_folder(name: str | Path | None, checkpoints: Path, on_progress: Progress | None) -> Path | None:
     """The folder of a bundle, fetched if it has to be; None if nothing has this name."""
+    if name is not None:
+        _require_name(name)
     if (local := local_bundle_folder(name, checkpoints)) is not None:
         return local
     asked = str(name or os.environ.get("ASR_BUNDLE") or _PREFERRED)
@@ -551,6 +557,12 @@ def _found_folder(name: str | Path | None, checkpoints: Path, on_progress: Progr
             "ASR_BUNDLES to the https address of the folder with the project's bundles."
         )
     return None
+
+
+def _require_name(name: Any) -> None:
+    """Refuses what cannot name a bundle, such as a `Bundle`."""
+    wanted = "its name or folder; asr.Recognizer(bundle) takes one that is loaded"
+    require_type(name, str | os.PathLike, "the bundle", wanted)
 
 
 def _bundles_here(checkpoints: Path) -> str:

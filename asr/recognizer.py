@@ -176,6 +176,7 @@ class Recognizer(nn.Module):
         resources: ResourceOptions | None = None,
     ) -> None:
         super().__init__()
+        require_type(bundle, Bundle, "bundle", "an asr.Bundle; asr.load takes the names and folders of bundles")
         limit_compiled_shapes()
         if acoustic_model is not None:
             bundle = _with_acoustic_model(acoustic_model, bundle)
@@ -267,6 +268,7 @@ class Recognizer(nn.Module):
                 "an n-gram model for the decoding graph (ngram) needs an external acoustic model (acoustic_model); a "
                 "bundle has its own graph, so give a larger model with large_ngram instead."
             )
+        require_type(lexicon, str | Path | Lexicon | None, "lexicon", "the path of a file, or a Lexicon")
         bundle = None if folder is None else Bundle.load(folder)
         if acoustic_model is not None:
             bundle = _with_acoustic_model(acoustic_model, bundle, ngram, lexicon)

@@ -16,6 +16,7 @@ from functools import wraps
 from numbers import Real
 from typing import Any, NoReturn, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -317,6 +318,7 @@ class StreamingRecognizer:
     @interrupts_between_loops()
     @no_autograd()
     def __init__(self, recognizer: Recognizer, options: StreamingOptions | None = None) -> None:
+        require_type(recognizer, Recognizer, "recognizer", "an asr.Recognizer, such as asr.load returns")
         self.options = options if options is not None else StreamingOptions()
         require_type(self.options, StreamingOptions, "options", "asr.StreamingOptions(...)")
         self._lock = threading.RLock()
@@ -709,10 +711,16 @@ def recognize_stream(
     Yields:
         Partial and final results; the last one has the reason `end`.
 
+    Raises:
+        AsrError: `pieces` is a single array; or as for `StreamingRecognizer` and its methods.
+
     Example:
         >>> for result in recognize_stream(recognizer, microphone, 16000):  # doctest: +SKIP
         ...     print("final" if result.is_final else "partial", result.text)
     """
+    if isinstance(pieces, (Tensor, np.ndarray)):
+        raise AsrError("pieces is one array; give a list or another iterable of pieces (samples,), such as [samples].")
+    require_type(pieces, Iterable, "pieces", "an iterable of pieces (samples,)")
     streaming = StreamingRecognizer(recognizer, options)
     stream = streaming.open(sampling_rate, speaker)
     for samples in pieces:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from torch import Tensor
 import asr
 from asr.audio.samples import as_recordings
 from asr.decoding.build import recognition_settings
+from asr.streaming import recognize_stream
 from asr.testing.tones import RATE, tones
 from asr.text.symbols import Vocabulary
 
@@ -71,6 +73,30 @@ def test_importing_is_quick_and_names_resolve() -> None:
 def test_an_unknown_bundle_is_one_sentence() -> None:
     with pytest.raises(asr.AsrError, match=r"nowhere: there is no bundle here \(bundle.json is missing\)"):
         asr.load("nowhere")
+
+
+def test_other_types_than_bundles_and_recognizers_are_told(
+    tiny_bundle_folder: Path, recognizer: asr.Recognizer
+) -> None:
+    other: Any
+    for other in ("librispeech", tiny_bundle_folder, None, recognizer):
+        with pytest.raises(asr.AsrError, match=r"bundle is of type \w+; give an asr.Bundle; asr.load takes the names"):
+            asr.Recognizer(other)
+    for other in (recognizer.bundle, 3):
+        for load in (asr.load, asr.Bundle.load):
+            with pytest.raises(asr.AsrError, match=r"the bundle is of type \w+; give its name or folder; asr.Recog"):
+                load(other)
+    for other in ("an4", recognizer.bundle, None):
+        with pytest.raises(asr.AsrError, match=r"recognizer is of type \w+; give an asr.Recognizer, such as asr.load"):
+            asr.StreamingRecognizer(other)
+    for name in ("large_ngram", "rnn_lm", "lexicon"):
+        with pytest.raises(asr.AsrError, match=f"{name} is of type dict; give the path of a file"):
+            asr.load(tiny_bundle_folder, **{name: {}})
+    for other in (torch.zeros(2, 100), np.zeros(100)):
+        with pytest.raises(asr.AsrError, match="pieces is one array; give a list or another iterable of pieces"):
+            next(recognize_stream(recognizer, other))
+    with pytest.raises(asr.AsrError, match="pieces is of type NoneType; give an iterable"):
+        next(recognize_stream(recognizer, None))  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
@@ -219,6 +245,21 @@ def test_batches_have_lengths_and_channels_are_averaged() -> None:
     assert as_recordings(padded, [1])[0].tolist() == [0.5]
     whole = np.array([[-32768, 16384]], dtype=np.int16)
     assert as_recordings(whole)[0].tolist() == [-1.0, 0.5]
+
+
+@pytest.mark.parametrize("lengths", [5, ["a"], torch.tensor(5), [None]])
+def test_lengths_that_are_no_list_of_numbers_are_told(lengths: Any) -> None:
+    with pytest.raises(asr.AsrError, match=r"num_samples is .*; give one length for each recording, such as \[16000"):
+        as_recordings(torch.zeros(1, 8), lengths)
+
+
+def test_recordings_without_samples_in_memory_are_told() -> None:
+    for tensor in (torch.zeros(8, device="meta"), torch.zeros(8).to_sparse()):
+        with pytest.raises(asr.AsrError, match=r"recording 0 is a tensor without samples \(.*\); give a dense one"):
+            as_recordings(tensor)
+    for file in (io.BytesIO(b"RIFF"), b"RIFF"):
+        with pytest.raises(asr.AsrError, match=r"give the path of a file; or what soundfile.read makes of an open one"):
+            as_recordings(file)
 
 
 @pytest.mark.slow

@@ -77,6 +77,8 @@ def as_samples(array: Any, name: str) -> Tensor:
         # Many functions return samples and their rate as a pair, which looks like two recordings.
         cure = ", and their sampling rate as an argument of its own" if isinstance(array, Real) else ""
         raise AsrError(f"{name} is of type {type(array).__name__}; give a tensor or a NumPy array of samples{cure}.")
+    if array.is_meta or array.layout != torch.strided:
+        raise AsrError(f"{name} is a tensor without samples ({array.device}, {array.layout}); give a dense one.")
     if array.dtype in _FULL_SCALE:
         return array.float() / _FULL_SCALE[array.dtype]
     if not array.is_floating_point():
@@ -126,10 +128,10 @@ def as_recordings(
 
 def _rows(waveform: Any, num_samples: Tensor | Sequence[int] | None) -> list[Tensor]:
     if not isinstance(waveform, (Tensor, np.ndarray)):
-        raise AsrError(
-            f"the recording is of type {type(waveform).__name__}; give a file, a tensor, a NumPy array, or a list of "
-            "these."
-        )
+        wanted = "the path of a file, a tensor, a NumPy array, or a list of these"
+        if isinstance(waveform, (bytes, bytearray, memoryview)) or hasattr(waveform, "read"):
+            wanted = "the path of a file; or what soundfile.read makes of an open one, samples and their sampling rate"
+        raise AsrError(f"the recording is of type {type(waveform).__name__}; give {wanted}.")
     if waveform.ndim not in (1, 2, 3):
         raise AsrError(
             f"the waveform has the shape {tuple(waveform.shape)}; give (samples,), (recordings, samples) or "
@@ -166,12 +168,18 @@ def _without_padding(row: Tensor) -> Tensor:
 
 
 def _cut_to(rows: list[Tensor], num_samples: Tensor | Sequence[int]) -> list[Tensor]:
-    if len(num_samples) != len(rows):
-        raise AsrError(f"there are {len(num_samples)} lengths (num_samples) for {len(rows)} recordings.")
-    for index, (row, num) in enumerate(zip(rows, num_samples, strict=True)):
+    try:
+        lengths = [float(num) for num in num_samples]
+    except (TypeError, ValueError) as error:
+        raise AsrError(
+            f"num_samples is {num_samples!r}; give one length for each recording, such as [16000, 12000]."
+        ) from error
+    if len(lengths) != len(rows):
+        raise AsrError(f"there are {len(lengths)} lengths (num_samples) for {len(rows)} recordings.")
+    for index, (row, num) in enumerate(zip(rows, lengths, strict=True)):
         if not 0 <= num <= row.shape[-1] or num != int(num):
-            raise AsrError(f"recording {index} has {row.shape[-1]} samples, but num_samples says {num}.")
-    return [row[..., : int(num)] for row, num in zip(rows, num_samples, strict=True)]
+            raise AsrError(f"recording {index} has {row.shape[-1]} samples, but num_samples says {num:.15g}.")
+    return [row[..., : int(num)] for row, num in zip(rows, lengths, strict=True)]
 
 
 def _mono(row: Tensor, name: str, sampling_rate: int) -> Tensor:

@@ -312,7 +312,7 @@ def test_long_files_are_read_while_they_are_recognized(bundle, tmp_path, num_wor
         (np.array(["PAT"]), "recording 0 holds <U3; give floating-point samples"),
         ([[0.0, 0.1]], "recording 0 is of type list; give a tensor or a NumPy array"),
         ((torch.zeros(400), 16000), "recording 1 is of type int; .* and their sampling rate as an argument of its own"),
-        (7, "the recording is of type int; give a file, a tensor"),
+        (7, "the recording is of type int; give the path of a file, a tensor"),
         ("talk.wav", "talk.wav: there is no such audio file"),
     ],
 )
