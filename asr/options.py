@@ -13,6 +13,7 @@ from types import UnionType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from asr.errors import AsrError
 
@@ -131,6 +132,17 @@ def require_type(value: Any, kind: type | UnionType, name: str, wanted: str) -> 
     """
     if not isinstance(value, kind):
         raise AsrError(f"{name} is of type {type(value).__name__}; give {wanted}.")
+
+
+def require_dense(tensor: Tensor, name: str) -> None:
+    """Checks that a tensor has a real number in memory for each of its elements.
+
+    Raises:
+        AsrError: it is a meta tensor, sparse, or complex.
+    """
+    if tensor.is_meta or tensor.layout != torch.strided or tensor.is_complex():
+        kind = tensor.dtype if tensor.is_complex() else "meta" if tensor.is_meta else tensor.layout
+        raise AsrError(f"{name}: the tensor is of the kind {kind}; give a dense one of real numbers.")
 
 
 def device_named(name: str, option: str = "device") -> torch.device:

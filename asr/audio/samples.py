@@ -16,6 +16,7 @@ from torch import Tensor
 
 from asr.audio.resample import checked_rate
 from asr.errors import AsrError
+from asr.options import require_dense
 
 LOUDEST = 1e9
 """Larger samples are refused as infinite ones are: their power would be infinite in float32."""
@@ -77,8 +78,7 @@ def as_samples(array: Any, name: str) -> Tensor:
         # Many functions return samples and their rate as a pair, which looks like two recordings.
         cure = ", and their sampling rate as an argument of its own" if isinstance(array, Real) else ""
         raise AsrError(f"{name} is of type {type(array).__name__}; give a tensor or a NumPy array of samples{cure}.")
-    if array.is_meta or array.layout != torch.strided:
-        raise AsrError(f"{name} is a tensor without samples ({array.device}, {array.layout}); give a dense one.")
+    require_dense(array, name)
     if array.dtype in _FULL_SCALE:
         return array.float() / _FULL_SCALE[array.dtype]
     if not array.is_floating_point():

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from numbers import Real
+from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -215,7 +216,6 @@ class CTCDecoder:
         self.tokens = tokens
         self.config = _config_of(config, settings)
         self.device = device_named(str(device))
-        self.frame_shift = frame_shift
         self._inputs = _checked_inputs(inputs)
         self._confidences = confidences
         if frame_shift is not None:
@@ -224,6 +224,9 @@ class CTCDecoder:
                 raise AsrError(
                     f"frame_shift is {frame_shift}; give the seconds from one frame to the next, such as 0.02."
                 )
+            frame_shift = float(frame_shift)  # or else times would be NumPy's numbers, too
+        self.frame_shift = frame_shift
+        require_type(graph_folder, str | PathLike | None, "graph_folder", "the path of a folder")
         sources = _Sources(
             *(lexicon, words, ngram, lm, lm_weight, lm_options, hot_words, hot_word_score),
             *(token_lm, spell_unknown, spelling_penalty, graph_ngrams),

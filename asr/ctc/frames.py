@@ -15,6 +15,7 @@ from torch import Tensor
 from asr.decoding.interface import TOLERANCE, check_numbers
 from asr.errors import AsrError
 from asr.kernels.memory import on_cpu_by_default
+from asr.options import require_dense
 from asr.text.ctc_tokens import CTCTokens
 
 FrameInput = Literal["log_probs", "logits", "probabilities", "scores"]
@@ -102,9 +103,10 @@ def as_tensor(value: Any, what: str = "log-probabilities") -> Tensor:
     """A tensor of a tensor or an array, which is called `what` in messages.
 
     Raises:
-        AsrError: the value is neither.
+        AsrError: the value is neither, or its numbers are not real or not all in memory.
     """
     if isinstance(value, Tensor):
+        require_dense(value, what)
         return value
     try:
         # Arrays of NumPy, and of libraries such as JAX, which torch would read number by number if at all.
@@ -114,11 +116,13 @@ def as_tensor(value: Any, what: str = "log-probabilities") -> Tensor:
                 value = value.astype(np.float32)
             # torch supports neither the other byte order nor negative strides, and warns of arrays that are read-only.
             value = np.require(value, value.dtype.newbyteorder("="), ["C", "W"])
-        return torch.as_tensor(value)
+        tensor = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise AsrError(
             f"{what} of type {type(value).__name__} cannot be read; give a tensor or an array of numbers."
         ) from error
+    require_dense(tensor, what)
+    return tensor
 
 
 def _padded(utterances: list[Tensor], lengths: Any) -> tuple[Tensor, Tensor]:

@@ -345,6 +345,8 @@ class CTCTokens:
         if isinstance(piece_model, (str, Path)):
             piece_model = load_piece_model(piece_model)
         model: Any = piece_model
+        if not hasattr(model, "encode"):
+            raise AsrError(f"piece_model is of type {type(model).__name__}; give a file, or a loaded model.")
         if not hasattr(model, "get_piece_size"):
             return cast(PieceModel, model)
         pieces = [str(model.id_to_piece(number)) for number in range(int(model.get_piece_size()))]

@@ -296,6 +296,12 @@ def test_boundaries_are_read_anywhere_and_any_number_of_times(frames_of: Callabl
         assert best.words[1].end_frame <= 2 * len(text)
 
 
+def test_times_are_pythons_numbers() -> None:
+    decoder = CTCDecoder(SYMBOLS, words=["ab"], frame_shift=np.float32(0.02), inputs="scores", warm_up=False)
+    (word,) = decoder(torch.eye(len(SYMBOLS))[[SYMBOLS.index("a"), SYMBOLS.index("b")]])[0].words
+    assert type(word.start) is float and type(word.end) is float
+
+
 def test_batches_streams_and_threads_agree(word_model: NgramLM) -> None:
     other = uniform_ngram(WORDS)
     for models in ({"ngram": word_model}, {"ngram": word_model, "lm": other, "lm_weight": 0.5, "lm_fusion": "search"}):
@@ -615,6 +621,8 @@ def test_spelled_lexicon_leaves_out_what_cannot_be_spelled(caplog: pytest.LogCap
         ({"lexicon": {5: "a b"}}, "lexicon: 5 is not a word"),
         ({"lexicon": 5}, "lexicon is of type int; give a file, a mapping or a Lexicon"),
         ({"blank": 1.5}, "the blank's column is 1.5"),
+        ({"words": ["ab"], "graph_folder": 5}, "graph_folder is of type int; give the path of a folder"),
+        ({"words": ["ab"], "piece_model": 5}, "piece_model is of type int; give a file, or a loaded model"),
         ({"words": ["ab"], "beam": 3.0}, "no argument or setting 'beam'"),
         ({"config": {"lm_scale": 2.0}}, "config is of type dict; give a CTCDecodingConfig, or its fields as keywords"),
         ({"words": ["ab"], "search_beam": 0.0}, "search_beam is 0.0"),

@@ -105,6 +105,10 @@ def with_nan(where: tuple[int, int]) -> torch.Tensor:
         (log_probs(2, 5), [-1, 2], "log_probs", "range from -1 to 2"),
         (log_probs(2, 5), [0.5, 1.0], "log_probs", "not whole numbers"),
         ("frames", None, "log_probs", "type str cannot be read"),
+        (log_probs(2, 5).to("meta"), None, "log_probs", "log-probabilities: the tensor is of the kind meta; give a de"),
+        (log_probs(2, 5).to_sparse(), None, "log_probs", "the tensor is of the kind torch.sparse_coo"),
+        (log_probs(2, 5).numpy() + 0j, None, "log_probs", "the tensor is of the kind torch.complex64"),
+        (log_probs(2, 5), torch.ones(2, device="meta"), "log_probs", "lengths: the tensor is of the kind meta"),
     ],
 )
 def test_bad_values_are_told(given: object, lengths: object, kind: str, message: str) -> None:
