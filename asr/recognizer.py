@@ -384,6 +384,9 @@ class Recognizer(nn.Module):
                     found[recording_idx][begin] = result
         return joined_recordings(found, self.sampling_rate)
 
+    if TYPE_CHECKING:
+        __call__ = forward  # to torch, calls of modules have no types
+
     @uncompiled
     @no_autograd()
     def speaker_statistics(

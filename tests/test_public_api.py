@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +69,34 @@ def test_importing_is_quick_and_names_resolve() -> None:
     assert all(hasattr(asr, name) for name in asr.__all__)
     with pytest.raises(AttributeError, match="no attribute 'Recogniser'"):
         asr.Recogniser  # noqa: B018
+
+
+USER = """
+import asr
+from asr.streaming import recognize_stream
+
+recognizer: asr.Recognizer = asr.load("librispeech").to("cpu")
+reveal_type(recognizer("talk.mp3", nbest=3))
+reveal_type(next(recognize_stream(recognizer, [])))
+recognizer("talk.mp3", n_best=3)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.one_stack
+def test_type_checkers_know_calls_and_results(tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    (tmp_path / "user.py").write_text(USER)
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--no-error-summary", "user.py"]
+    root = str(Path(asr.__file__).parents[1])
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=tmp_path, env={**os.environ, "MYPYPATH": root}
+    )
+    assert [line.partition(": ")[2] for line in done.stdout.splitlines()[:3]] == [
+        'note: Revealed type is "list[asr.results.RecognitionResult]"',
+        'note: Revealed type is "asr.results.StreamResult"',
+        'error: Unexpected keyword argument "n_best"; did you mean "nbest"?  [call-arg]',
+    ]
 
 
 def test_an_unknown_bundle_is_one_sentence() -> None:
