@@ -5,6 +5,8 @@ Shapes: Q queries, N streams.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -26,14 +28,7 @@ def require_language_model(model: object) -> None:
             "asr.lm.cached.engine.CachedRNNLM(network) makes of a network."
         )
     start = model.start(2)
-    answer: object = model.score(start, torch.full_like(start, len(model.vocabulary) - 1))
-    if not isinstance(answer, (tuple, list)) or len(answer) != 2:
-        length = f" of {len(answer)}" if isinstance(answer, (tuple, list)) else ""
-        raise AsrError(
-            f"{type(model).__name__}.score: it returns a {type(answer).__name__}{length}; expected a tuple of two, "
-            "log-probabilities and contexts."
-        )
-    log_prob, next_idx = answer
+    log_prob, next_idx = _pair(model, model.score(start, torch.full_like(start, len(model.vocabulary) - 1)))
     for what, made, is_score in (
         ("start", lambda: start, False),
         ("score, log_prob", lambda: log_prob, True),
@@ -47,6 +42,17 @@ def require_language_model(model: object) -> None:
                 f"{type(model).__name__}.{what}: for two queries it is {shown}; expected a tensor of two "
                 f"{'log-probabilities, floats' if is_score else 'contexts, torch.int64 of 0 or more'}."
             )
+
+
+def _pair(model: LanguageModel, answer: Any) -> tuple[Any, Any]:
+    """The two parts of an answer of `model.score`."""
+    if not isinstance(answer, (tuple, list)) or len(answer) != 2:
+        length = f" of {len(answer)}" if isinstance(answer, (tuple, list)) else ""
+        raise AsrError(
+            f"{type(model).__name__}.score: it returns a {type(answer).__name__}{length}; expected a tuple of two, "
+            "log-probabilities and contexts."
+        )
+    return answer[0], answer[1]
 
 
 def _are_two_scores(found: object) -> bool:
@@ -83,7 +89,7 @@ class CheckedLM(WrappedLM):
         ends = (word_id == EOS_ID).nonzero().squeeze(1)
         if len(ends):
             return self._score_with_ends(context_idx, word_id, ends)
-        log_prob, next_idx = super().score(context_idx, word_id)
+        log_prob, next_idx = _pair(self._lm, super().score(context_idx, word_id))
         self._require("score, log_prob", log_prob, len(word_id), is_score=True)
         self._require("score, next_idx", next_idx, len(word_id), is_score=False)
         bad = self._first_bad(log_prob)
@@ -109,13 +115,15 @@ class CheckedLM(WrappedLM):
             self._refuse("final", log_prob[bad], "</s>", context_idx[bad])
         return log_prob
 
-    def _require(self, what: str, found: Tensor, num: int, *, is_score: bool) -> None:
-        if found.shape == (num,) and (found.is_floating_point() if is_score else found.dtype == torch.int64):
-            return
+    def _require(self, what: str, found: Any, num: int, *, is_score: bool) -> None:
+        shown = f"is a {type(found).__name__}"
+        if isinstance(found, Tensor):
+            if found.shape == (num,) and (found.is_floating_point() if is_score else found.dtype == torch.int64):
+                return
+            shown = f"has the shape {tuple(found.shape)} and the type {found.dtype}"
         wanted = "log-probabilities, floats" if is_score else "contexts, torch.int64"
         raise AsrError(
-            f"{type(self._lm).__name__}.{what}: for {num} queries it has the shape {tuple(found.shape)} and the type "
-            f"{found.dtype}; expected a tensor of as many {wanted}."
+            f"{type(self._lm).__name__}.{what}: for {num} queries it {shown}; expected a tensor of as many {wanted}."
         )
 
     @staticmethod

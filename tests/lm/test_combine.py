@@ -456,6 +456,8 @@ class _Misshapen(TableLM):
         ("score, log_prob", torch.Tensor.long, "torch.int64; expected a tensor of as many log-probabilities, floats"),
         ("score, next_idx", torch.Tensor.int, "torch.int32; expected a tensor of as many contexts, torch.int64"),
         ("final", torch.Tensor.sum, r"the shape \(\)"),
+        ("final", torch.Tensor.tolist, "is a list; expected a tensor of as many log-probabilities"),
+        ("score, next_idx", lambda answer: None, "is a NoneType; expected a tensor of as many contexts"),
     ],
 )
 def test_answers_of_a_users_model_must_have_the_right_shapes(method: str, wrong: Any, shown: str) -> None:
@@ -464,8 +466,16 @@ def test_answers_of_a_users_model_must_have_the_right_shapes(method: str, wrong:
     model.method, model.wrong = method, wrong  # type: ignore[method-assign]
     require_language_model(model)  # two queries are answered well
     checked, word_id = CheckedLM(model), vocabulary.ids_of(["A", "B", "C"])
-    with pytest.raises(AsrError, match=rf"_Misshapen.{method}: for 3 queries it has .*{shown}"):
+    with pytest.raises(AsrError, match=rf"_Misshapen.{method}: for 3 queries it .*{shown}"):
         checked.final(checked.score(checked.start(3), word_id)[1])
+
+
+def test_a_users_model_that_returns_nothing_later_is_told() -> None:
+    model = TableLM(Vocabulary(["A", "B", "C"]))
+    checked = CheckedLM(model)
+    model.score = lambda context_idx, word_id: None  # type: ignore[assignment, method-assign, return-value]
+    with pytest.raises(AsrError, match=r"TableLM.score: it returns a NoneType; expected a tuple of two"):
+        checked.score(checked.start(3), model.vocabulary.ids_of(["A", "B", "C"]))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1.0])
