@@ -171,11 +171,11 @@ class Bundle:
     large_ngram: NgramLM | None = None
     rnn_lm: ModelSpec | None = None
     lexicon: Lexicon | None = None
-    denominator: DenominatorGraph | None = None
+    denominator: DenominatorGraph | None = field(default=None, repr=False)
     decoding: dict[str, dict[str, Any]] = field(default_factory=dict)
     default_mode: str | None = None
     confidence: dict[str, dict[str, Any]] = field(default_factory=dict)
-    card: str = ""
+    card: str = field(default="", repr=False)
     fingerprint: str = ""
 
     @property

@@ -179,7 +179,7 @@ class PieceLattice:
     end: float
     frame_seconds: float
     lattice: Lattice
-    original_frame: Tensor | None = None
+    original_frame: Tensor | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ class RecognitionResult:
     total: float
     is_complete: bool
     times: StageTimes
-    cache: dict[str, int | float] = field(default_factory=dict)
+    cache: dict[str, int | float] = field(default_factory=dict, repr=False)
     lattices: tuple[PieceLattice, ...] = ()
     hypotheses: tuple[Alternative, ...] = ()
     notes: tuple[str, ...] = ()

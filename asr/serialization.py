@@ -22,7 +22,7 @@ import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from pickle import UnpicklingError
@@ -73,7 +73,7 @@ class ModelSpec:
 
     class_name: str
     arguments: dict[str, Any]
-    network: nn.Module
+    network: nn.Module = field(repr=False)
 
 
 class OwnFormat(ABC):

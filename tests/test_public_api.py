@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -302,6 +303,18 @@ def test_a_recognizer_loaded_or_changed_in_inference_mode_is_an_ordinary_one(tin
         recognizer.half().float()
     assert not any(parameter.is_inference() for parameter in recognizer.parameters())
     assert recognizer(samples)[0].text == expected.text
+
+
+def test_notebooks_show_parts_and_results_on_a_few_lines(recognizer: asr.Recognizer, tiny_bundle_folder: Path) -> None:
+    """Without the numbers of graphs, lattices and caches."""
+    with_lattices = asr.load(tiny_bundle_folder, keep_lattices=True)
+    (result,) = with_lattices(tones(PAT_TO_KIT), nbest=2)
+    shown = repr(result.lattices[0])
+    assert "tensor" not in shown and re.search(r"lattice=Lattice\(utterances=1, states=\d+, arcs=\d+\)", shown)
+    assert result.cache and "num_queries" not in repr(result) and len(repr(result)) < 1500
+    shown = repr(recognizer.bundle)
+    assert "tensor" not in shown and "graph=DecodingGraph(states=" in shown and "NgramLM(name=" in shown
+    assert len(shown) < 3000
 
 
 def test_a_recognizer_decodes_in_evaluation_mode(tiny_bundle_folder: Path) -> None:

@@ -65,6 +65,9 @@ class Lattice:
     final_graph_score: Tensor
     final_lm_score: Tensor
 
+    def __repr__(self) -> str:
+        return f"Lattice(utterances={len(self.start_state)}, states={self.num_states}, arcs={self.num_arcs})"
+
     @property
     def num_states(self) -> int:
         return len(self.frame)

@@ -153,6 +153,9 @@ class DecodingGraph:
     vocabulary: Vocabulary
     meta: dict[str, Any] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        return f"DecodingGraph(states={self.num_states}, arcs={self.num_arcs}, words={len(self.vocabulary)})"
+
     @property
     def start_state(self) -> int:
         return 0

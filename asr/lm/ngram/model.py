@@ -279,6 +279,9 @@ class NgramLM(LanguageModel):
         self._tables = arrays.lookup_tables() if compiled and has_loops(self.device) else None
         self._start_state = int(arrays.dst_state[BOS_ID])
 
+    def __repr__(self) -> str:
+        return f"NgramLM(name={self.name!r}, order={self.order}, num_arcs={self.num_arcs})"
+
     def __reduce__(self) -> tuple[type[NgramLM], tuple[Any, ...]]:
         # The tables for loops share the arrays' memory; copies of both would not.
         return NgramLM, (self._vocabulary, self.arrays, self.order, self.name, self._is_compiled)
