@@ -292,19 +292,6 @@ def test_recordings_without_samples_in_memory_are_told() -> None:
             as_recordings(file)
 
 
-@pytest.mark.slow
-def test_a_recognizer_loaded_or_changed_in_inference_mode_is_an_ordinary_one(tiny_bundle_folder: Path) -> None:
-    samples = tones(PAT_TO_KIT)
-    expected = asr.load(tiny_bundle_folder)(samples)[0]
-    with torch.inference_mode():
-        recognizer = asr.load(tiny_bundle_folder)
-    assert recognizer(samples)[0].total == expected.total
-    with torch.inference_mode():
-        recognizer.half().float()
-    assert not any(parameter.is_inference() for parameter in recognizer.parameters())
-    assert recognizer(samples)[0].text == expected.text
-
-
 def test_notebooks_show_parts_and_results_on_a_few_lines(recognizer: asr.Recognizer, tiny_bundle_folder: Path) -> None:
     """Without the numbers of graphs, lattices and caches."""
     with_lattices = asr.load(tiny_bundle_folder, keep_lattices=True)

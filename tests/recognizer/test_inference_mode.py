@@ -33,6 +33,20 @@ def test_recognizers_loaded_and_called_in_inference_mode(tiny_bundle_folder):
     assert again == first
 
 
+@pytest.mark.slow
+def test_a_recognizer_loaded_or_changed_in_inference_mode_is_as_any_other(tiny_bundle_folder):
+    """Products of bytes included, which need ordinary weights."""
+    samples = tones(SENTENCES[0])
+    expected = asr.load(tiny_bundle_folder)(samples)[0]
+    with torch.inference_mode():
+        recognizer = asr.load(tiny_bundle_folder)
+    assert recognizer(samples)[0].total == expected.total
+    with torch.inference_mode():
+        recognizer.half().float()
+    assert not any(parameter.is_inference() for parameter in recognizer.parameters())
+    assert recognizer(samples)[0].text == expected.text
+
+
 def test_what_prepare_warms_up_is_what_recognition_runs(tiny_bundle_folder, monkeypatch):
     """With gradients, layers are neither packed nor multiply bytes, and the first recording waits for that."""
     monkeypatch.setattr("asr.recognizer.needs_warm_up", lambda *_: True)  # whatever this process has run before
