@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, NoReturn, TypeVar, cast
 
 import numpy as np
@@ -105,6 +105,10 @@ class StreamingOptions:
         for name in (*positive, "partial_search_beam", "partial_max_active_states"):
             if not _is_positive(getattr(self, name)):
                 raise AsrError(f"streaming: {name} is {getattr(self, name)!r}; it must be above 0, at most 10^9.")
+        for name in ("partial_max_active_states", "cache_bytes"):
+            value = getattr(self, name)
+            if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+                raise AsrError(f"streaming: {name} is {value!r}; it must be a whole number above 0.")
         commit = self.force_commit_seconds
         if commit is not None and not (_is_positive(commit) and commit >= SHORTEST_COMMIT_SECONDS):
             raise AsrError(

@@ -531,7 +531,8 @@ def test_bad_pieces_are_refused_and_the_stream_goes_on(recognizer):
         StreamingOptions(force_commit_seconds=0.1)  # words that sound alike could not be told apart
     with pytest.raises(AsrError, match="no decoder 'k3'"):
         StreamingOptions(decoder="k3")
-    for name, value in (("right_seconds", None), ("chunk_seconds", "1"), ("force_commit_seconds", "5")):
+    of_other_types = {"right_seconds": None, "chunk_seconds": "1", "force_commit_seconds": "5", "cache_bytes": "1"}
+    for name, value in {**of_other_types, "partial_max_active_states": 2.5}.items():
         with pytest.raises(AsrError, match=f"streaming: {name} is {value!r}; it must be"):
             StreamingOptions(**{name: value})
     with pytest.raises(AsrError, match="no partial_policy 'all'"):
