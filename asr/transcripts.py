@@ -9,9 +9,11 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any, NamedTuple
 
 from asr.errors import AsrError
+from asr.options import require_type
 from asr.results import RecognitionResult, Word
 
 # A subtitle ends at a pause this long, or before it exceeds the maximum duration.
@@ -41,8 +43,15 @@ class Transcript:
     record: Mapping[str, Any]
 
     @classmethod
-    def of(cls, result: RecognitionResult, name: str) -> Transcript:
-        """The transcript of a recognizer's result; white space in the name is replaced."""
+    def of(cls, result: RecognitionResult, name: str | PathLike[str]) -> Transcript:
+        """The transcript of a recognizer's result; white space in the name is replaced.
+
+        Raises:
+            AsrError: an argument is of another type.
+        """
+        require_type(result, RecognitionResult, "result", "the result of one recording, such as recognizer(files)[0]")
+        require_type(name, str | PathLike, "name", "the name or path of the recording")
+        name = str(name)
         return cls(plain_name(name), result.words, result.duration, {"audio": name, **result.as_dict()})
 
     @property
@@ -206,7 +215,13 @@ SUFFIXES = {name: ".TextGrid" if name == "textgrid" else f".{name}" for name in 
 
 
 def format_transcript(transcript: Transcript, name: str) -> str:
-    """The transcript in a format of `FORMATS`; ends with a line break unless it is empty."""
+    """The transcript in a format of `FORMATS`; ends with a line break unless it is empty.
+
+    Raises:
+        AsrError: there is no such format.
+    """
+    if name not in FORMATS:
+        raise AsrError(f"there is no format {name!r} of transcripts; there are {', '.join(FORMATS)}.")
     return "".join(f"{part}\n" for part in FORMATS[name].write(transcript))
 
 

@@ -39,7 +39,7 @@ ALLOWED = {
     "decoding": "bundle errors graph kernels lm old_paths options serialization text torch_archive",
     "pipeline": "decoding",
     "results": "decoding errors",
-    "transcripts": "errors results",
+    "transcripts": "errors options results",
     "reports": "audio decoding errors metrics nist results serialization text",
     "ctc": "audio bundle decoding errors graph hub kernels lm models options results serialization text",
     "recognizer": "audio bundle ctc decoding errors graph kernels lm models options pipeline results serialization "

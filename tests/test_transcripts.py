@@ -62,6 +62,20 @@ def test_a_result_becomes_a_transcript() -> None:
     assert format_transcript(transcript, "srt") == EXPECTED["srt"]
 
 
+def test_a_recording_may_be_named_by_its_path_and_odd_arguments_are_told() -> None:
+    result = RecognitionResult(WORDS[:1], 0.0, 0.0, 0.0, 0.0, True, StageTimes(1.0))
+    transcript = Transcript.of(result, Path("a b/talk.wav"))
+    assert (transcript.name, transcript.record["audio"]) == ("a_b_talk.wav", "a b/talk.wav")
+    assert json.loads(format_transcript(transcript, "json"))["audio"] == "a b/talk.wav"
+    with pytest.raises(AsrError, match=r"result is of type list; give the result of one recording, such as recog"):
+        Transcript.of([result], "talk")  # type: ignore[arg-type]
+    with pytest.raises(AsrError, match="name is of type NoneType; give the name or path of the recording"):
+        Transcript.of(result, None)  # type: ignore[arg-type]
+    for name in ("SubRip", None):
+        with pytest.raises(AsrError, match=r"there is no format .* of transcripts; there are txt, json, jsonl, srt"):
+            format_transcript(transcript, name)  # type: ignore[arg-type]
+
+
 def test_intervals_of_a_textgrid_cover_the_recording_without_overlap() -> None:
     text = format_transcript(TALK, "textgrid")
     assert text.startswith('File type = "ooTextFile"\nObject class = "TextGrid"\n\nxmin = 0\nxmax = 4.0000\n')
