@@ -250,12 +250,26 @@ def _hertz(mel: Tensor) -> Tensor:
 
 _TELEPHONE_RATE = 8000
 _SNR_DB = (5.0, 20.0)
+_FAR_SNR_DB = (10.0, 25.0)
 # Powers of frequency in the noise's spectrum: from white to the rumble of rooms, and for noise that is nearly white.
 _SPECTRAL_SLOPE = (-1.0, 0.0)
 _WHITE_SLOPE = (-0.25, 0.0)
 # The noise's level rises and falls, by up to this many dB, between points half a second apart.
 _LEVEL_RANGE_DB = 6.0
 _LEVELS_PER_SECOND = 2.0
+
+_NUM_VOICES = (3, 8)
+
+# Of a room: the time in which its reverberation falls by 60 dB, how much stronger than all of it the direct sound is,
+# and how its spectrum falls with frequency. The first echo arrives a few milliseconds after the direct sound.
+_REVERBERATION_SECONDS = (0.15, 0.9)
+_DIRECT_DB = (-4.0, 10.0)
+_ROOM_SLOPE = (-0.4, 0.0)
+_FIRST_ECHO_SECONDS = (0.001, 0.006)
+
+Change = Callable[[Tensor, torch.Generator, Sequence[Tensor]], Tensor]
+"""Changes a waveform (L,) at 16 kHz. The generator draws all random numbers; the others are recordings (L',) of other
+speech."""
 
 
 class Condition(NamedTuple):
@@ -264,21 +278,21 @@ class Condition(NamedTuple):
     Attributes:
         speed: factor of tempo and pitch (Ko et al. 2015).
         weight: how often training draws this condition, relative to the others.
-        change: applied to a waveform (L,) at 16 kHz after the speed; the generator draws all random numbers.
+        change: applied to the waveform after the speed.
     """
 
     speed: float
     weight: float
-    change: Callable[[Tensor, torch.Generator], Tensor] | None = None
+    change: Change | None = None
 
-    def apply(self, waveform: Tensor, generator: torch.Generator) -> Tensor:
+    def apply(self, waveform: Tensor, generator: torch.Generator, others: Sequence[Tensor] = ()) -> Tensor:
         """Converts a waveform (L,) at 16 kHz to this condition, (L / speed,)."""
         if self.speed != 1.0:
             waveform = change_speed(waveform, self.speed)
-        return waveform if self.change is None else self.change(waveform, generator)
+        return waveform if self.change is None else self.change(waveform, generator, others)
 
 
-def through_telephone(waveform: Tensor, generator: torch.Generator) -> Tensor:
+def through_telephone(waveform: Tensor, generator: torch.Generator, others: Sequence[Tensor]) -> Tensor:
     """Speech as over a telephone line, sampled at 8 kHz with 8 bits of mu-law."""
     narrow = resample(waveform, 16000, _TELEPHONE_RATE).clamp(-1.0, 1.0)
     code = (narrow.sign() * torch.log1p(255.0 * narrow.abs()) / math.log(256.0) * 127.0).round() / 127.0
@@ -286,21 +300,75 @@ def through_telephone(waveform: Tensor, generator: torch.Generator) -> Tensor:
     return resample(narrow, _TELEPHONE_RATE, 16000)[: len(waveform)]
 
 
-def with_noise(waveform: Tensor, generator: torch.Generator, slopes: tuple[float, float] = _SPECTRAL_SLOPE) -> Tensor:
+def with_noise(
+    waveform: Tensor,
+    generator: torch.Generator,
+    others: Sequence[Tensor],
+    slopes: tuple[float, float] = _SPECTRAL_SLOPE,
+    snr_db: tuple[float, float] = _SNR_DB,
+) -> Tensor:
     """Speech with noise of a random color and a varying level, at a signal-to-noise ratio of 5 to 20 dB."""
-    snr_db, slope = (low + (high - low) * float(torch.rand((), generator=generator)) for low, high in (_SNR_DB, slopes))
-    return add_noise(waveform, colored_noise(len(waveform), slope, generator), snr_db)
+    ratio, slope = _uniform(snr_db, generator), _uniform(slopes, generator)
+    return add_noise(waveform, colored_noise(len(waveform), slope, generator), ratio)
 
 
 def colored_noise(num_samples: int, slope: float, generator: torch.Generator) -> Tensor:
     """Noise (L,) at 16 kHz with an amplitude proportional to frequency ** slope and a varying level."""
-    spectrum = torch.fft.rfft(torch.randn(num_samples, generator=generator))
-    hertz = torch.linspace(0.0, 8000.0, len(spectrum)).clamp(min=50.0)
-    noise = torch.fft.irfft(spectrum * hertz**slope, n=num_samples)
+    noise = _colored(torch.randn(num_samples, generator=generator), slope)
     num_levels = 2 + int(num_samples / 16000 * _LEVELS_PER_SECOND)
     level = _LEVEL_RANGE_DB * (torch.rand(1, 1, num_levels, generator=generator) - 0.5)
     level = torch.nn.functional.interpolate(level, size=num_samples, mode="linear", align_corners=True)[0, 0]
     return noise * 10.0 ** (level / 20.0)
+
+
+def with_babble(waveform: Tensor, generator: torch.Generator, others: Sequence[Tensor]) -> Tensor:
+    """Speech among several other voices of equal power, at a signal-to-noise ratio of 5 to 20 dB."""
+    babble = torch.zeros_like(waveform)
+    for _ in range(_below(_NUM_VOICES[1] - _NUM_VOICES[0] + 1, generator) + _NUM_VOICES[0]):
+        voice = others[_below(len(others), generator)]
+        begin = _below(len(voice), generator)
+        stretch = voice[(begin + torch.arange(len(waveform))) % len(voice)]
+        babble += stretch / stretch.square().mean().sqrt().clamp(min=1e-4)
+    return add_noise(waveform, babble, _uniform(_SNR_DB, generator))
+
+
+def in_room(waveform: Tensor, generator: torch.Generator, others: Sequence[Tensor]) -> Tensor:
+    """Speech as a microphone hears it from a distance: with reverberation that decays exponentially (Polack, 1988).
+
+    The direct sound keeps its time and its level.
+    """
+    seconds, direct_db = _uniform(_REVERBERATION_SECONDS, generator), _uniform(_DIRECT_DB, generator)
+    slope, first_echo = _uniform(_ROOM_SLOPE, generator), _uniform(_FIRST_ECHO_SECONDS, generator)
+    response = _colored(torch.randn(int(16000 * seconds), generator=generator), slope)
+    response *= 10.0 ** (-3.0 / (16000 * seconds) * torch.arange(len(response)))
+    response[: int(16000 * first_echo)] = 0.0
+    response *= 10.0 ** (-direct_db / 20.0) / response.square().sum().sqrt()
+    response[0] = 1.0
+    size = len(waveform) + len(response)
+    heard = torch.fft.irfft(torch.fft.rfft(waveform, size) * torch.fft.rfft(response, size), size)
+    return heard[: len(waveform)]
+
+
+def far_away(waveform: Tensor, generator: torch.Generator, others: Sequence[Tensor]) -> Tensor:
+    """Speech in a room with noise, at a signal-to-noise ratio of 10 to 25 dB."""
+    return with_noise(in_room(waveform, generator, others), generator, others, snr_db=_FAR_SNR_DB)
+
+
+def _colored(noise: Tensor, slope: float) -> Tensor:
+    """White noise (L,) at 16 kHz, filtered to an amplitude proportional to frequency ** slope."""
+    spectrum = torch.fft.rfft(noise)
+    hertz = torch.linspace(0.0, 8000.0, len(spectrum)).clamp(min=50.0)
+    return torch.fft.irfft(spectrum * hertz**slope, n=len(noise))
+
+
+def _uniform(limits: tuple[float, float], generator: torch.Generator) -> float:
+    low, high = limits
+    return low + (high - low) * float(torch.rand((), generator=generator))
+
+
+def _below(number: int, generator: torch.Generator) -> int:
+    """A random number from 0 to `number` - 1."""
+    return int(torch.randint(number, (), generator=generator))
 
 
 CONDITIONS = {
@@ -310,4 +378,9 @@ CONDITIONS = {
     "telephone": Condition(1.0, 1.0, through_telephone),
     "noise": Condition(1.0, 1.0, with_noise),
     "white": Condition(1.0, 1.0, partial(with_noise, slopes=_WHITE_SLOPE)),
+    "room": Condition(1.0, 2.0, in_room),
+    "babble": Condition(1.0, 1.0, with_babble),
+    "far": Condition(1.0, 1.0, far_away),
 }
+"""The conditions of a prepared corpus. A new one goes to the end, since an utterance's random numbers are drawn in this
+order."""

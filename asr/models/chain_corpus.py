@@ -13,7 +13,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,9 @@ LIST_FILE = "utterances.json"
 Progress = Callable[[int, int], None]
 """Called with the number of utterances done, and the number of all utterances."""
 _UTTERANCES_PER_FLUSH = 50
+
+# Number of recordings from which the condition "babble" takes its voices.
+_NUM_OTHERS = 80
 
 
 @dataclass(frozen=True)
@@ -218,6 +221,7 @@ def write_corpus(
     """
     utterances = list(utterances)
     read = utterance_reader()
+    voices = _voices([utterance for _, utterance in utterances], read, fbank.sampling_rate)
 
     def prepare(item: tuple[str, Utterance]) -> tuple[PreparedUtterance, list[Tensor]] | str:
         """The utterance and its features (T, F) in each condition, or why it is left out."""
@@ -234,7 +238,7 @@ def write_corpus(
         generator = torch.Generator().manual_seed(zlib.crc32(f"{speaker} {utterance.utterance_id}".encode()))
         features = []
         for name in conditions:
-            changed = CONDITIONS[name].apply(waveform, generator)
+            changed = CONDITIONS[name].apply(waveform, generator, voices or [waveform])
             with torch.no_grad():
                 features.append(fbank(changed[None], torch.tensor([len(changed)]))[0][0])
         lengths = tuple(map(len, features))
@@ -259,6 +263,17 @@ def write_corpus(
             raise AsrError(f"{folder}: no utterance can be used{': ' + files.left_out[0] if files.left_out else ''}.")
         files.finish({name: made_from[name] for name in ("conditions", "fbank", "corpora", "sources")})
     return files.left_out
+
+
+def _voices(
+    utterances: Sequence[Utterance], read: Callable[[Utterance, int], Tensor], sampling_rate: int
+) -> list[Tensor]:
+    """The waveforms (L,) of some utterances from all over the list, those that can be read."""
+    found = list[Tensor]()
+    for utterance in utterances[:: max(1, len(utterances) // _NUM_OTHERS)]:
+        with suppress(AsrError):
+            found.append(read(utterance, sampling_rate))
+    return found
 
 
 class _FeatureFiles:

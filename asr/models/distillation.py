@@ -1,8 +1,8 @@
 """The posteriors of a trained acoustic model, from which another network learns (Hinton et al. 2015).
 
-The teacher hears each utterance of a prepared corpus once in every condition, whole and without masks or warps. A
-forward-backward pass over the denominator graph turns its scores into posteriors of the columns, of which only the
-larger ones are kept: a few for each frame.
+The teacher hears each utterance of a prepared corpus once at every speed, whole and undisturbed, whatever noise, room,
+masks or warps the network hears (Li et al. 2017). A forward-backward pass over the denominator graph turns its scores
+into posteriors of the columns, of which only the larger ones are kept: a few for each frame.
 
 Shapes: N utterances of a batch, T' output frames, C columns, E kept entries, L output frames of a piece.
 """
@@ -24,6 +24,7 @@ from rich.progress import track
 from torch import Tensor, nn
 
 from asr.bundle import Bundle
+from asr.datasets.augment import Condition
 from asr.distributed import current_share
 from asr.errors import AsrError, in_one_line
 from asr.graph.context import TIED_STATES, TiedStates
@@ -104,13 +105,15 @@ class TeacherPosteriors:
                 f"network to train one for {subsampling_factor}; give both the same subsampling."
             )
         # Several processes begin with different conditions.
-        share, num = current_share(), len(corpus.condition_names)
-        begin = share.rank * num // share.num
+        share = current_share()
+        heard = [_undisturbed(corpus.conditions, condition) for condition in range(len(corpus.conditions))]
+        to_make = sorted(set(heard))
+        begin = share.rank * len(to_make) // share.num
         found: dict[int, SparsePosteriors] = {}
-        for condition in [*range(begin, num), *range(begin)]:
+        for condition in to_make[begin:] + to_make[:begin]:
             path = corpus.folder / f"posteriors-{self.key['made_by']}-{corpus.condition_names[condition]}.npz"
             found[condition] = self._load_or_make(condition, path)
-        self._of_condition = [found[condition] for condition in range(num)]
+        self._of_condition = [found[condition] for condition in heard]
 
     def _loaded(self, states: TiedStates) -> Any:
         """The teacher's network."""
@@ -204,6 +207,13 @@ class TeacherPosteriors:
         with rounded_products():
             score: Tensor = self._network(nn.utils.rnn.pad_sequence(features, batch_first=True), num_frames)[0]
         return score.float()
+
+
+def _undisturbed(conditions: Sequence[Condition], number: int) -> int:
+    """The condition in which the teacher hears what the network hears in this one: at the same speed, but unchanged."""
+    speed = conditions[number].speed
+    same = (each for each, condition in enumerate(conditions) if condition.speed == speed and condition.change is None)
+    return next(same, number)
 
 
 def _batches(by_length: Sequence[int], num_outputs: Sequence[int]) -> list[Sequence[int]]:

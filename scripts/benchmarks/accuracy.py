@@ -1,4 +1,4 @@
-"""Word error rates of a bundle on clean speech, at 8 kHz, in noise, in long recordings, as streams; confidences.
+"""Word error rates of a bundle on clean speech, at 8 kHz, in noise, rooms and long recordings, as streams; confidences.
 
     scripts/bench accuracy --quick              # under a minute on two cores; the last line is one JSON object
     scripts/bench accuracy --every 1            # all of dev-clean-2, every mode, whole chapters
@@ -30,6 +30,7 @@ from asr.metrics import GAP, NO_ERRORS, align, count_errors, normalized_cross_en
 from asr.recognizer import Recognizer
 from asr.streaming import recognize_stream
 from scripts.benchmarks.inputs import AN4_BUNDLE, LIBRISPEECH_BUNDLE, argument_parser, default_corpora
+from scripts.benchmarks.rooms import convolved, room_response
 from scripts.benchmarks.speech import Recording, an4_recordings, recordings
 
 _BATCH = 16
@@ -39,6 +40,10 @@ _PIECE = 4000
 _IN_STREAM, _PAUSE_SECONDS, _PAUSE_NOISE = 8, 4, 3e-4
 # The amplitude of every second utterance where the level changes: -20 dB.
 _SOFT = 0.1
+# A room in meters, who speaks in it, and microphones at one and two meters; its reverberation time.
+_ROOM, _SPEAKER, _MICROPHONES = (6.0, 5.0, 3.0), (2.0, 1.7, 1.6), {1: (2.8, 2.2, 1.3), 2: (3.6, 2.8, 1.3)}
+_REVERBERATION_SECONDS = 0.4
+_NUM_VOICES = 6
 
 
 def main(argv: Sequence[str]) -> int:
@@ -98,6 +103,22 @@ def measure(bundle: Bundle, speech: Sequence[Recording], is_quick: bool) -> dict
     report["wer_pauses"], _ = errors("stream with long pauses", [*map(as_one, groups)], map(paused, groups))
     report["wer_8k"], _ = errors("8 kHz", speech, batches(default, speech, narrow, 8000))
     report["wer_noise10db"], _ = errors("noise at 10 dB", speech, batches(default, speech, noisy, rate))
+
+    def babbled(path: Path) -> Tensor:
+        """Six other speakers' utterances, equally loud; of this speaker's, if there is no other."""
+        others = [waveforms[one.path] for one in speech if speaker(one.path) != speaker(path)] or [*waveforms.values()]
+        voices = [others[number] for number in torch.randint(len(others), (_NUM_VOICES,), generator=generator)]
+        positions = torch.arange(len(waveforms[path]))
+        babble = sum(voice[positions % len(voice)] / voice.square().mean().sqrt() for voice in voices)
+        assert isinstance(babble, Tensor)
+        return add_noise(waveforms[path], babble, 10.0)
+
+    report["wer_babble10db"], _ = errors("other voices at 10 dB", speech, batches(default, speech, babbled, rate))
+    for meters, microphone in _MICROPHONES.items():
+        response = room_response(_ROOM, _SPEAKER, microphone, _REVERBERATION_SECONDS, rate)
+        heard = {path: convolved(waveform, response) for path, waveform in waveforms.items()}
+        found = batches(default, speech, heard.__getitem__, rate)
+        report[f"wer_room_{meters}m"], _ = errors(f"in a room, at {meters} m", speech, found)
     noise = 0.02 * torch.randn(_NOISE_SECONDS * rate, generator=generator)
     report["words_from_noise_per_minute"] = len(default([noise], rate)[0].words) * 60 / _NOISE_SECONDS
     following = dict(itertools.pairwise(one.path for one in speech))
@@ -131,6 +152,11 @@ def in_chapters(
 def chapter(one: Recording) -> str:
     """The speaker and chapter in the name of an utterance of LibriSpeech."""
     return one.path.stem.rpartition("-")[0]
+
+
+def speaker(path: Path) -> str:
+    """The speaker in the name of an utterance of LibriSpeech."""
+    return path.stem.partition("-")[0]
 
 
 def as_one(group: Sequence[Recording]) -> Recording:

@@ -19,7 +19,10 @@ from asr.datasets.augment import (
     VocalTractPerturbation,
     add_noise,
     colored_noise,
+    far_away,
+    in_room,
     through_telephone,
+    with_babble,
     with_noise,
 )
 from asr.errors import AsrError
@@ -140,7 +143,7 @@ def power(waveform: torch.Tensor, low: float, high: float) -> float:
 
 def test_a_telephone_carries_half_of_the_band() -> None:
     waveform = chirp()
-    heard = through_telephone(waveform, torch.Generator())
+    heard = through_telephone(waveform, torch.Generator(), [])
     assert heard.shape == waveform.shape
     assert power(heard, 4100, 8000) < 0.01 * power(waveform, 4100, 8000)
     assert power(heard, 300, 3000) == pytest.approx(power(waveform, 300, 3000), rel=0.02)
@@ -155,7 +158,7 @@ def test_noise_has_the_stated_ratio_and_a_wandering_level() -> None:
     waveform, generator = chirp(), torch.Generator().manual_seed(3)
     ratios = []
     for _ in range(40):
-        noise = with_noise(waveform, generator) - waveform
+        noise = with_noise(waveform, generator, []) - waveform
         ratios.append(10 * math.log10(float(waveform.square().mean() / noise.square().mean())))
     assert 4.99 <= min(ratios) < 8 and 17 < max(ratios) <= 20.01
     levels = [float(part.square().mean()) for part in colored_noise(10 * SECOND, 0.0, generator).split(SECOND // 4)]
@@ -180,10 +183,50 @@ def test_white_noise_is_nearly_white(name: str, least: float, most: float) -> No
     assert least < min(ratios) < most
 
 
+def test_babble_is_made_of_other_voices_at_the_stated_ratios() -> None:
+    speech, tones = chirp(), [torch.sin(2 * math.pi * hertz * torch.arange(SECOND) / SECOND) for hertz in (1050, 3050)]
+    ratios, shares, generator = [], [], torch.Generator().manual_seed(3)
+    for _ in range(40):
+        babble = with_babble(speech, generator, [tones[0], 0.01 * tones[1]]) - speech
+        ratios.append(10 * math.log10(float(speech.square().mean() / babble.square().mean())))
+        low, high = power(babble, 1000, 1100), power(babble, 3000, 3100)
+        assert low + high == pytest.approx(power(babble, 0, 8001), rel=0.05)  # nothing else is in it
+        shares.append(high / (low + high))
+    assert 0.3 < sum(shares) / len(shares) < 0.7  # a soft voice counts as much as a loud one
+    assert 4.99 <= min(ratios) < 8 and 17 < max(ratios) <= 20.01
+    assert torch.equal(with_babble(torch.zeros(100), generator, tones), torch.zeros(100))
+    assert with_babble(speech, generator, [torch.zeros(50)]).isfinite().all()
+
+
+def test_a_room_keeps_the_direct_sound_and_decays_exponentially() -> None:
+    impulse = torch.zeros(SECOND)
+    impulse[100] = 1.0
+    direct_db, decays = [], []
+    for seed in range(60):
+        heard = in_room(impulse, torch.Generator().manual_seed(seed), [])
+        assert len(heard) == SECOND and heard[:100].abs().max() < 1e-5 and heard[100] == pytest.approx(1.0, abs=1e-4)
+        assert heard[101:116].abs().max() < 1e-4  # the first echo comes later than a millisecond
+        echo = heard[101:].double().square()
+        direct_db.append(-10 * math.log10(float(echo.sum())))
+        left = 10 * (echo.flip(0).cumsum(0).flip(0) / echo.sum()).clamp(min=1e-12).log10()
+        decays.append(int((left > -20).sum()) / SECOND * 3)  # 60 dB take three times as long as 20
+    assert -4.01 <= min(direct_db) < -2 and 8 < max(direct_db) <= 10.01
+    assert 0.1 < min(decays) < 0.25 and 0.7 < max(decays) < 1.0
+    assert torch.equal(in_room(torch.zeros(100), torch.Generator().manual_seed(1), []), torch.zeros(100))
+
+
+def test_far_speech_has_noise_in_its_pauses() -> None:
+    speech = torch.cat([torch.zeros(SECOND), chirp()])
+    for seed in range(10):
+        heard = far_away(speech, torch.Generator().manual_seed(seed), [])
+        ratio = 10 * math.log10(float(speech.square().mean() / heard[:SECOND].square().mean()))
+        assert 5 < ratio < 30
+
+
 def test_conditions_keep_length_and_repeat_with_the_generator() -> None:
     waveform = chirp()
     for name, condition in CONDITIONS.items():
-        first, again = (condition.apply(waveform, torch.Generator().manual_seed(5)) for _ in range(2))
+        first, again = (condition.apply(waveform, torch.Generator().manual_seed(5), [chirp()]) for _ in range(2))
         assert torch.equal(first, again), name
         assert len(first) == pytest.approx(len(waveform) / condition.speed, abs=2), name
     assert next(iter(CONDITIONS)) == "1" and torch.equal(CONDITIONS["1"].apply(waveform, torch.Generator()), waveform)

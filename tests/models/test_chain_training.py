@@ -291,6 +291,17 @@ def test_a_teachers_posteriors_are_kept_and_those_of_others_refused(own: Path, s
         teacher_of(own, bundle, states)
 
 
+def test_a_teacher_hears_noisy_speech_without_its_noise(folder: Path, states: TiedStates, tmp_path: Path) -> None:
+    utterances = [("toy", Utterance("1", folder / "1.wav", "A", "one"))]
+    lexicon, fbank = Lexicon({"A": [("a",)]}), Fbank(num_mel_bins=20)
+    write_corpus(tmp_path / "prepared", utterances, lexicon, fbank, ("1", "noise", "1.1", "room"))
+    teacher = teacher_of(tmp_path, bundle_of(folder, states), states)
+    clean, noisy, fast, room = (teacher.of([Chunk(0, condition, 5)], 20) for condition in range(4))
+    assert torch.equal(noisy, clean) and torch.equal(room, clean) and not torch.equal(fast, clean)
+    files = sorted((tmp_path / "prepared").glob("posteriors-*.npz"))
+    assert [file.name.rpartition("-")[2] for file in files] == ["1.1.npz", "1.npz"]
+
+
 def test_an_utterance_without_frames_has_no_posteriors(folder: Path, states: TiedStates, tmp_path: Path) -> None:
     soundfile.write(tmp_path / "short.wav", np.zeros(10), 16000)
     audio = [tmp_path / "short.wav", folder / "1.wav"]
