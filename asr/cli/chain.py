@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 HELP = """\
 Prepares the training of an acoustic model by lattice-free MMI (TDNN-F, recipes/librispeech/am_tdnnf.yaml):
 
-  prepared/    filterbanks of all utterances at three speeds, through a telephone channel, with noise and with
-               white noise, and their alignments: the first from a bundle's network, better ones from small
-               classifiers trained on it (--passes)
+  prepared/    filterbanks of all utterances at three speeds, through a telephone channel, with noise, with white
+               noise, in rooms, among other voices, and in rooms with noise; and their alignments: the first from a
+               bundle's network, better ones from small classifiers trained on it (--passes)
   states/      tied states of left biphones and the denominator graph, and pronunciation-scores.json for 'asr graph'
 
 After an interruption, repeat the command: only what is missing is made. Existing features and alignments are kept, also
