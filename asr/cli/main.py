@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import copy
 import difflib
 import gc
@@ -289,6 +290,7 @@ def _import_command(module_name: str) -> ModuleType:
     finally:
         if imports_torch:
             gc.freeze()  # nor will it later
+            atexit.register(gc.unfreeze)  # libraries such as nanobind report what Python does not collect at its end
         if was_enabled:
             gc.enable()
 
