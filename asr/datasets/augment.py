@@ -344,9 +344,13 @@ def in_room(waveform: Tensor, generator: torch.Generator, others: Sequence[Tenso
     response[: int(16000 * first_echo)] = 0.0
     response *= 10.0 ** (-direct_db / 20.0) / response.square().sum().sqrt()
     response[0] = 1.0
+    return reverberated(waveform, response)
+
+
+def reverberated(waveform: Tensor, response: Tensor) -> Tensor:
+    """A waveform (L,) as heard with an impulse response (M,), (L,)."""
     size = len(waveform) + len(response)
-    heard = torch.fft.irfft(torch.fft.rfft(waveform, size) * torch.fft.rfft(response, size), size)
-    return heard[: len(waveform)]
+    return torch.fft.irfft(torch.fft.rfft(waveform, size) * torch.fft.rfft(response, size), size)[: len(waveform)]
 
 
 def far_away(waveform: Tensor, generator: torch.Generator, others: Sequence[Tensor]) -> Tensor:

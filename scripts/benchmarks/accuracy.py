@@ -24,13 +24,13 @@ from torch import Tensor
 from asr.audio.io import read_audio
 from asr.audio.resample import resample
 from asr.bundle import Bundle
-from asr.datasets.augment import add_noise
+from asr.datasets.augment import add_noise, reverberated
 from asr.decoding.build import available_modes
 from asr.metrics import GAP, NO_ERRORS, align, count_errors, normalized_cross_entropy
 from asr.recognizer import Recognizer
 from asr.streaming import recognize_stream
 from scripts.benchmarks.inputs import AN4_BUNDLE, LIBRISPEECH_BUNDLE, argument_parser, default_corpora
-from scripts.benchmarks.rooms import convolved, room_response
+from scripts.benchmarks.rooms import room_response
 from scripts.benchmarks.speech import Recording, an4_recordings, recordings
 
 _BATCH = 16
@@ -116,7 +116,7 @@ def measure(bundle: Bundle, speech: Sequence[Recording], is_quick: bool) -> dict
     report["wer_babble10db"], _ = errors("other voices at 10 dB", speech, batches(default, speech, babbled, rate))
     for meters, microphone in _MICROPHONES.items():
         response = room_response(_ROOM, _SPEAKER, microphone, _REVERBERATION_SECONDS, rate)
-        heard = {path: convolved(waveform, response) for path, waveform in waveforms.items()}
+        heard = {path: reverberated(waveform, response) for path, waveform in waveforms.items()}
         found = batches(default, speech, heard.__getitem__, rate)
         report[f"wer_room_{meters}m"], _ = errors(f"in a room, at {meters} m", speech, found)
     noise = 0.02 * torch.randn(_NOISE_SECONDS * rate, generator=generator)

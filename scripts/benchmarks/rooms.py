@@ -47,9 +47,3 @@ def room_response(
     response = torch.zeros(round(seconds * sampling_rate), dtype=torch.float64)
     heard = delay < len(response)
     return response.index_add_(0, delay[heard], amplitude[heard]).float()
-
-
-def convolved(waveform: Tensor, response: Tensor) -> Tensor:
-    """The waveform (L,) as heard with an impulse response (M,), (L,)."""
-    size = len(waveform) + len(response)
-    return torch.fft.irfft(torch.fft.rfft(waveform, size) * torch.fft.rfft(response, size), size)[: len(waveform)]

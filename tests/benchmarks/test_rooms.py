@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from scripts.benchmarks.rooms import convolved, room_response
+from scripts.benchmarks.rooms import room_response
 
 
 def test_reflections_are_where_mirrors_put_them() -> None:
@@ -44,11 +44,3 @@ def test_sound_falls_by_60_db_in_about_the_time_that_was_asked_for() -> None:
         left = (response.square().flip(0).cumsum(0).flip(0) / response.square().sum()).log10() * 10
         begin, end = int((left > -5).sum()), int((left > -25).sum())
         assert (end - begin) / 16000 * 3 == pytest.approx(seconds, rel=0.4)
-
-
-def test_a_convolution_is_the_sum_of_its_echoes() -> None:
-    waveform, response = torch.randn(50, generator=torch.Generator().manual_seed(1)), torch.zeros(20)
-    response[[0, 7]] = torch.tensor([1.0, -0.5])
-    expected = waveform.clone()
-    expected[7:] -= 0.5 * waveform[:-7]
-    assert torch.allclose(convolved(waveform, response), expected, atol=1e-5)

@@ -21,6 +21,7 @@ from asr.datasets.augment import (
     colored_noise,
     far_away,
     in_room,
+    reverberated,
     through_telephone,
     with_babble,
     with_noise,
@@ -213,6 +214,14 @@ def test_a_room_keeps_the_direct_sound_and_decays_exponentially() -> None:
     assert -4.01 <= min(direct_db) < -2 and 8 < max(direct_db) <= 10.01
     assert 0.1 < min(decays) < 0.25 and 0.7 < max(decays) < 1.0
     assert torch.equal(in_room(torch.zeros(100), torch.Generator().manual_seed(1), []), torch.zeros(100))
+
+
+def test_a_convolution_is_the_sum_of_its_echoes() -> None:
+    waveform, response = torch.randn(50, generator=torch.Generator().manual_seed(1)), torch.zeros(20)
+    response[[0, 7]] = torch.tensor([1.0, -0.5])
+    expected = waveform.clone()
+    expected[7:] -= 0.5 * waveform[:-7]
+    assert torch.allclose(reverberated(waveform, response), expected, atol=1e-5)
 
 
 def test_far_speech_has_noise_in_its_pauses() -> None:
