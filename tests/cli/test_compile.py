@@ -100,6 +100,7 @@ print(before, len(compiled) - before)
 """
 
 
+@pytest.mark.one_stack
 @pytest.mark.slow
 def test_the_loops_of_adaptation_are_compiled_ahead(tmp_path: Path) -> None:
     root = Path(__file__).resolve().parents[2]

@@ -316,6 +316,7 @@ def test_a_closed_standard_input_has_no_samples(tiny_bundle_folder, monkeypatch,
     assert "standard input ends before any sample" in capsys.readouterr().err
 
 
+@pytest.mark.one_stack
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("closed", "code", "error"),

@@ -289,6 +289,7 @@ def test_a_checkpoint_is_written_whole_or_not_at_all(
     assert not any(path.exists() for path in written)
 
 
+@pytest.mark.one_stack
 @pytest.mark.parametrize(
     ("victim", "options", "sentence"),
     [

@@ -268,6 +268,7 @@ def words_of(lattice: Lattice, arc: int) -> list[int]:
 SCALED = DecodingOptions(am_scale=0.7, graph_scale=1.3, lm_scale=0.6, word_insertion_penalty=-0.4)
 
 
+@pytest.mark.one_stack
 @pytest.mark.slow
 @pytest.mark.parametrize("is_compiled", [False, True])
 def test_results_equal_the_plain_algorithm_to_the_last_digit(is_compiled: bool) -> None:

@@ -50,6 +50,7 @@ def read_anything(path: Path) -> bytes:
     return path.read_bytes()
 
 
+@pytest.mark.one_stack
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("read", "kind"),

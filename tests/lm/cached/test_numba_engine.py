@@ -260,6 +260,7 @@ def expanded_by_loop(lm, context_idx):
     return num
 
 
+@pytest.mark.one_stack
 @pytest.mark.slow
 @needs_byte_products
 @pytest.mark.parametrize("capacity_bytes", [None, 10**7])

@@ -35,6 +35,7 @@ COMMON = {
 }  # fmt: skip
 
 
+@pytest.mark.one_stack
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("output", "own"),
