@@ -1,6 +1,6 @@
 """Adapters for your own language model: any torch module with a state becomes a network for `CachedRNNLM`.
 
-Shapes: Q queries, V words, S state width, U tokens of a word's spelling.
+Shapes: Q queries, V words, S state width, P numbers of a module's state, U tokens of a word's spelling.
 
     class MyLstm(nn.Module):
         def initial_state(self):
@@ -17,19 +17,29 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
-from typing import Protocol
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from asr.errors import AsrError
+from asr.kernels.hash_table import first_of_each
+from asr.kernels.memory import no_autograd
 from asr.lm.interface import StatefulNetwork
 from asr.text.symbols import BOS_ID, SPECIAL_WORDS, Vocabulary
 
 _LOGGER = logging.getLogger(__name__)
 # Natural log of a sum of probabilities beyond which scores are probably logits. Training by NCE stays far below it.
 _MOST_LOG_SUM = 1.0
+# Columns of a state of `WordModule` from its end; and in place of a word before `<s>` is read.
+_WORD, _PLACE = -2, -1
+_NO_WORD = -1
+# The most histories whose outputs `WordModule` keeps, and how many scores it computes at once: of 2**20, 2**22 and
+# 2**24, the second took the least time.
+_MOST_KEPT = 1 << 14
+_SCORES_AT_ONCE = 1 << 22
 
 
 class StatefulModule(Protocol):
@@ -44,70 +54,161 @@ class StatefulModule(Protocol):
 
 
 class _ModuleNetwork(nn.Module, StatefulNetwork):
-    """A row of states holds the module's state tensors one after the other, then its log_prob of the next symbols.
+    """What the adapters have in common: the module's state tensors, one after the other, are one row of P numbers.
 
     The module is set to evaluation mode: dropout would make each score a random one.
     """
 
-    def __init__(self, module: nn.Module, vocabulary: Vocabulary, num_symbols: int) -> None:
+    num_history_words = 0
+
+    def __init__(self, module: nn.Module, vocabulary: Vocabulary) -> None:
         super().__init__()
         self.module = module.eval()
         self.vocabulary = vocabulary
-        self.num_history_words = 0
         self._shapes = [part.shape for part in _initial_state(module)]
         self._is_checked = False
-        self._begin = sum(shape.numel() for shape in self._shapes)  # of the log_prob
-        self.state_size = self._begin + num_symbols
+        self._num_numbers = sum(shape.numel() for shape in self._shapes)  # P
 
-    def initial_state(self) -> Tensor:
-        parts: tuple[Tensor, ...] = self.module.initial_state()  # type: ignore[operator]
-        row = torch.cat([part.reshape(-1) for part in parts])
-        return torch.cat((row, row.new_zeros(self.state_size - self._begin)))
+    def _first(self) -> Tensor:
+        """The state before anything is read, (P,)."""
+        return torch.cat([part.reshape(-1) for part in _initial_state(self.module)])
 
-    def _read(self, state: Tensor, symbol_id: Tensor) -> tuple[Tensor, Tensor]:
-        """Reads one symbol: rows (Q, S), symbol_id (Q,) -> the next rows (Q, S), and the log_prob in them."""
-        columns = state[:, : self._begin].split([shape.numel() for shape in self._shapes], dim=1)
+    def _read(self, before: Tensor, symbol_id: Tensor) -> tuple[Tensor, Tensor]:
+        """Reads one symbol: states (Q, P), symbol_id (Q,) -> the next states (Q, P), log_prob of the next symbols."""
+        columns = before.split([shape.numel() for shape in self._shapes], dim=1)
         parts = tuple(part.reshape(-1, *shape) for part, shape in zip(columns, self._shapes, strict=True))
         log_prob, following = self.module(symbol_id, parts)
         if not self._is_checked and len(log_prob):
             self._is_checked = True
             _warn_of_logits(log_prob[0])
-        return torch.cat((*(part.flatten(1) for part in following), log_prob), dim=1), log_prob
+        return torch.cat([part.flatten(1) for part in following], dim=1), log_prob
+
+
+class _Read(NamedTuple):
+    """What a module has computed for the histories that it has read last, in K places.
+
+    Attributes:
+        row: (K, S) int32, the bits of the rows of states that were read.
+        after: (K, P) the states after them.
+        log_prob: (K, V) of the next words.
+        versions: of the module's weights, with which this was computed.
+    """
+
+    row: Tensor
+    after: Tensor
+    log_prob: Tensor
+    versions: tuple[int, ...]
 
 
 class WordModule(_ModuleNetwork):
     """A language model of words as a `StatefulNetwork`.
 
-    The module runs once per history, not once per successor. Each history keeps its V log-probabilities: 0.4 MB with
-    100,000 words. For large vocabularies, implement `StatefulNetwork`, which scores only what is asked for.
+    The module runs once per history, not once per successor, when a word after it is first scored. The
+    log-probabilities of all words are kept for the histories that it has read last; others are read again when they are
+    needed. For large vocabularies, implement `StatefulNetwork`, which scores only what is asked for.
+
+    A row of states holds the module's state before the last word, this word, and the place of what the module computes
+    from both. Threads take turns.
 
     Args:
         module: a `StatefulModule`; its symbols are the ids of `vocabulary`.
         vocabulary: the words.
+        kept_bytes: memory for log-probabilities; 256 MiB are enough for 670 histories of 100,000 words.
+
+    Raises:
+        AsrError: the module's state is not a tuple, or it scores another number of words.
     """
 
-    def __init__(self, module: nn.Module, vocabulary: Vocabulary) -> None:
-        super().__init__(module, vocabulary, len(vocabulary))
-        self.hidden_size = len(vocabulary)
+    has_exact_states = True
 
-    def step(self, state: Tensor, word_id: Tensor) -> Tensor:
-        following, log_prob = self._read(state, word_id)
-        if log_prob.shape[1] != self.hidden_size:
+    @no_autograd()
+    def __init__(self, module: nn.Module, vocabulary: Vocabulary, kept_bytes: int = 1 << 28) -> None:
+        super().__init__(module, vocabulary)
+        self.state_size = self.hidden_size = self._num_numbers + 2
+        row_bytes = 4 * (self.state_size + self._num_numbers + len(vocabulary))
+        self._num_places = max(1, min(_MOST_KEPT, kept_bytes // row_bytes))
+        self._kept: _Read | None = None
+        self._next_place = 0
+        self._lock = threading.Lock()
+        first = self._first()[None]
+        num_scored = self._read(first, torch.tensor([BOS_ID], device=first.device))[1].shape[1]
+        if num_scored != len(vocabulary):
             raise AsrError(
-                f"The language model module scores {log_prob.shape[1]} words and its vocabulary has "
-                f"{self.hidden_size}; give it the word list that it was trained with."
+                f"The language model module scores {num_scored} words and its vocabulary has {len(vocabulary)}; give "
+                "it the word list that it was trained with."
             )
-        return following
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_kept": None, "_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock())
+
+    def _apply(self, *arguments: Any, **options: Any) -> Any:
+        self._kept = None  # it is where the weights were
+        return super()._apply(*arguments, **options)
+
+    def initial_state(self) -> Tensor:
+        first = self._first()
+        return torch.cat((first, first.new_tensor([_NO_WORD, 0]))).float()  # as places may be too large for float16
+
+    @no_autograd()
+    def step(self, state: Tensor, word_id: Tensor) -> Tensor:
+        after = state[:, : self._num_numbers].clone()
+        read = (state[:, _WORD] != _NO_WORD).nonzero()[:, 0]
+        with self._lock:
+            if len(read):
+                for some, place, kept in self._outputs(state[read]):
+                    after[read[some]] = kept.after[place]
+            place = (torch.arange(len(state), device=state.device) + self._next_place) % self._num_places
+            self._next_place = (self._next_place + len(state)) % self._num_places
+        return torch.cat((after, word_id[:, None].to(after.dtype), place[:, None].to(after.dtype)), dim=1)
+
+    @no_autograd()
     def log_prob(self, hidden: Tensor, history: Tensor, word_id: Tensor) -> Tensor:
-        """hidden (Q, V), the distribution itself -> log_prob (Q,)."""
-        return hidden.gather(1, word_id[:, None])[:, 0]
+        """hidden (Q, S), states -> log_prob (Q,)."""
+        scores = hidden.new_empty(len(hidden))
+        with self._lock:
+            for some, place, kept in self._outputs(hidden):
+                scores[some] = kept.log_prob[place, word_id[some]].to(scores.dtype)
+        return scores
+
+    def _outputs(self, state: Tensor) -> Iterator[tuple[Tensor, Tensor, _Read]]:
+        """For some after others of the states (Q, S): which they are, and in which places their outputs are now."""
+        versions = tuple(each._version for each in self.module.parameters() if not each.is_inference())
+        if self._kept is None or self._kept.versions != versions:
+            self._kept = None  # frees its memory
+            self._kept = _Read(
+                state.new_full((self._num_places, self.state_size), -1, dtype=torch.int32),  # the bits of no row
+                state.new_empty(self._num_places, self._num_numbers),
+                state.new_empty(self._num_places, len(self.vocabulary)),
+                versions,
+            )
+        kept = self._kept
+        # Bits are compared, because NaN does not equal itself.
+        bits, place = state.contiguous().view(torch.int32), state[:, _PLACE].long()
+        num_at_once = max(1, _SCORES_AT_ONCE // len(self.vocabulary))
+        left = torch.arange(len(state), device=state.device)
+        while True:
+            is_there = (kept.row[place[left]] == bits[left]).all(1)
+            found, left = left[is_there], left[~is_there]
+            if len(found):
+                yield found, place[found], kept
+            if not len(left):
+                return
+            one = left[first_of_each(place[left])[0][:num_at_once]]
+            where = place[one]
+            after, log_prob = self._read(state[one, : self._num_numbers], state[one, _WORD].long())
+            kept.row[where] = -1  # in case of an interrupt
+            kept.after[where], kept.log_prob[where] = after.to(kept.after.dtype), log_prob.to(kept.log_prob.dtype)
+            kept.row[where] = bits[one]
 
 
 class SpelledModule(_ModuleNetwork):
     """A language model of characters or word pieces as a `StatefulNetwork` over words.
 
-    A word's score is the sum over the tokens of its spelling; the state is the one after the last word's last token.
+    A word's score is the sum over the tokens of its spelling. A row of states holds the module's state after the last
+    word's last token, and then the log-probabilities of the next token.
 
     Args:
         module: its symbols are token ids.
@@ -124,7 +225,8 @@ class SpelledModule(_ModuleNetwork):
         with torch.no_grad():
             initial = tuple(part[None] for part in _initial_state(module))
             num_tokens = module.eval()(torch.tensor([begin_id], device=initial[0].device), initial)[0].shape[1]
-        super().__init__(module, vocabulary, num_tokens)
+        super().__init__(module, vocabulary)
+        self.state_size = self._num_numbers + num_tokens
         table = {SPECIAL_WORDS[BOS_ID]: [begin_id], **{word: list(ids) for word, ids in spellings.items()}}
         width = max(len(ids) for ids in table.values())
         padded = [[*table.get(word, []), *[-1] * width][:width] for word in vocabulary.words]
@@ -133,6 +235,10 @@ class SpelledModule(_ModuleNetwork):
         self.register_buffer("spelling", torch.tensor(padded, dtype=torch.int64), persistent=False)
         # The output layer reads the whole row: longer spellings run the module again.
         self.hidden_size = self.state_size
+
+    def initial_state(self) -> Tensor:
+        first = self._first()
+        return torch.cat((first, first.new_zeros(self.state_size - self._num_numbers)))
 
     def step(self, state: Tensor, word_id: Tensor) -> Tensor:
         return self._spell(state, self.spelling[word_id])[0]
@@ -151,11 +257,12 @@ class SpelledModule(_ModuleNetwork):
             if active.numel() == 0:
                 break
             token_id = column[active]
-            distribution = state[active, self._begin :]
+            distribution = state[active, self._num_numbers :]
             scores = scores.index_add(0, active, distribution.gather(1, token_id[:, None])[:, 0])
             if only_score and step == last_step:
                 break
-            state = state.index_copy(0, active, self._read(state[active], token_id)[0])
+            following = self._read(state[active, : self._num_numbers], token_id)
+            state = state.index_copy(0, active, torch.cat(following, dim=1))
         return state, scores
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from asr.errors import AsrError
+from asr.lm.cached.engine import CachedRNNLM
 from asr.lm.torch_adapter import SpelledModule, WordModule
 from asr.text.symbols import BOS_ID, EOS_ID, Vocabulary
 
@@ -71,6 +73,43 @@ def test_word_module_equals_the_module(module_class: type[nn.Module]) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("kept_bytes", [0, 300, 1 << 20])
+def test_word_module_reads_again_what_it_has_forgotten(kept_bytes: int) -> None:
+    torch.manual_seed(3)
+    module = SmallLstm(len(VOCABULARY)).eval()
+    network = WordModule(module, VOCABULARY, kept_bytes)
+    assert network.state_size == 5 + 5 + 2  # states are as small as the module's, whatever the number of words
+    language_model = CachedRNNLM(network)
+    words = torch.randint(4, 8, (4, 9))
+    contexts, scores = language_model.start(9), torch.zeros(9)
+    for word_id in words:
+        found, contexts = language_model.score(contexts, word_id)
+        scores += found
+    scores += language_model.final(contexts)
+    for sentence, found in zip(words.T.tolist(), scores.tolist(), strict=True):
+        expected, parts, previous = 0.0, tuple(part[None] for part in module.initial_state()), BOS_ID
+        for word in [*sentence, EOS_ID]:
+            log_prob, parts = module(torch.tensor([previous]), parts)
+            expected, previous = expected + float(log_prob[0, word]), word
+        assert abs(found - expected) < 1e-5
+
+
+@torch.no_grad()
+def test_word_module_notices_new_weights_and_can_be_copied() -> None:
+    module = SmallLstm(len(VOCABULARY))
+    network = WordModule(module, VOCABULARY)
+
+    def scored(by: WordModule) -> Tensor:
+        hidden = by.step(by.initial_state()[None], torch.tensor([BOS_ID])).expand(4, -1)
+        return by.log_prob(hidden, torch.zeros(4, 0, dtype=torch.int64), torch.arange(4, 8))
+
+    before = scored(network)
+    module.output.bias[4] += 1.0
+    assert not torch.equal(scored(network), before)
+    assert torch.equal(scored(pickle.loads(pickle.dumps(network))), scored(network))
+
+
+@torch.no_grad()
 def test_spelled_module_sums_over_the_spelling() -> None:
     torch.manual_seed(2)
     # Tokens: 0 A, 1 B, 2 space, 3 end, 4 begin.
@@ -129,15 +168,15 @@ def test_modules_are_not_in_training_and_logits_are_told_once(
         network = adapter(made.train(), VOCABULARY)
         assert not made.training and not module.training
         for _ in range(2):
-            network.step(network.initial_state()[None], torch.tensor([BOS_ID]))
+            state = network.step(network.initial_state()[None], torch.tensor([BOS_ID]))
+            network.log_prob(state, torch.zeros(1, 0, dtype=torch.int64), torch.tensor([EOS_ID]))
         assert [each for each in told if each in caplog.text] == told and len(caplog.records) == len(told)
 
 
 def test_misfits_are_one_sentence() -> None:
     with pytest.raises(AsrError, match=r"Bare\.initial_state: it returns a tensor; expected a tuple of tensors"):
         WordModule(Bare(8), VOCABULARY)
-    network = WordModule(SmallLstm(5), VOCABULARY)
     with pytest.raises(AsrError, match="scores 5 words and its vocabulary has 8"):
-        network.step(network.initial_state()[None], torch.tensor([BOS_ID]))
+        WordModule(SmallLstm(5), VOCABULARY)
     with pytest.raises(AsrError, match="</s>"):
         SpelledModule(SmallLstm(5), VOCABULARY, {"A": [2]}, begin_id=0)

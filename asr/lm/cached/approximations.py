@@ -147,8 +147,8 @@ class CacheOptions:
         """
         if self != self.exact():
             raise AsrError(
-                "hidden_dtype and history_precision round states, and those of a Transformer are its tokens; leave "
-                "both out."
+                "hidden_dtype and history_precision round states, and those of this network have numbers of words or "
+                "tokens in them; leave both out."
             )
 
     @property
