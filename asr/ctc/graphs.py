@@ -26,6 +26,7 @@ from asr.graph.topology import add_boundary_loops, compose_topology, topology_na
 from asr.lm.ngram.io import load_ngram_lm, save_ngram_lm
 from asr.lm.ngram.model import NgramLM
 from asr.options import require_type
+from asr.text.byte_pieces import are_gpt2
 from asr.text.ctc_tokens import CTCTokens
 from asr.text.lexicon import Lexicon, has_stress
 from asr.text.symbols import TokenTable, first_words, ordinary_words
@@ -84,6 +85,9 @@ def read_lexicon(source: str | Path | Lexicon | Mapping[str, Any], tokens: CTCTo
         require_type(source, str | PathLike, "lexicon", "a file, a mapping or a Lexicon")
         keep_stress = tokens.kind != "phones" or has_stress(tokens.table.tokens)
         lexicon = Lexicon.from_file(source, keep_stress, upper_case=False)
+    if tokens.is_byte_level and are_gpt2(lexicon.phones):
+        ways_of = lexicon.pronunciations.items()
+        lexicon = Lexicon({word: [tuple(map(tokens.converted, way)) for way in ways] for word, ways in ways_of})
     lacking = [phone for phone in lexicon.phones if phone not in tokens.table or phone == tokens.table.tokens[0]]
     if lacking:
         raise AsrError(

@@ -2,7 +2,8 @@
 
 There are three kinds, recognized by their symbols. `letters`: each symbol is a character, and `|` (wav2vec 2.0),
 `<space>` (ESPnet) or a space separates words. `pieces`: a piece that begins a word has the prefix `▁` (SentencePiece),
-or a piece that continues one has the prefix `##` (WordPiece); pieces may be byte-level (`asr.text.byte_pieces`).
+or a piece that continues one has the prefix `##` (WordPiece); pieces may be byte-level (`asr.text.byte_pieces`), also
+those of GPT-2, with `Ġ` before words, which are converted to icefall's.
 `phones`: anything else; words need a lexicon.
 """
 
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from asr.errors import AsrError
-from asr.text.byte_pieces import are_byte_level, are_gpt2, as_bytes, bytes_of
+from asr.text.byte_pieces import are_byte_level, are_gpt2, as_bytes, bytes_of, from_gpt2
 from asr.text.documents import parse_json, read_text
 from asr.text.normalize import equivalent_forms, is_unspaced, only_case_of
 from asr.text.symbols import BLANK, DISAMBIGUATION, TokenTable
@@ -70,7 +71,8 @@ class CTCTokens:
             few pieces as possible.
         num_spellings: how many ways to write a word the search may find, at most. More than 1 helps networks of pieces
             that are not sure how to write a word; graphs grow accordingly.
-        byte_level: whether pieces are byte-level (`asr.text.byte_pieces`); None infers it from the symbols.
+        byte_level: whether pieces are byte-level (`asr.text.byte_pieces`); None infers it from the symbols, and
+            converts those of GPT-2.
 
     Attributes:
         symbols: one per column.
@@ -111,13 +113,9 @@ class CTCTokens:
         self.kind: TokenKind = kind if kind is not None else _kind_of(self.symbols, self.blank_id, word_boundary)
         if self.kind not in ("letters", "pieces", "phones"):
             raise AsrError(f"{self.name}: there is no kind of tokens {kind!r}; give letters, pieces or phones.")
-        if kind is None and self.kind == "phones" and are_gpt2(set(self.symbols) - {self.symbols[self.blank_id]}):
-            _LOGGER.warning(
-                "%s: the tokens are byte-level pieces as GPT-2 writes them ('Ġ' for a space), taken for phones. "
-                "To find words without a lexicon, convert all but special ones by "
-                "asr.text.byte_pieces.from_gpt2(token, '▁'), and give CTCTokens(converted, byte_level=True).",
-                self.name,
-            )
+        if kind != "phones" and self.kind != "letters" and byte_level is None and self._are_gpt2():
+            self.kind, byte_level = "pieces", True
+            self.symbols = tuple(map(self.converted, self.symbols))
         self.word_boundary = self._boundary(word_boundary)
         self.uses_continuations = self.kind == "pieces" and not any(
             symbol.startswith(PIECE_PREFIX) for symbol in self.symbols
@@ -142,6 +140,14 @@ class CTCTokens:
         self.piece_model: PieceModel | None = None
         if piece_model is not None:
             self.piece_model = self._checked_model(piece_model)
+
+    def _are_gpt2(self) -> bool:
+        return are_gpt2(set(self.symbols) - {self.symbols[self.blank_id]})
+
+    def converted(self, symbol: str) -> str:
+        """A byte-level piece of GPT-2 as one of icefall's; the blank and special symbols stay."""
+        is_other = symbol in (self.symbols[self.blank_id], *_SPECIAL) or _PLACEHOLDERS.fullmatch(symbol)
+        return symbol if is_other else from_gpt2(symbol, PIECE_PREFIX)
 
     def in_order_of_table(self, log_prob: Tensor) -> Tensor:
         """Natural log-probabilities of the network's columns (..., C) -> of the entries of `table` (..., C)."""

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from asr.ctc import CTCTokens
+from asr.ctc.graphs import read_lexicon
 from asr.errors import AsrError
-from asr.text.byte_pieces import from_gpt2
 
 LETTERS = ["<pad>", "<s>", "</s>", "<unk>", "|", *"ETAON'"]
 PIECES = ["<blk>", "▁", "▁the", "▁th", "e", "r", "▁he", "s", "t", "he"]
@@ -26,19 +26,19 @@ def test_letters_of_wav2vec() -> None:
     assert not tokens.is_text(tokens.table.id_of("<s>"))
 
 
-def test_pieces_of_gpt2_are_to_be_converted_first(caplog: pytest.LogCaptureFixture) -> None:
+def test_pieces_of_gpt2() -> None:
     pieces = ["Ġthe", "Ġca", "t", "Ã©"]
-    assert CTCTokens(["<pad>", "<unk>", *pieces]).kind == "phones"
-    assert "byte-level pieces as GPT-2 writes them" in caplog.text and "byte_level=True" in caplog.text
-    caplog.clear()
-    assert CTCTokens(["<pad>", "<unk>", *pieces], kind="phones").kind == "phones"
     # GPT-2's alphabet has control characters, by which letters of other alphabets are told from bytes.
-    tokens = CTCTokens(["<pad>", "<unk>", *(from_gpt2(piece, "▁") for piece in (*pieces, "Ċ"))], byte_level=True)
-    assert tokens.kind == "pieces"
-    assert tokens.text_of(*range(2, 6)) == "thecaté" and len(tokens.spell("caté")[0]) == 3
+    for kind in (None, "pieces"):
+        tokens = CTCTokens(["<pad>", "<unk>", *pieces, "Ċ"], kind=kind)  # type: ignore[arg-type]
+        assert tokens.kind == "pieces" and tokens.is_byte_level
+        assert tokens.symbols[:5] == ("<pad>", "<unk>", "▁the", "▁ca", "t")
+        assert tokens.text_of(*range(2, 6)) == "thecaté" and len(tokens.spell("caté")[0]) == 3
+        assert tokens.group([2, 3, 4, 5, 1]) == [(0, 1), (1, 4)]
+    assert read_lexicon({"cat": "Ġca t"}, tokens).pronunciations["cat"] == [("▁ca", "t")]
+    assert CTCTokens(["<pad>", "<unk>", *pieces], kind="phones").symbols[2:] == tuple(pieces)
     # Letters of Maltese.
     assert CTCTokens(["<pad>", "|", *"ABĊĠ"]).kind == "letters"
-    assert not caplog.text
 
 
 def test_letters_of_espnet() -> None:
