@@ -22,6 +22,9 @@ FrameInput = Literal["log_probs", "logits", "probabilities", "scores"]
 FRAME_INPUTS = get_args(FrameInput)
 _FRAMES_LOOKED_AT = 64  # at least, if there are as many
 _SHARE_OF_A_BLANK = 0.5
+# Many utterances of few frames are probably few utterances of many frames.
+_FRAMES_OF_SHORT = 64
+_UTTERANCES_OF_SHORT = 4  # for each frame
 
 
 class Frames(NamedTuple):
@@ -73,8 +76,10 @@ def as_frames(
     if log_prob.shape[2] != len(tokens):
         raise AsrError(
             f"the log-probabilities have {log_prob.shape[2]} columns but there are {len(tokens)} tokens; "
-            f"{_width_advice(log_prob.shape[2], len(tokens))}"
+            f"{_width_advice(shape, len(tokens))}"
         )
+    if lengths is None and checks_blank:
+        _warn_of_frames_first(*log_prob.shape[:2])
     log_prob = log_prob.to(torch.float32)
     sample = _sampled(log_prob, num_frames)
     if kind == "probabilities":
@@ -141,16 +146,23 @@ def as_lengths(lengths: Any, num_utts: int, max_frames: int) -> Tensor:
     """The numbers of frames (N,) int64 on the host; all T if None.
 
     Raises:
-        AsrError: they are not whole numbers, not one for each utterance, or out of range.
+        AsrError: they are not whole numbers, or fractions or a mask, not one for each utterance, or out of range.
     """
     if lengths is None:
         return torch.full((num_utts,), max_frames, dtype=torch.int64)
     num_frames = as_tensor(lengths, "lengths").detach().reshape(-1).cpu()
-    if num_frames.is_floating_point() and not bool((num_frames == num_frames.round()).all()):
-        raise AsrError("the lengths are not whole numbers; give frames, not fractions of the longest utterance.")
+    if num_frames.dtype == torch.bool:
+        raise AsrError("the lengths are true or false; give the number of frames of each utterance, not a mask.")
+    if num_frames.is_floating_point():
+        # Ones are fractions, too, if all utterances are as long as the longest one.
+        are_ones = max_frames > 1 and num_utts > 0 and bool((num_frames == 1).all())
+        if are_ones or not bool((num_frames == num_frames.round()).all()):
+            raise AsrError("the lengths are not whole numbers; give frames, not fractions of the longest utterance.")
     num_frames = num_frames.to(torch.int64)
     if len(num_frames) != num_utts:
-        raise AsrError(f"there are {len(num_frames)} lengths for {num_utts} utterances; give one per utterance.")
+        is_swapped = len(num_frames) == max_frames
+        cure = "transpose (frames, utterances, tokens)" if is_swapped else "give one per utterance"
+        raise AsrError(f"there are {len(num_frames)} lengths for {num_utts} utterances; {cure}.")
     if num_utts and (int(num_frames.min()) < 0 or int(num_frames.max()) > max_frames):
         raise AsrError(
             f"the lengths range from {int(num_frames.min())} to {int(num_frames.max())}, but there are "
@@ -159,8 +171,10 @@ def as_lengths(lengths: Any, num_utts: int, max_frames: int) -> Tensor:
     return num_frames
 
 
-def _width_advice(num_columns: int, num_tokens: int) -> str:
-    if num_columns == num_tokens + 1:
+def _width_advice(shape: tuple[int, ...], num_tokens: int) -> str:
+    if shape[-2] == num_tokens:
+        return f"the last dimension of the shape {shape} must be that of the tokens, so transpose it."
+    if shape[-1] == num_tokens + 1:
         return f"if the list lacks a blank at the end, give blank={num_tokens}."
     return "give the token list of this network."
 
@@ -213,6 +227,16 @@ def _shown_sum(row: Tensor) -> str:
 def _require_probabilities(row: Tensor) -> None:
     if len(row) and (float(row.min()) < 0.0 or float((row.sum(1) - 1.0).abs().max()) > TOLERANCE):
         raise AsrError('inputs is "probabilities", but values of a frame are negative or do not sum to 1.')
+
+
+def _warn_of_frames_first(num_utts: int, num_frames: int) -> None:
+    """Warns if there are far more utterances than frames, which are hardly enough for a word."""
+    if 0 < num_frames < _FRAMES_OF_SHORT and num_utts >= _UTTERANCES_OF_SHORT * num_frames:
+        warnings.warn(
+            f"there are {num_utts} utterances of {num_frames} frames; if the log-probabilities are (frames, "
+            "utterances, tokens), transpose them: log_probs.transpose(0, 1).",
+            stacklevel=4,
+        )
 
 
 def _warn_of_other_blank(row: Tensor, tokens: CTCTokens) -> None:

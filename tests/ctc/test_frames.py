@@ -95,6 +95,12 @@ def with_nan(where: tuple[int, int]) -> torch.Tensor:
         (log_probs(2, 5), None, "probabilities", 'inputs is "probabilities", but values'),
         (log_probs(2, 5)[:, :, :2], None, "log_probs", "have 2 columns but there are 3 tokens"),
         (torch.zeros(2, 5, 4), None, "log_probs", "give blank=3"),
+        (
+            log_probs(2, 5).transpose(1, 2),
+            None,
+            "log_probs",
+            "the shape (2, 3, 5) must be that of the tokens, so transpose",
+        ),
         (torch.zeros(3), None, "log_probs", "give (utterances, frames, tokens)"),
         ([0.5, 0.5], None, "log_probs", "have the shape (2,); give"),
         ([], None, "log_probs", "have the shape (0,); give"),
@@ -104,6 +110,9 @@ def with_nan(where: tuple[int, int]) -> torch.Tensor:
         (log_probs(2, 5), [5, 6], "log_probs", "range from 5 to 6"),
         (log_probs(2, 5), [-1, 2], "log_probs", "range from -1 to 2"),
         (log_probs(2, 5), [0.5, 1.0], "log_probs", "not whole numbers"),
+        (log_probs(2, 5), [1.0, 1.0], "log_probs", "not fractions of the longest utterance"),
+        (log_probs(2, 5), [True, False], "log_probs", "lengths are true or false"),
+        (log_probs(5, 2), [5, 4], "log_probs", "2 lengths for 5 utterances; transpose (frames, utterances, tokens)"),
         ("frames", None, "log_probs", "type str cannot be read"),
         (log_probs(2, 5).to("meta"), None, "log_probs", "log-probabilities: the tensor is of the kind meta; give a de"),
         (log_probs(2, 5).to_sparse(), None, "log_probs", "the tensor is of the kind torch.sparse_coo"),
@@ -134,6 +143,17 @@ def test_frames_that_are_not_used_may_be_anything() -> None:
     assert frames.num_frames.tolist() == [5, 4]
     minus_infinity = torch.tensor([[0.0, -np.inf, -np.inf]]).log_softmax(1)
     assert as_frames(minus_infinity, None, TOKENS, "log_probs", CPU).is_single
+
+
+def test_frames_before_utterances_are_warned_of() -> None:
+    with pytest.warns(UserWarning, match="500 utterances of 2 frames; if .* transpose"):
+        as_frames(log_probs(500, 2), None, TOKENS, "log_probs", CPU)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for shape in ((0, 0), (1, 0), (1, 1), (500, 200)):
+            as_frames(log_probs(*shape), None, TOKENS, "log_probs", CPU)
+        as_frames(log_probs(500, 2), [2] * 500, TOKENS, "log_probs", CPU)
+        assert as_frames(log_probs(2, 1), [1.0, 1.0], TOKENS, "log_probs", CPU).num_frames.tolist() == [1, 1]
 
 
 def test_blank_elsewhere_is_warned_of() -> None:
