@@ -117,6 +117,11 @@ class CTCTokens:
             self.kind, byte_level = "pieces", True
             self.symbols = tuple(map(self.converted, self.symbols))
         self.word_boundary = self._boundary(word_boundary)
+        if self.word_boundary == self.symbols[self.blank_id]:
+            raise AsrError(
+                f"{self.name}: the blank, column {self.blank_id}, is {self.word_boundary!r}, which separates words; "
+                'give the column of the blank, or word_boundary="" if nothing separates words.'
+            )
         self.uses_continuations = self.kind == "pieces" and not any(
             symbol.startswith(PIECE_PREFIX) for symbol in self.symbols
         )
@@ -405,7 +410,7 @@ def _symbols_of(symbols: Sequence[str] | Mapping[str, int] | str | Path, name: s
                 "column."
             )
         symbols = sorted(symbols, key=symbols.__getitem__)
-    if not isinstance(symbols, Iterable):
+    if not isinstance(symbols, Iterable) or isinstance(symbols, (set, frozenset)):  # sets have no order
         raise AsrError(f"the tokens are of type {type(symbols).__name__}; give a list or a file.")
     listed = list(symbols)
     if len(listed) < 2:

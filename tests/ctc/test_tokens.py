@@ -279,6 +279,8 @@ def test_files(tmp_path: Path) -> None:
         ({"<blk>": 0, "A": "x"}, {}, "not 0, 1, 2, ..."),
         ({"<blk>": 0, "A": [1]}, {}, "not 0, 1, 2, ..."),
         (["<blk>"], {}, "there are 1 tokens"),
+        ({"-", "A", "B"}, {}, "the tokens are of type set; give a list or a file"),
+        (["-", "|", "A"], {"blank": 1}, "the blank, column 1, is '|', which separates words"),
         (5, {}, "the tokens are of type int; give a list or a file"),
         (["<blk>", "A"], {"kind": "sounds"}, "no kind of tokens 'sounds'"),
     ],
