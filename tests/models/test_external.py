@@ -11,6 +11,7 @@ import os
 import pickle
 import sys
 import types
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,18 @@ def test_any_function() -> None:
         CallableModel(Windows(), SYMBOLS[:4], 16000, 0.02)(noise(0.1))
     with pytest.raises(AsrError, match="no empty ones"):
         model(torch.zeros(0))
+
+
+def test_another_frame_shift_is_warned_of() -> None:
+    for shift, rate in ((0.04, 16000), (20, 16000), (0.02, 8000)):
+        with pytest.warns(UserWarning, match="mine: the frame_shift is .* frames for 1.00 s, one for each 0.0"):
+            CallableModel(Windows(), SYMBOLS, rate, shift, name="mine")([noise(0.5)[: rate // 2], noise(1.0)[:rate]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        CallableModel(Windows(), SYMBOLS, 16000, 0.02)([noise(1.0), noise(0.1)])
+        CallableModel(Windows(), SYMBOLS, 16000, 0.04)(noise(0.4))  # too few frames to tell
+    with pytest.raises(AsrError, match="mine: the function is of type str; give a function or a module"):
+        CallableModel("network", SYMBOLS, 16000, 0.02, name="mine")  # type: ignore[arg-type]
 
 
 def test_recordings_shorter_than_a_window_of_the_network() -> None:

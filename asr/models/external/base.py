@@ -30,6 +30,10 @@ from asr.text.ctc_tokens import CTCTokens
 _TOLERANCE = 0.05
 _LONGEST_REASON = 300
 _FEWEST_SECONDS = 0.1
+# From this length on, frames are counted, and how many times the frame shift their distance may be: many networks lose
+# or add frames at the ends.
+_SECONDS_TO_COUNT = 1.0
+_MOST_OF_SHIFT = 1.5
 
 # What icefall and NeMo call the model of their pieces.
 _PIECE_MODELS = ("bpe.model", "tokenizer.model")
@@ -184,7 +188,7 @@ class CallableModel(ExternalModel):
         name: shown to users.
 
     Raises:
-        AsrError: the sampling rate or the frame shift is not a number greater than 0.
+        AsrError: the function cannot be called, or the sampling rate or the frame shift is not a number greater than 0.
     """
 
     def __init__(
@@ -195,6 +199,8 @@ class CallableModel(ExternalModel):
         frame_shift: float,
         name: str = "callable",
     ) -> None:
+        if not callable(function):
+            raise AsrError(f"{name}: the function is of type {type(function).__name__}; give a function or a module.")
         self.name = name
         self._function = function
         self.tokens = tokens if isinstance(tokens, CTCTokens) else CTCTokens(tokens)
@@ -202,7 +208,25 @@ class CallableModel(ExternalModel):
         self.frame_shift = positive_number(frame_shift, f"{name}: the frame_shift")
 
     def forward(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
-        return self.sorted_output(self._function(waveform, num_samples), num_samples, waveform.shape[1])
+        output = self._function(waveform, num_samples)
+        log_prob, num_frames = self.sorted_output(output, num_samples, waveform.shape[1])
+        self._warn_of_other_shift(num_samples, num_frames, log_prob.shape[1])
+        return log_prob, num_frames
+
+    def _warn_of_other_shift(self, num_samples: Tensor, num_frames: Any, max_frames: int) -> None:
+        """Warns if the longest recording has far more or fewer frames than the frame shift says."""
+        frames = checked_frames(num_frames, len(num_samples), max_frames, self.name)
+        seconds = float(num_samples.max()) / self.sampling_rate if len(num_samples) else 0.0
+        longest = int(frames.max()) if len(frames) else 0
+        if seconds < _SECONDS_TO_COUNT or not longest:
+            return
+        if not 1 / _MOST_OF_SHIFT < seconds / longest / self.frame_shift < _MOST_OF_SHIFT:
+            warnings.warn(
+                f"{self.name}: the frame_shift is {self.frame_shift:g} s, but the network has {longest} frames for "
+                f"{seconds:.2f} s, one for each {seconds / longest:.2g} s; times of words will be wrong, so check it "
+                "and the sampling_rate.",
+                stacklevel=2,
+            )
 
 
 def load_acoustic_model(name: str, **options: Any) -> ExternalModel:
