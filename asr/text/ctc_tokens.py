@@ -33,7 +33,7 @@ TokenKind = Literal["letters", "pieces", "phones"]
 PIECE_PREFIX = "▁"
 CONTINUATION_PREFIX = "##"
 # Beside `<space>`, `|` is a character.
-LETTER_BOUNDARIES = ("<space>", "|", " ")
+LETTER_BOUNDARIES = ("<space>", "<SPACE>", "|", " ")
 _UNAMBIGUOUS_BLANKS = ("<blk>", "<blank>", "[blank]", "<ctc_blank>", "<ctc>", "<pad>", "[PAD]", "<eps>", "")
 _OTHER_BLANKS = ("-", "_")
 _SPECIAL = frozenset(
@@ -45,6 +45,8 @@ _PLACEHOLDER = "<unused-{}>"
 _PLACEHOLDERS = re.compile(r"<unused-\d+>")
 # SentencePiece writes characters that it has no piece for in the bytes of their UTF-8.
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+# Names of sounds and languages, such as `[NOISE]` and `<|en|>`.
+_NAMES = re.compile(r"<.+>|\[.+\]")
 
 
 class PieceModel(Protocol):
@@ -64,8 +66,8 @@ class CTCTokens:
             transformers).
         blank: the blank, as a column or a symbol; -1 is the last column. `len(symbols)` means that the list omits a
             blank after its last symbol (NeMo). None looks for a symbol with a usual name of the blank.
-        word_boundary: the symbol between words, or "" for none; None looks for `<space>`, `|` or a space if the kind is
-            `letters`.
+        word_boundary: the symbol between words, or "" for none; None looks for `<space>`, `<SPACE>`, `|` or a space if
+            the kind is `letters`.
         kind: `letters`, `pieces` or `phones`; None infers it from the symbols.
         piece_model: a SentencePiece model, as a file or loaded, to spell words; without it, a word is spelled with as
             few pieces as possible.
@@ -141,7 +143,7 @@ class CTCTokens:
         self._bytes_of = self._bytes_of_pieces()
         self._texts = [self._symbol_text(entry) for entry in range(len(self.table))]
         of_characters = (text for entry, text in enumerate(self._texts) if entry not in self._bytes_of)
-        self._letter_case = only_case_of("".join(of_characters))
+        self._letter_case = only_case_of("".join(text for text in of_characters if not _NAMES.fullmatch(text)))
         self.piece_model: PieceModel | None = None
         if piece_model is not None:
             self.piece_model = self._checked_model(piece_model)

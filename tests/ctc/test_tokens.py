@@ -49,6 +49,13 @@ def test_letters_of_espnet() -> None:
     assert tokens.text_of(2, 6, 7) == "ON"
 
 
+def test_names_of_sounds_and_boundaries_may_be_in_another_case() -> None:
+    tokens = CTCTokens(["<blank>", "<SPACE>", "[NOISE]", "<|EN|>", *"etaon"])
+    assert (tokens.kind, tokens.word_boundary) == ("letters", "<SPACE>")
+    for word in ("not", "NOT"):
+        assert tokens.spell(word) == [("n", "o", "t", "<SPACE>")]
+
+
 def test_letters_with_a_boundary_of_any_name() -> None:
     symbols = ["<blank>", "<sp>", *"ETAON"]
     assert CTCTokens(symbols).kind == "phones"
