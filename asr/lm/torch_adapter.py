@@ -18,7 +18,8 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from numbers import Integral
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -28,6 +29,7 @@ from asr.errors import AsrError
 from asr.kernels.hash_table import first_of_each
 from asr.kernels.memory import no_autograd
 from asr.lm.interface import StatefulNetwork
+from asr.options import require_type
 from asr.text.symbols import BOS_ID, SPECIAL_WORDS, Vocabulary
 
 _LOGGER = logging.getLogger(__name__)
@@ -63,6 +65,7 @@ class _ModuleNetwork(nn.Module, StatefulNetwork):
 
     def __init__(self, module: nn.Module, vocabulary: Vocabulary) -> None:
         super().__init__()
+        require_type(vocabulary, Vocabulary, "vocabulary", "asr.text.symbols.Vocabulary(words)")
         self.module = module.eval()
         self.vocabulary = vocabulary
         self._shapes = [part.shape for part in _initial_state(module)]
@@ -72,6 +75,23 @@ class _ModuleNetwork(nn.Module, StatefulNetwork):
     def _first(self) -> Tensor:
         """The state before anything is read, (P,)."""
         return torch.cat([part.reshape(-1) for part in _initial_state(self.module)])
+
+    def _num_scored(self, symbol_id: int) -> int:
+        """The number of symbols that the module scores after this one.
+
+        Raises:
+            AsrError: its output is not as `StatefulModule` says.
+        """
+        states = tuple(part.expand(2, *part.shape) for part in _initial_state(self.module))
+        output = self.module(torch.tensor([symbol_id] * 2, device=states[0].device), states)
+        log_prob, following = output if isinstance(output, (tuple, list)) and len(output) == 2 else (output, ())
+        is_as_told = isinstance(log_prob, Tensor) and log_prob.dim() == 2 and isinstance(following, (tuple, list))
+        if not is_as_told or [part.shape for part in following] != [part.shape for part in states] or not len(log_prob):
+            raise AsrError(
+                f"{type(self.module).__name__}: for two symbols, the module returns {_shown(output)}; expected a tuple "
+                f"of the log_prob (2, V) of the next symbols, and the next states, {_shown(states)}."
+            )
+        return log_prob.shape[1]
 
     def _read(self, before: Tensor, symbol_id: Tensor) -> tuple[Tensor, Tensor]:
         """Reads one symbol: states (Q, P), symbol_id (Q,) -> the next states (Q, P), log_prob of the next symbols."""
@@ -116,7 +136,7 @@ class WordModule(_ModuleNetwork):
         kept_bytes: memory for log-probabilities; 256 MiB are enough for 670 histories of 100,000 words.
 
     Raises:
-        AsrError: the module's state is not a tuple, or it scores another number of words.
+        AsrError: the module's state or output is not as `StatefulModule` says, or it scores another number of words.
     """
 
     has_exact_states = True
@@ -130,8 +150,7 @@ class WordModule(_ModuleNetwork):
         self._kept: _Read | None = None
         self._next_place = 0
         self._lock = threading.Lock()
-        first = self._first()[None]
-        num_scored = self._read(first, torch.tensor([BOS_ID], device=first.device))[1].shape[1]
+        num_scored = self._num_scored(BOS_ID)
         if num_scored != len(vocabulary):
             raise AsrError(
                 f"The language model module scores {num_scored} words and its vocabulary has {len(vocabulary)}; give "
@@ -215,6 +234,10 @@ class SpelledModule(_ModuleNetwork):
         vocabulary: the words.
         spellings: the token ids of each word, `</s>` included; a word without a spelling is never predicted.
         begin_id: the token that is read for `<s>`.
+
+    Raises:
+        AsrError: the module's state or output is not as `StatefulModule` says, `</s>` or all words lack a spelling, or
+            a spelling has tokens that the module does not score.
     """
 
     def __init__(
@@ -222,12 +245,12 @@ class SpelledModule(_ModuleNetwork):
     ) -> None:
         if "</s>" not in spellings:
             raise AsrError("The spellings lack '</s>'; give the token (or tokens) that end a sentence.")
-        with torch.no_grad():
-            initial = tuple(part[None] for part in _initial_state(module))
-            num_tokens = module.eval()(torch.tensor([begin_id], device=initial[0].device), initial)[0].shape[1]
         super().__init__(module, vocabulary)
+        with torch.no_grad():
+            num_tokens = self._num_scored(begin_id)
         self.state_size = self._num_numbers + num_tokens
         table = {SPECIAL_WORDS[BOS_ID]: [begin_id], **{word: list(ids) for word, ids in spellings.items()}}
+        _check_spellings(table, vocabulary, num_tokens)
         width = max(len(ids) for ids in table.values())
         padded = [[*table.get(word, []), *[-1] * width][:width] for word in vocabulary.words]
         # (V, U), -1 beyond a spelling's end.
@@ -266,7 +289,35 @@ class SpelledModule(_ModuleNetwork):
         return state, scores
 
 
+def _check_spellings(table: Mapping[str, Sequence[int]], vocabulary: Vocabulary, num_tokens: int) -> None:
+    for word, ids in table.items():
+        wrong = [each for each in ids if not isinstance(each, (Integral, Tensor)) or not 0 <= each < num_tokens]
+        if wrong:
+            raise AsrError(
+                f"The spelling of {word!r} has the token {wrong[0]!r}, but the language model module scores the tokens "
+                f"0 to {num_tokens - 1}; give the ids of its tokens."
+            )
+    lacking = [word for word in vocabulary.ordinary if not table.get(word)]
+    if not lacking:
+        return
+    if len(lacking) == len(vocabulary.ordinary):
+        raise AsrError(f"None of the {len(lacking)} words has a spelling ({lacking[0]}, ...); check their letter case.")
+    _LOGGER.warning("%d words have no spelling and are never predicted (%s, ...).", len(lacking), lacking[0])
+
+
+def _shown(output: Any) -> str:
+    """The shapes of tensors, and the types of other things."""
+    if isinstance(output, (tuple, list)):
+        return f"({', '.join(map(_shown, output))})"
+    return f"a tensor of the shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+
+
 def _initial_state(module: nn.Module) -> tuple[Tensor, ...]:
+    if not hasattr(module, "initial_state"):
+        raise AsrError(
+            f"{type(module).__name__}: the language model module has no method initial_state, which returns its state "
+            "before anything is read; wrap it in a module with the methods of asr.lm.torch_adapter.StatefulModule."
+        )
     parts: tuple[Tensor, ...] = module.initial_state()  # type: ignore[operator]
     if isinstance(parts, Tensor):  # which would be taken apart
         raise AsrError(f"{type(module).__name__}.initial_state: it returns a tensor; expected a tuple of tensors.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from asr.lm.torch_adapter import SpelledModule, WordModule
 from asr.text.symbols import BOS_ID, EOS_ID, Vocabulary
 
 VOCABULARY = Vocabulary(["A", "AB", "BA", "ABBA"])
+SPELLINGS = {"</s>": [3], "A": [0], "AB": [0, 1], "BA": [1, 0], "ABBA": [0, 1, 1, 0]}
 
 
 class SmallLstm(nn.Module):
@@ -158,7 +160,7 @@ class Bare(SmallLstm):
         return torch.zeros(5)
 
 
-@pytest.mark.parametrize("adapter", [WordModule, lambda *given: SpelledModule(*given, {"</s>": [3]}, begin_id=0)])
+@pytest.mark.parametrize("adapter", [WordModule, lambda *given: SpelledModule(*given, SPELLINGS, begin_id=0)])
 def test_modules_are_not_in_training_and_logits_are_told_once(
     adapter: Callable[..., WordModule | SpelledModule], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -173,7 +175,54 @@ def test_modules_are_not_in_training_and_logits_are_told_once(
         assert [each for each in told if each in caplog.text] == told and len(caplog.records) == len(told)
 
 
+class Changed(SmallLstm):
+    """Has an output of another form."""
+
+    def __init__(self, change: Callable[[Tensor, tuple[Tensor, ...]], object]) -> None:
+        super().__init__(len(VOCABULARY))
+        self.change = change
+
+    def forward(self, symbol_id: Tensor, state: tuple[Tensor, ...]) -> Any:
+        return self.change(*super().forward(symbol_id, state))
+
+
+@pytest.mark.parametrize("adapter", [WordModule, lambda *given: SpelledModule(*given, {"</s>": [3], "A": [4]}, 0)])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda log_prob, state: log_prob, r"returns a tensor of the shape \(2, 8\); expected a tuple"),
+        (
+            lambda log_prob, state: (log_prob, state[0]),
+            r"returns \(.*2, 8\), a tensor of the shape \(2, 5\)\); expected",
+        ),
+        (lambda log_prob, state: (log_prob, state[:1]), r"expected .* the next states, \(.*2, 5\), .*2, 5\)\)"),
+        (lambda log_prob, state: (log_prob[:, None], state), r"returns \(a tensor of the shape \(2, 1, 8\)"),
+        (lambda log_prob, state: None, "returns NoneType"),
+    ],
+)
+def test_outputs_of_another_form_are_told(
+    adapter: Callable[..., nn.Module], change: Callable[..., object], message: str
+) -> None:
+    with pytest.raises(AsrError, match=f"^Changed: for two symbols, the module .*{message}"):
+        adapter(Changed(change), VOCABULARY)
+
+
+def test_spellings_that_do_not_fit_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    module = SmallLstm(5)
+    for spelling in ([99], "AB", [-1]):
+        with pytest.raises(AsrError, match=r"spelling of 'AB' has the token .* scores the tokens 0 to 4"):
+            SpelledModule(module, VOCABULARY, {"</s>": [3], "AB": spelling}, begin_id=4)  # type: ignore[dict-item]
+    with pytest.raises(AsrError, match=r"None of the 4 words has a spelling \(A, ...\); check their letter case"):
+        SpelledModule(module, VOCABULARY, {"</s>": [3], "ab": [0]}, begin_id=4)
+    SpelledModule(module, VOCABULARY, {"</s>": [3], "AB": [0, 1]}, begin_id=4)
+    assert "3 words have no spelling and are never predicted (A, ...)" in caplog.text
+
+
 def test_misfits_are_one_sentence() -> None:
+    with pytest.raises(AsrError, match="LSTM: the language model module has no method initial_state"):
+        WordModule(nn.LSTM(3, 3), VOCABULARY)
+    with pytest.raises(AsrError, match=r"vocabulary is of type list; give asr.text.symbols.Vocabulary\(words\)"):
+        WordModule(SmallLstm(8), ["A", "AB"])  # type: ignore[arg-type]
     with pytest.raises(AsrError, match=r"Bare\.initial_state: it returns a tensor; expected a tuple of tensors"):
         WordModule(Bare(8), VOCABULARY)
     with pytest.raises(AsrError, match="scores 5 words and its vocabulary has 8"):
