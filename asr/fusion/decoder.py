@@ -131,6 +131,7 @@ class FusionDecoder(ABC):
         **settings: Any,
     ) -> None:
         require_type(network, self.network_type, "network", self.example)
+        require_type(network.tokens, CTCTokens, f"{network.name}: tokens", "asr.text.ctc_tokens.CTCTokens(symbols)")
         self.network = network
         self.config = settings_of(self.config_type, settings)
         self._written = written_tokens(network.tokens)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -194,7 +194,7 @@ class TransducerBeam:
         self.prefixes = Prefixes(self._fusion.start(num_utts))
         self.prefixes.row[:num_utts] = np.arange(num_utts)
         # The prediction network's rows: outputs, states, internal scores, and the prefix of each.
-        output, state = network.start()
+        output, state = _predicted(network.start(), 1, network.name, "start")
         self._output = output.repeat(num_utts, 1)
         self._state = tuple(each.repeat(num_utts, *[1] * (each.dim() - 1)) for each in state)
         self._internal: Tensor | None = None
@@ -386,7 +386,8 @@ class TransducerBeam:
         prefixes, device = self.prefixes, self._network.device
         row = torch.from_numpy(prefixes.row[prefixes.parent[prefix]]).to(device)
         token = torch.from_numpy(self._column_of[prefixes.entry[prefix]]).to(device)
-        output, state = self._network.predict(token, tuple(each[row] for each in self._state))
+        returned = self._network.predict(token, tuple(each[row] for each in self._state))
+        output, state = _predicted(returned, len(prefix), self._network.name, "predict")
         prefixes.row[prefix] = len(self._output) + np.arange(len(prefix))
         self._prefix_of_row = np.concatenate([self._prefix_of_row, prefix])
         self._output = torch.cat([self._output, output])
@@ -467,3 +468,22 @@ def _merged(parts: Sequence[tuple[IntArray, FloatArray]]) -> tuple[IntArray, Flo
     safe = np.where(highest == -np.inf, 0.0, highest)
     with np.errstate(divide="ignore"):
         return prefix, safe + np.log(np.bincount(place, np.exp(score - safe[place]), len(prefix)))
+
+
+def _predicted(returned: Any, num_rows: int, name: str, method: str) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """What `start` or `predict` of the network of that name returned, checked: outputs, and states of as many rows.
+
+    A state that is a tensor, not a tuple, would be taken apart.
+    """
+    output: Any
+    state: Any
+    output, state = returned if isinstance(returned, (tuple, list)) and len(returned) == 2 else (None, None)
+    are_states = isinstance(state, (tuple, list)) and all(
+        isinstance(each, Tensor) and each.dim() > 0 and len(each) == num_rows for each in state
+    )
+    if not isinstance(output, Tensor) or output.dim() > 2 or not are_states:
+        raise AsrError(
+            f"{name}: {method} must return the prediction network's output ({num_rows}, P), and its state, a tuple of "
+            f"tensors ({num_rows}, ...); it returned something else."
+        )
+    return output, tuple(state)

@@ -275,6 +275,30 @@ def test_networks_that_do_not_fit_or_are_broken() -> None:
         TransducerDecoder(network)(frames())
 
 
+@pytest.mark.parametrize(
+    ("method", "returned"),
+    [
+        ("start", torch.zeros(1, 6)),
+        ("start", (torch.zeros(1, 6), torch.zeros(1, 6))),  # a state that is no tuple
+        ("start", (torch.zeros(1, 6), (torch.zeros(2, 6),))),
+        ("predict", torch.zeros(1, 6)),
+        ("predict", (torch.zeros(1, 1, 6), ())),
+    ],
+)
+def test_states_of_another_form_are_told(method: str, returned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = ToyTransducer(PIECES)
+    monkeypatch.setattr(network, method, lambda *given: returned)
+    with pytest.raises(AsrError, match=f"toy: {method} must return .* its state, a tuple of tensors"):
+        TransducerDecoder(network)(frames())
+
+
+def test_a_list_is_not_tokens() -> None:
+    network = ToyTransducer(PIECES)
+    network.tokens = PIECES  # type: ignore[assignment]
+    with pytest.raises(AsrError, match="toy: tokens is of type list"):
+        TransducerDecoder(network)
+
+
 def test_padding_may_be_anything() -> None:
     decoder = TransducerDecoder(ToyTransducer(PIECES))
     padded = torch.cat([frames(), torch.full((3, 6), math.nan)])[None]
