@@ -40,7 +40,7 @@ from asr.decoding.carried import CarriedStates, require_history
 from asr.decoding.interface import Decoder, DecodeResult, Hypothesis, LanguageModels
 from asr.decoding.nbest import n_best
 from asr.decoding.rescoring import second_pass
-from asr.decoding.settings import DecodingOptions, Pass, ResourceOptions, refuse_unused, setting_options
+from asr.decoding.settings import FIXED, DecodingOptions, Pass, ResourceOptions, refuse_unused, setting_options
 from asr.decoding.warmup import made_up_log_prob, needs_warm_up, query_many
 from asr.decoding.words import WordAligner, can_align, lexicon_of_graph, with_final_words, without_sentence_ends
 from asr.errors import AsrError
@@ -79,12 +79,6 @@ def _with_acoustic_model(acoustic_model: str | ExternalModel, *parts: Any) -> Bu
     from asr.ctc.bundles import bundle_with_acoustic_model
 
     return bundle_with_acoustic_model(acoustic_model, *parts)
-
-
-def _statistics(network: NormalizingNetwork, heard: Iterable[tuple[Tensor, Tensor]]) -> SpeakerStatistics:
-    """The statistics of batches of features (N, T, F) with their numbers of frames (N,)."""
-    parts = (network.input_norm.statistics(*batch) for batch in heard)
-    return SpeakerStatistics.of_all(parts, network.num_features, next(network.parameters()).device)
 
 
 _Self = TypeVar("_Self", bound="Recognizer")
@@ -279,6 +273,12 @@ class Recognizer(nn.Module):
             bundle = replace(bundle, lexicon=lexicon_of_graph(given, bundle.graph))
         return cls(bundle, **arguments)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuses what would have no effect any more, or only a part of it."""
+        if name in FIXED and "_engines" in self.__dict__:
+            raise AsrError(f"{name} cannot be set once a recognizer is built; {FIXED[name]}.")
+        super().__setattr__(name, value)
+
     @property
     def device(self) -> torch.device:
         """The device of the acoustic model's weights."""
@@ -411,7 +411,7 @@ class Recognizer(nn.Module):
             AsrError: as for `forward`, or the acoustic model does not normalize its features.
         """
         network = self.require_normalizing()
-        return _statistics(network, self._features_of(audio, sampling_rate, num_samples))
+        return network.statistics_of(self._features_of(audio, sampling_rate, num_samples))
 
     def require_normalizing(self) -> NormalizingNetwork:
         """The acoustic model, if it can use what is known about a speaker.
@@ -466,7 +466,7 @@ class Recognizer(nn.Module):
         with self._engines.lend(self._new_engines) as engines, engines.streams.running(0):
             engines.streams.catch_up()
             heard = list(batches)
-            statistics = _statistics(network, heard)
+            statistics = network.statistics_of(heard)
             for features, num_features in heard:
                 log_prob, num_frames = self._log_prob(features, num_features, StageTimes(), statistics)
                 with torch.autocast(self.device.type, enabled=False):

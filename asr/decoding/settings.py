@@ -408,6 +408,23 @@ def setting_options() -> dict[str, Option]:
     return options_of(*_PARTS)
 
 
+_ARGUMENTS = ("mode", "language_model", "hot_words", "hot_word_score", "decoder", "lm_fusion", "options", "resources")
+
+FIXED: dict[str, str] = {
+    **{name: f"load another one with asr.load(..., {name}=...)" for name in _ARGUMENTS},
+    **{name: f"load another one with asr.load(..., options={{'{name}': ...}})" for name in setting_options()},
+    **{
+        name: f"load another one with asr.load(..., resources=asr.ResourceOptions({name}=...))"
+        for name in options_of(ResourceOptions)
+    },
+    **dict.fromkeys(("settings", "final_options"), "load another one with asr.load(..., options={...})"),
+    "final_mode": "load another one with asr.load(..., mode=...)",
+    "bundle": "make another one with asr.Recognizer(bundle)",
+    "sampling_rate": "give the rate of your samples to each call, as in recognizer(samples, 8000)",
+}
+"""What of a recognizer cannot be set once it is built, because it would have no effect -> what to do instead."""
+
+
 @dataclass(frozen=True)
 class Pass:
     """The properties of a run that determine which options have an effect.

