@@ -51,7 +51,7 @@ from asr.kernels.jit import each_in_threads, torch_on_one_thread, uncompiled
 from asr.kernels.linear import byte_products
 from asr.kernels.memory import limit_compiled_shapes, no_autograd, release_now_and_then, to_device
 from asr.lm.checks import require_language_model
-from asr.lm.hot_words import DEFAULT_SCORE, HotWords
+from asr.lm.hot_words import DEFAULT_SCORE, HotWords, as_phrases
 from asr.lm.interface import LanguageModel
 from asr.models.adaptation import RecognizedSpeech, Speaker, SpeakerTransform, adapt, score_of_speaker
 from asr.models.interface import ACOUSTIC_SECONDS, NormalizingNetwork, SpeakerStatistics, in_parts, moves_only
@@ -175,9 +175,9 @@ class Recognizer(nn.Module):
         if acoustic_model is not None:
             bundle = _with_acoustic_model(acoustic_model, bundle)
         self.hot_words: HotWords | None = None
-        if hot_words is not None:
+        if phrases := as_phrases(hot_words):
             vocabulary = bundle.graph.vocabulary
-            self.hot_words = HotWords(hot_words, vocabulary, hot_word_score, bundle.small_ngram)
+            self.hot_words = HotWords(phrases, vocabulary, hot_word_score, bundle.small_ngram)
             bundle = replace(bundle, graph=bundle.graph.with_gain(self.hot_words.gain(vocabulary)))
         self.sampling_rate = checked_rate(bundle.sampling_rate, f"bundle {bundle.name}: the sampling rate")
         self.features = bundle.features.network

@@ -47,7 +47,7 @@ from asr.kernels.interrupts import interrupts_between_loops
 from asr.kernels.jit import uncompiled
 from asr.kernels.memory import no_autograd
 from asr.lm.combine import Difference, mapped_to
-from asr.lm.hot_words import DEFAULT_SCORE, HotWords
+from asr.lm.hot_words import DEFAULT_SCORE, HotWords, as_phrases
 from asr.lm.interface import LanguageModel
 from asr.lm.ngram.model import NgramLM
 from asr.options import device_named, require_type
@@ -226,6 +226,8 @@ class CTCDecoder:
                 )
             frame_shift = float(frame_shift)  # or else times would be NumPy's numbers, too
         self.frame_shift = frame_shift
+        if hot_words is not None and not (hot_words := as_phrases(hot_words)):
+            hot_words = hot_word_score = None
         require_type(graph_folder, str | PathLike | None, "graph_folder", "the path of a folder")
         sources = _Sources(
             *(lexicon, words, ngram, lm, lm_weight, lm_options, hot_words, hot_word_score),

@@ -141,8 +141,7 @@ class FusionDecoder(ABC):
             refuse_given({"lm_weight": lm_weight}, "there is no n-gram model to interpolate with")
         if lm_weight is not None:
             require_weight("lm_weight", lm_weight)
-        if hot_words is not None:
-            hot_words = as_phrases(hot_words) or None
+        hot_words = as_phrases(hot_words) or None
         if words is ngram is lm is token_lm is None and hot_words is not None:
             words = sorted({word for phrase in hot_words for word in phrase.split()})
             defaults = {name: value for name, value in _HOT_WORDS_ONLY.items() if name not in settings}

@@ -47,8 +47,10 @@ _Phrase = tuple[int, ...]
 def read_hot_words(path: str | Path) -> dict[str, float | None]:
     """Reads a phrase from each line, with its score after a colon if it has its own, as in `NEW YORK :3.5`.
 
+    A file without any, such as one that a program wrote for nobody, is told in a warning.
+
     Raises:
-        AsrError: the file is missing, empty or not UTF-8, or a score is not a number.
+        AsrError: the file is missing or not UTF-8, or a score is not a number.
     """
     found: dict[str, float | None] = {}
     for number, line in enumerate(read_text(path, "list of hot words").splitlines(), 1):
@@ -59,16 +61,18 @@ def read_hot_words(path: str | Path) -> dict[str, float | None]:
         except ValueError as error:
             raise AsrError(f"{path}, line {number}: {score.strip()!r} is not a score; write `WORDS :4.0`.") from error
     if not found:
-        raise AsrError(f"{path}: there are no hot words; write one word or phrase per line.")
+        _LOGGER.warning("%s: there are no hot words in this file; write one word or phrase per line.", path)
     return found
 
 
-def as_phrases(phrases: Iterable[str] | Mapping[str, float | None]) -> dict[str, float | None]:
-    """Hot words and their scores, None for those without one.
+def as_phrases(phrases: Iterable[str] | Mapping[str, float | None] | None) -> dict[str, float | None]:
+    """Hot words and their scores, None for those without one; none if there is no list.
 
     Raises:
         AsrError: they are of another type.
     """
+    if phrases is None:
+        return {}
     wanted = "words or phrases, such as ['KENSHO', 'NEW YORK']"
     require_type(phrases, Iterable, "hot_words", wanted)
     listed = [phrases] if isinstance(phrases, str) else phrases

@@ -158,6 +158,14 @@ def test_hot_words_against_enumeration(fusion: str, word_model: NgramLM) -> None
     assert num_changed
 
 
+@pytest.mark.parametrize("none", [[], {}, iter(())], ids=["list", "mapping", "iterator"])
+def test_no_hot_words_are_as_none_given(none: Any, word_model: NgramLM) -> None:
+    for arguments in ({"ngram": word_model, **OPEN}, {}):
+        without = CTCDecoder(SYMBOLS, warm_up=False, **arguments)
+        decoder = CTCDecoder(SYMBOLS, warm_up=False, hot_words=none, hot_word_score=3.0, **arguments)
+        assert decoder(random_frames(5, 0)) == without(random_frames(5, 0))
+
+
 def test_phrases_may_be_in_the_search_without_another_model() -> None:
     given: dict[str, Any] = {"words": WORDS, "hot_words": ["ab b a"], "hot_word_score": 6.0, "warm_up": False, **OPEN}
     found = []

@@ -56,6 +56,11 @@ def test_every_mode_finds_the_words(bundle, mode, lm_fusion):
     assert bool(results[0].cache) == (mode in ("interpolated", "rnn"))
 
 
+@pytest.mark.parametrize("none", [[], {}, iter(())], ids=["list", "mapping", "iterator"])
+def test_no_hot_words_are_as_none_given(bundle, none):
+    assert Recognizer(bundle, "ngram", hot_words=none).hot_words is None
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["rnn", "interpolated", "large_ngram"])
 def test_a_device_budget_changes_nothing(bundle, mode, monkeypatch):
