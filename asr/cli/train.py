@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import threading
+import time
 import warnings
 from argparse import ArgumentError
 from collections.abc import Iterator, Sequence
@@ -114,6 +115,8 @@ classes for 'model' and 'data':
 
 _TERMINATED = 128 + signal.SIGTERM
 _CHECKPOINT_NAME = "terminated.ckpt"
+_TOLD = b"\nasr: a checkpoint is written after this step or validation; another Ctrl-C ends at once\n"
+_TOGETHER_SECONDS = 1.0
 
 
 def _is_over(trainer: pl.Trainer) -> bool:
@@ -123,62 +126,80 @@ def _is_over(trainer: pl.Trainer) -> bool:
 
 
 class _Termination(pl.Callback):  # type: ignore[misc]
-    """On SIGTERM finishes the current step, writes a checkpoint, and ends the process like one that was killed.
+    """On SIGTERM or Ctrl-C finishes the current step, writes a checkpoint, and ends the process like one that was
+    killed. After the first Ctrl-C, another one ends it at once.
 
     All processes of a training stop at the same step, whichever of them the signal reaches first. If it arrives in the
     last batch of an epoch or during validation, the epoch is finished first.
     """
 
     def __init__(self) -> None:
-        self.is_asked = False
+        self.asked_by = 0  # the number of the signal
         self.is_over = False
-        self._before: Any = None
+        self._asked_at = 0.0
+        self._before: dict[signal.Signals, Any] = {}
 
     def on_train_start(self, trainer: pl.Trainer, _: pl.LightningModule) -> None:
-        """Replaces Lightning's handler, which exits with code 0 and writes no checkpoint."""
-        if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGTERM, lambda number, _: self._ask(trainer, number))
+        """Replaces Lightning's handler of SIGTERM, which exits with code 0 and writes no checkpoint, and Python's of
+        Ctrl-C, unless the shell has made this a background job, which ignores it."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in (signal.SIGTERM, signal.SIGINT):
+            if number == signal.SIGTERM or callable(signal.getsignal(number)):
+                self._before[number] = signal.signal(number, lambda number, _: self._ask(trainer, number))
 
     def _ask(self, trainer: pl.Trainer, number: int) -> None:
+        if self.asked_by:
+            # Terminals send Ctrl-C to all processes of a training, and torchrun once more to those it has started.
+            is_same = trainer.world_size > 1 and time.monotonic() - self._asked_at < _TOGETHER_SECONDS
+            if number == signal.SIGINT and not is_same:
+                signal.signal(number, self._before[signal.SIGINT])
+                signal.raise_signal(number)
+            return
+        self.asked_by, self._asked_at = number, time.monotonic()
         launcher: Any = trainer.strategy.launcher
-        if not self.is_asked and hasattr(launcher, "kill"):
+        if number == signal.SIGINT:
+            if trainer.is_global_zero:
+                with contextlib.suppress(OSError):
+                    os.write(2, _TOLD)  # `print` might be running already
+        elif hasattr(launcher, "kill"):
             launcher.kill(number)  # the processes that this one has started
-        self.is_asked = True
 
     def on_train_batch_start(self, trainer: pl.Trainer, _: pl.LightningModule, batch: Any, batch_idx: int) -> None:
         """Stops before the first batch of a step, unless it is the last one of the epoch: after that Lightning counts
         the epoch as finished. Within a step the gradients of its first batches would be lost."""
         begins = batch_idx % trainer.accumulate_grad_batches == 0
         is_last = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
-        if begins and not is_last and largest(int(self.is_asked)):
-            self._stop(trainer)
+        if begins and not is_last and (number := largest(self.asked_by)):
+            self._stop(trainer, number)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, _: pl.LightningModule) -> None:
         """Makes this epoch the last of the process, unless it is the last of the training."""
-        self.is_over = bool(largest(int(self.is_asked))) and not _is_over(trainer)
+        self.asked_by = largest(self.asked_by)
+        self.is_over = self.asked_by > 0 and not _is_over(trainer)
         trainer.should_stop = trainer.should_stop or self.is_over
 
     def on_train_end(self, trainer: pl.Trainer, _: pl.LightningModule) -> None:
         """Stops after an epoch."""
         if self.is_over:
-            self._stop(trainer)
+            self._stop(trainer, self.asked_by)
 
     def teardown(self, trainer: pl.Trainer, _: pl.LightningModule, stage: str) -> None:
-        """Restores the previous handler."""
-        if self._before is not None:
-            signal.signal(signal.SIGTERM, self._before)
-            self._before = None
+        """Restores the previous handlers."""
+        while self._before:
+            signal.signal(*self._before.popitem())
 
-    def _stop(self, trainer: pl.Trainer) -> None:
+    def _stop(self, trainer: pl.Trainer, number: int) -> None:
         keeps = trainer.checkpoint_callback
         path = Path(getattr(keeps, "dirpath", None) or trainer.default_root_dir) / _CHECKPOINT_NAME
         trainer.save_checkpoint(path, weights_only=False)
         if trainer.is_global_zero:
-            print(f"asr: terminated; continue with --ckpt_path {path}", file=sys.stderr, flush=True)
+            event = "interrupted" if number == signal.SIGINT else "terminated"
+            print(f"asr: {event}; continue with --ckpt_path {path}", file=sys.stderr, flush=True)
         environment = getattr(trainer.strategy, "cluster_environment", None)
         # A process started by Lightning must not look as if it had failed: Lightning would kill the others.
         is_child = isinstance(environment, LightningEnvironment) and trainer.local_rank > 0
-        raise SystemExit(0 if is_child else _TERMINATED)
+        raise SystemExit(0 if is_child else 128 + number)
 
 
 class _Checkpoints(pl.Callback):  # type: ignore[misc]
@@ -396,10 +417,12 @@ def run(arguments: Sequence[str]) -> int:
             `fit` need `--ckpt_path`, and `predict` is refused.
 
     Returns:
-        the exit code; a training ended by SIGTERM raises SystemExit with 143 once its checkpoint is written.
+        the exit code; a training ended by SIGTERM or Ctrl-C raises SystemExit with 143 or 130 once its checkpoint is
+        written.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C was pressed, and Lightning has shut the training down.
+        KeyboardInterrupt: Ctrl-C was pressed before the first batch, or twice, and Lightning has shut the training
+            down.
         AsrError: an option or the YAML is wrong, the trainer cannot be as they say, the checkpoint is of another
             network, or another process of the training has ended; also any error of the model and the data.
     """

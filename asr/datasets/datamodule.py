@@ -291,8 +291,10 @@ class AcousticDataModule(ResumesEpoch, pl.LightningDataModule):
 
 
 def _ignore_termination(_: int) -> None:
-    """Schedulers send SIGTERM to all processes; the trainer ends those that prepare batches when it has finished."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    """Schedulers send SIGTERM to all processes, and terminals Ctrl-C; the trainer ends those that prepare batches when
+    it has finished."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
 
 
 @atexit.register

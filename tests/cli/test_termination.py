@@ -1,4 +1,4 @@
-"""SIGTERM ends `asr fit` with exit code 143 and a checkpoint, from which a run goes on to the undisturbed one's end."""
+"""SIGTERM and Ctrl-C end `asr fit` with a checkpoint, from which a run goes on to the undisturbed one's end."""
 
 from __future__ import annotations
 
@@ -33,21 +33,23 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class SignalAt(pl.Callback):  # type: ignore[misc]
-    """Sends SIGTERM to the first process and those that prepare its batches, after a batch; schedulers do at any time.
+    """Sends a signal to the first process and those that prepare its batches, after a batch; schedulers do at any time.
 
     Args:
         batch: number of the batch, from 1; 0 for the last one of the first epoch.
+        number: of the signal; as a terminal does, SIGINT is also sent to the other processes of the training.
     """
 
-    def __init__(self, batch: int) -> None:
-        self.batch = batch
+    def __init__(self, batch: int, number: int = int(signal.SIGTERM)) -> None:
+        self.batch, self.number = batch, number
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         progress = trainer.fit_loop.epoch_loop.batch_progress
         is_last = progress.is_last_batch and trainer.current_epoch == 0
         if trainer.is_global_zero and (progress.total.ready == self.batch if self.batch else is_last):
-            for pid in (os.getpid(), *(child.pid for child in multiprocessing.active_children())):
-                os.kill(pid, signal.SIGTERM)
+            others = getattr(trainer.strategy.launcher, "procs", []) if self.number == signal.SIGINT else []
+            for pid in (os.getpid(), *(child.pid for child in (*others, *multiprocessing.active_children()))):
+                os.kill(pid, self.number)
 
 
 class KillAt(pl.Callback):  # type: ignore[misc]
@@ -123,25 +125,34 @@ def weights(path: Path) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "batch", "options"),
+    ("number", "kind", "batch", "options"),
     [
-        ("language", 3, []),
-        ("acoustic", 4, WORKERS),
-        ("acoustic", 4, ["--trainer.devices", "2", "--trainer.strategy", "ddp"]),
+        (signal.SIGTERM, "language", 3, []),
+        (signal.SIGTERM, "acoustic", 4, WORKERS),
+        (signal.SIGTERM, "acoustic", 4, ["--trainer.devices", "2", "--trainer.strategy", "ddp"]),
+        (signal.SIGINT, "acoustic", 4, [*WORKERS, "--trainer.devices", "2", "--trainer.strategy", "ddp"]),
     ],
 )
 def test_a_terminated_training_goes_on_to_the_same_end(
-    folder: Path, tmp_path: Path, kind: str, batch: int, options: list[str]
+    folder: Path, tmp_path: Path, number: int, kind: str, batch: int, options: list[str]
 ) -> None:
     assert train.run(recipe(folder, kind, tmp_path / "whole", [])) == 0
     expected = weights(tmp_path / "whole" / "last.ckpt")
     signal_at = {"class_path": "tests.cli.test_termination.SignalAt", "init_args": {"batch": batch}}
+    signal_at["init_args"]["number"] = int(number)
     killed = recipe(folder, kind, tmp_path / "killed", [signal_at])
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, "-m", "asr", *killed, *options]
-    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let background jobs ignore it
+    try:
+        ran = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
     checkpoint = tmp_path / "killed" / "terminated.ckpt"
-    assert (ran.returncode, f"continue with --ckpt_path {checkpoint}" in ran.stderr) == (143, True), ran.stderr
+    told = f"asr: {'interrupted' if number == signal.SIGINT else 'terminated'}; continue with --ckpt_path {checkpoint}"
+    assert (ran.returncode, told in ran.stderr) == (128 + number, True), ran.stderr
     assert "weights_only" not in ran.stderr  # a message of Lightning's
     assert torch.load(checkpoint)["global_step"] == batch
     # In one process, whatever the number before.
@@ -229,24 +240,39 @@ def test_a_run_that_goes_on_keeps_the_best_checkpoints_so_far(folder: Path, tmp_
 
 
 class PressesCtrlC(pl.Callback):  # type: ignore[misc]
-    """Does what Ctrl-C does, in the third batch."""
+    """Does what Ctrl-C does, in the third batch.
+
+    Args:
+        times: how often.
+    """
+
+    def __init__(self, times: int) -> None:
+        self.times = times
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         if trainer.global_step == 3:
-            os.kill(os.getpid(), signal.SIGINT)
+            for _number in range(self.times):
+                os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_ctrl_c_ends_a_training_like_any_other_command(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_ends_a_training_with_a_checkpoint_and_twice_at_once(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], times: int
 ) -> None:
     """Lightning would exit with 0 or 1; after 0, a script would go on and use half of a training."""
-    callback = {"class_path": "tests.cli.test_termination.PressesCtrlC"}
+    callback = {"class_path": "tests.cli.test_termination.PressesCtrlC", "init_args": {"times": times}}
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let background jobs ignore it
     try:
-        assert main(recipe(folder, "language", tmp_path / "run", [callback])) == 130
+        with pytest.raises(SystemExit) as end:
+            sys.exit(main(recipe(folder, "language", tmp_path / "run", [callback])))
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)
-    assert capsys.readouterr().err.splitlines()[-1] == "asr: interrupted"
+    assert end.value.code == 130
+    checkpoint, lines = tmp_path / "run" / "terminated.ckpt", capfd.readouterr().err.splitlines()
+    told = f"interrupted; continue with --ckpt_path {checkpoint}" if times == 1 else "interrupted"
+    assert lines[-1] == f"asr: {told}" and checkpoint.exists() == (times == 1)
+    assert "asr: a checkpoint is written after this step or validation; another Ctrl-C ends at once" in lines
 
 
 class BreaksConnection(pl.Callback):  # type: ignore[misc]
