@@ -53,7 +53,8 @@ def planned_steps(trainer: pl.Trainer, num_batches: int) -> int:
     """The optimizer steps of a training, after which its schedules end.
 
     Args:
-        trainer: it may limit epochs, steps and batches, and take several batches for a step.
+        trainer: it may limit epochs, steps and batches, and take several batches for a step. A limit of more batches
+            than an epoch has is removed.
         num_batches: batches of an epoch.
 
     Raises:
@@ -66,7 +67,11 @@ def planned_steps(trainer: pl.Trainer, num_batches: int) -> int:
             "or trainer.limit_train_batches."
         )
     if isinstance(trainer.limit_train_batches, int):
-        num_batches = min(num_batches, trainer.limit_train_batches)
+        if trainer.limit_train_batches > num_batches:
+            # Lightning takes it for the number of batches, which loaders do not tell, and never comes to validate.
+            trainer.limit_train_batches = 1.0
+        else:
+            num_batches = trainer.limit_train_batches
     num_epochs = -1 if trainer.max_epochs is None else trainer.max_epochs
     steps = -(-num_batches // trainer.accumulate_grad_batches) * max(1, num_epochs)
     if trainer.max_steps > 0:  # it is -1 without a limit, and so is max_epochs

@@ -214,6 +214,18 @@ def test_the_last_epoch_is_validated(folder: Path, tmp_path: Path) -> None:
     assert torch.load(tmp_path / "run" / "last.ckpt")["epoch"] == 2
 
 
+@pytest.mark.parametrize("limit", [2, 1000])
+def test_epochs_with_a_limit_are_validated_even_if_they_do_not_reach_it(
+    folder: Path, tmp_path: Path, limit: int
+) -> None:
+    best = {"dirpath": str(tmp_path / "best"), "filename": "{epoch}", "monitor": "val_loss", "save_top_k": -1}
+    callback = {"class_path": "pytorch_lightning.callbacks.ModelCheckpoint", "init_args": best}
+    arguments = recipe(folder, "acoustic", tmp_path / "run", [callback])
+    assert train.run([*arguments, "--trainer.limit_train_batches", str(limit)]) == 0
+    names = sorted(path.name for path in (tmp_path / "best").glob("*.ckpt"))
+    assert names == ["epoch=0.ckpt", "epoch=1.ckpt", "epoch=2.ckpt"]
+
+
 def test_a_training_that_ended_within_an_epoch_goes_on_there(folder: Path, tmp_path: Path) -> None:
     assert train.run(recipe(folder, "language", tmp_path / "whole", [])) == 0
     last = tmp_path / "part" / "last.ckpt"
