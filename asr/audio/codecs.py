@@ -38,9 +38,14 @@ _LOGGER = logging.getLogger(__name__)
 NO_LENGTH = 1 << 62
 """Lengths from here on mean that libsndfile does not know the length."""
 
+# Encodings in which libsndfile finds any sample without decoding all before it. FLAC's are also called PCM. In Opus it
+# finds other samples than those asked for.
+_SOUGHT = ("PCM_", "FLOAT", "DOUBLE", "ULAW", "ALAW", "MPEG_LAYER_III", "VORBIS")
+
 _SHORTER_THAN_HEADER = re.compile(r"(data|RIFF) : (\d+) \(should be \d+\)|should be \d+")
 _OGG_HEADER_BYTES, _MAX_OGG_PAGE_BYTES = 27, 65307  # RFC 3533
 _MAX_ADDED_SAMPLES = 2 * 4095 + 1152  # by encoders, at both ends of an MP3, and in the frame with the Xing header
+_ROLL_IN = 1 << 16  # samples; 56 frames of MPEG-1, of which nine may share bits, and 113 of others, 24 of which may
 _COMPLAINT = re.compile(rb"\[src/libmpg123/|Note: |Warning: |\s*$")
 
 MEDIA_SUFFIXES = (".m4a", ".mp4", ".webm", ".mka", ".mkv", ".mov", ".aac", ".wma", ".amr", ".caf", ".3gp", ".avi")
@@ -86,6 +91,36 @@ class SequentialFile(soundfile.SoundFile):
             yield block
         if is_damaged and not is_cut_short(self):
             _warn_of_damage(Path(os.fsdecode(self.name)))
+
+    @property
+    def num_samples(self) -> int:
+        """The number of samples that can be read; at least `NO_LENGTH` if it is not known."""
+        if self.format != "MP3":
+            return int(self.frames)
+        return min(self.frames, mp3_frames(Path(os.fsdecode(self.name))).num_samples)  # one may be an estimate
+
+    def read_between(self, begin: int, end: int) -> np.ndarray[Any, Any] | None:
+        """The samples (L, channels) float32 from `begin` to `end`, exclusive, as if all before them were decoded.
+
+        Fewer if the file ends before; None if that part of an MP3 is damaged, or if its encoding cannot be sought
+        exactly.
+        """
+        if not self.subtype.startswith(_SOUGHT):
+            return None
+        if self.format != "MP3":
+            self.seek(begin)
+            return self.read(end - begin, dtype="float32", always_2d=True)
+        # A frame may need bits of earlier ones; without them, the decoder complains and makes noise.
+        roll_in = min(begin, _ROLL_IN)
+        try:
+            with kept_complaints():
+                self.seek(begin - roll_in)
+                self.read(roll_in, dtype="float32")
+            with kept_complaints() as complaints:
+                block = self.read(end - begin, dtype="float32", always_2d=True)
+        except soundfile.LibsndfileError:
+            return None
+        return None if complaints else block
 
 
 def is_cut_short(file: soundfile.SoundFile) -> bool:

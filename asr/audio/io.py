@@ -48,9 +48,6 @@ _MAX_DECODED_BYTES = 1 << 32
 _BLOCK_VALUES = 1 << 20
 _ADDRESS = re.compile("(https?|ftp|s3|gs):/", re.IGNORECASE)  # one slash, as Path writes it
 
-# Encodings in which libsndfile finds any sample without decoding those before it. FLAC's are also called PCM.
-_SOUGHT = ("PCM_", "FLOAT", "DOUBLE", "ULAW", "ALAW")
-
 
 def read_audio(path: str | Path, sampling_rate: int = 16000) -> Tensor:
     """Reads a file: samples (L,) float32 in [-1, 1], with channels averaged and resampled to `sampling_rate`.
@@ -67,8 +64,8 @@ def read_audio(path: str | Path, sampling_rate: int = 16000) -> Tensor:
 def read_part(path: str | Path, begin: int, end: int, sampling_rate: int = 16000) -> Tensor:
     """The samples from `begin` to `end`, exclusive, of those that `read_audio` returns; fewer if the file ends before.
 
-    Uncompressed audio and FLAC are decoded only there. So damage elsewhere is not noticed, and whether channels cancel
-    each other is judged by that part. Files of other formats are decoded as a whole.
+    Uncompressed audio, FLAC, MP3 and Vorbis are decoded only there. So damage elsewhere is not noticed, and whether
+    channels cancel each other is judged by that part. Files of other formats are decoded as a whole.
 
     Args:
         path: the file.
@@ -113,16 +110,15 @@ def _part(path: Path, begin: int, end: int, sampling_rate: int) -> Tensor | None
         if _media_container(path) is not None:
             return None
         with _open(path) as file:
-            rate, num_samples = checked_rate(int(file.samplerate)), file.frames
-            if not file.subtype.startswith(_SOUGHT) or not 0 < num_samples < NO_LENGTH or is_cut_short(file):
+            rate, num_samples = checked_rate(int(file.samplerate)), file.num_samples
+            if not 0 < num_samples < NO_LENGTH or is_cut_short(file):
                 return None
             old, new, margin = block_sizes(rate, sampling_rate)
             num_around = -(-margin // old)  # blocks of resampling on each side
             first, last = max(0, begin // new - num_around), -(-end // new) + num_around
             start, stop = min(first * old, num_samples), min(last * old, num_samples)
-            file.seek(start)
-            block = file.read(stop - start, dtype="float32", always_2d=True)
-        if len(block) < stop - start or not (np.abs(block) <= LOUDEST).all():
+            block = file.read_between(start, stop)
+        if block is None or len(block) < stop - start or not (np.abs(block) <= LOUDEST).all():
             return None
         samples = resample(torch.from_numpy(to_mono(block, rate)), rate, sampling_rate)
         return samples[begin - first * new : end - first * new]

@@ -13,7 +13,7 @@ import soundfile
 import torch
 
 from asr.audio import mp3
-from asr.audio.io import file_pieces, read_audio
+from asr.audio.io import PartReader, file_pieces, read_audio, read_part
 from asr.audio.mp3 import mp3_frames
 from asr.errors import AsrError
 
@@ -163,3 +163,43 @@ def test_frames_by_hand(header: int, num_bytes: int, num_samples: int) -> None:
 @pytest.mark.parametrize("header", [0xFFFD90, 0xFFEB90, 0xFFFBF0, 0xFFFB00, 0xFFFB9C, 0xFEFB90])
 def test_what_is_no_frame_of_layer_3(header: int) -> None:
     assert mp3._frame(header) is None
+
+
+@pytest.mark.parametrize("rate", [8000, 16000, 44100])
+@pytest.mark.parametrize("compression", [0.0, 0.99])
+def test_a_part_is_exact_even_if_its_frames_share_bits_with_earlier_ones(
+    tmp_path: Path, rate: int, compression: float
+) -> None:
+    """At low bit rates, a decoder that starts at the part makes noise at first."""
+    path, random = tmp_path / "a.mp3", np.random.default_rng(0)
+    samples = random.standard_normal(20 * rate) * (0.2 + 0.2 * np.sin(np.arange(20 * rate) / rate))
+    arguments = {"bitrate_mode": "CONSTANT", "compression_level": compression}
+    soundfile.write(str(path), samples.astype(np.float32), rate, **arguments)
+    whole = read_audio(path, rate)
+    for begin in random.integers(0, len(whole), 20).tolist():
+        part = read_part(path, begin, begin + 1000, rate)
+        torch.testing.assert_close(part, whole[begin : begin + 1000], rtol=0, atol=1e-6)
+
+
+def test_parts_are_read_without_the_rest(intact: Path, monkeypatch: pytest.MonkeyPatch, capfd) -> None:
+    whole, reader = read_audio(intact), PartReader()
+    monkeypatch.setattr("asr.audio.io.read_audio", None)
+    for begin in range(SECONDS):
+        part = reader.read(intact, begin, begin + 1.0, RATE)
+        torch.testing.assert_close(part, whole[begin * RATE : (begin + 1) * RATE], rtol=0, atol=1e-6)
+    assert len(reader.read(intact, 0.5, None, RATE)) == len(whole) - RATE // 2
+    assert not capfd.readouterr().err
+
+
+def test_a_part_with_damage_is_as_in_the_whole_file(intact: Path, written, caplog) -> None:
+    content = bytearray(intact.read_bytes())
+    begin = frame_begins(bytes(content))[60]
+    content[begin + 4 : begin + 13] = b"\xff" * 9
+    path, place = written(bytes(content)), 60 * FRAME
+    whole = read_audio(path)
+    caplog.clear()
+    for begin in (place - 9000, place + 9000, place - 3000):
+        assert not caplog.messages
+        part = read_part(path, begin, begin + 3000)
+        torch.testing.assert_close(part, whole[begin : begin + 3000], rtol=0, atol=1e-6)
+    assert caplog.messages == [f"{path}: the MP3 is damaged in places; words there may be wrong or missing."]
