@@ -50,7 +50,13 @@ class _Frame(NamedTuple):
 
 
 def mp3_frames(path: Path) -> Mp3Frames:
-    """Finds the frames of a file; those of layers I and II are left out."""
+    """Finds the frames of a file; those of layers I and II are left out. The files asked for last are remembered."""
+    status = path.stat()
+    return _found_frames(path, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+@functools.lru_cache(64)
+def _found_frames(path: Path, *_state: int) -> Mp3Frames:
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         num_samples, is_whole = 0, True

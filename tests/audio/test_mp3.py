@@ -203,3 +203,15 @@ def test_a_part_with_damage_is_as_in_the_whole_file(intact: Path, written, caplo
         part = read_part(path, begin, begin + 3000)
         torch.testing.assert_close(part, whole[begin : begin + 3000], rtol=0, atol=1e-6)
     assert caplog.messages == [f"{path}: the MP3 is damaged in places; words there may be wrong or missing."]
+
+
+def test_the_frames_of_a_file_are_searched_once(intact: Path, written, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, found = written(intact.read_bytes()), list[int]()
+    frame_of = mp3._frame
+    monkeypatch.setattr(mp3, "_frame", lambda header: found.append(header) or frame_of(header))
+    read_audio(path)
+    num_frames = len(frame_begins(path.read_bytes()))
+    assert len(found) == 2 * num_frames  # half of them are those of the line before
+    path.write_bytes(path.read_bytes()[: 40 * FRAME])
+    with pytest.raises(AsrError, match="cut short"):
+        read_audio(path)
