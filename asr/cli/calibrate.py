@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from asr.audio.io import PartReader
 from asr.bundle import FILE_NAME, Bundle, read_manifest, write_manifest
 from asr.cli.options import add_comparison_options, compared_text, fetched_bundle_folder, progress_bar
 from asr.cli.printing import print_record
@@ -94,8 +95,9 @@ def run(args: argparse.Namespace) -> int:
     ignored = args.ignore_case, args.ignore_punctuation
     references = [compared_text(cut_text(cut), *ignored).split() for cut in cuts]
     _warn_of_spelling(args.cuts, references, bundle.graph.vocabulary.ordinary, ignored)
+    parts = PartReader()
     speech = [
-        (_speaker(cut), reference, cut_waveform(cut, bundle.sampling_rate))
+        (_speaker(cut), reference, cut_waveform(cut, bundle.sampling_rate, parts))
         for cut, reference in zip(cuts, references, strict=True)
     ]
     report: dict[str, Any] = {}

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
+from asr.audio.io import PartReader
 from asr.cli.compile import compiling_notice
 from asr.cli.evaluation_details import Details, details_of_file, evaluation_of
 from asr.cli.external import (
@@ -428,8 +429,10 @@ def _recognize_cuts(
     if output is not None:
         output.require_maker(maker_of_any(args, recognizer, LEARNED[args.speaker]))
 
+    parts = PartReader()
+
     def read(name: str, rate: int) -> Tensor:
-        return cut_waveform(cuts[name], rate)
+        return cut_waveform(cuts[name], rate, parts)
 
     speakers: dict[str, list[str]] = {}
     in_order = sorted(cuts, key=lambda name: cut_session(cuts[name])) if recognizer.carries_history else [*cuts]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from asr.audio.io import AUDIO_SUFFIXES, AudioFile, find_audio_names, open_audio
+from asr.audio.io import AUDIO_SUFFIXES, AudioFile, PartReader, find_audio_names, open_audio
 from asr.errors import AsrError
 
 
@@ -135,9 +135,10 @@ def _add_cuts(found: Recordings, path: str) -> None:
         raise AsrError(f"{path}: a manifest of cuts needs lhotse; pip install 'onepass-asr[train]'.")
     from asr.datasets.cuts import cut_waveform, read_cuts
 
+    parts = PartReader()
     found.inputs.append(Path(path))
     for cut in read_cuts([path]):
-        found.add(cut.id, cut.id, partial(cut_waveform, cut))
+        found.add(cut.id, cut.id, partial(cut_waveform, cut, parts=parts))
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from lhotse import CutSet, MonoCut
 from lhotse.cut import Cut
@@ -22,6 +23,8 @@ from lhotse.dataset.sampling.base import CutSampler
 from lhotse.serialization import deserialize_item
 from torch import Tensor
 
+from asr.audio.io import PartReader
+from asr.audio.resample import resample
 from asr.audio.samples import to_mono
 from asr.errors import AsrError
 from asr.text.documents import parse_json, room
@@ -61,20 +64,72 @@ def cut_text(cut: MonoCut) -> str:
     return " ".join(supervision.text for supervision in cut.supervisions if supervision.text)
 
 
-def cut_waveform(cut: MonoCut, sampling_rate: int) -> Tensor:
+def cut_waveform(cut: MonoCut, sampling_rate: int, parts: PartReader | None = None) -> Tensor:
     """The samples (L,) of a cut at a sampling rate, mixed by `to_mono`.
 
+    Only cuts that are not simply a piece of one file with all its channels are read by lhotse. It resamples with
+    scipy, finds other samples than those asked for in Opus, and noise at the beginning of a part of an MP3.
+
+    Args:
+        cut: the cut.
+        sampling_rate: of the result, in Hz.
+        parts: keeps files that have to be decoded as a whole for the next cut.
+
     Raises:
-        AsrError: the audio cannot be read.
+        AsrError: the audio cannot be read, or ends before the cut begins.
     """
+    path = cut_file(cut)
+    if path is None:
+        samples, rate = _read_by_lhotse(cut), cut.sampling_rate
+        return resample(torch.from_numpy(to_mono(samples.T, rate)), rate, sampling_rate)
+    begin, end = cut_span(cut, sampling_rate)
     try:
-        samples = cut.resample(sampling_rate).load_audio()
+        part = (parts or PartReader()).read(path, begin / sampling_rate, end / sampling_rate, sampling_rate)
+    except AsrError as error:
+        raise AsrError(f"{cut.id}: {error}") from error
+    return require_samples(cut, part)
+
+
+def _read_by_lhotse(cut: MonoCut) -> np.ndarray[Any, Any]:
+    try:
+        if (samples := cut.load_audio()) is None:
+            raise ValueError("it has no recording")
+        return samples
     except Exception as error:  # lhotse's backends each raise their own
         reason = str(error).partition("\n")[0].removesuffix(" Details:").rstrip(".")
+        cure = "does the file exist, and is it audio?"
+        if isinstance(error, ImportError):
+            cure = "lhotse changes the recording with that package; install it."
+        raise AsrError(f"{cut.id}: the audio of the cut cannot be read ({reason}); {cure}") from error
+
+
+def require_samples(cut: MonoCut, samples: Tensor) -> Tensor:
+    """The samples of a cut.
+
+    Raises:
+        AsrError: there are none.
+    """
+    if samples.numel() == 0:
         raise AsrError(
-            f"{cut.id}: the audio of the cut cannot be read ({reason}); does the file exist, and is it audio?"
-        ) from error
-    return torch.from_numpy(to_mono(samples.T, sampling_rate))
+            f"{cut_file(cut)}: the recording ends before {cut.start} s, where cut {cut.id} begins; prepare the corpus "
+            "again."
+        )
+    return samples
+
+
+def cut_span(cut: MonoCut, sampling_rate: int) -> tuple[int, int]:
+    """Where a cut begins and ends in its recording, in samples at a rate; it has at least one."""
+    begin = round(cut.start * sampling_rate)
+    return begin, begin + max(1, round(cut.duration * sampling_rate))
+
+
+def cut_file(cut: MonoCut) -> str | None:
+    """The file of a cut that is an unchanged piece of it with all channels; None for any other cut."""
+    recording = getattr(cut, "recording", None)
+    if recording is None or recording.transforms or [source.type for source in recording.sources] != ["file"]:
+        return None
+    channels = cut.channel if isinstance(cut.channel, list) else [cut.channel]
+    return str(recording.sources[0].source) if set(channels) == set(recording.channel_ids) else None
 
 
 def cut_source(cut: MonoCut) -> tuple[str, float, float] | None:

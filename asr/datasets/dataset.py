@@ -23,10 +23,10 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from asr.audio.fbank import Fbank
-from asr.audio.io import from_int16, read_audio, read_part, to_int16
+from asr.audio.io import from_int16, read_audio, to_int16
 from asr.audio.resample import change_speed
 from asr.datasets.augment import NoiseMixer, SpecAugment, VocalTractPerturbation
-from asr.datasets.cuts import cut_source, cut_text, cut_waveform
+from asr.datasets.cuts import cut_file, cut_source, cut_span, cut_text, cut_waveform, require_samples
 from asr.distributed import Share, batch_rows, draw_from
 from asr.errors import AsrError, in_one_line, require_below_one
 from asr.serialization import atomic_path, write_whole_text
@@ -185,7 +185,9 @@ class WaveformCache:
         For those that cannot be read, `waveform` raises the error later.
         """
         # Whole files, of which the cuts may be small parts.
-        missing = {path: cut.recording.duration for cut in cuts if (path := _file(cut)) and path not in self._samples}
+        missing = {
+            path: cut.recording.duration for cut in cuts if (path := cut_file(cut)) and path not in self._samples
+        }
         if self.gigabytes + sum(missing.values()) * self.sampling_rate * 2 / 2**30 > max_gigabytes:
             return
         with ThreadPoolExecutor(2) as pool:
@@ -199,21 +201,12 @@ class WaveformCache:
         Raises:
             AsrError: the recording cannot be read, or ends before the cut begins.
         """
-        path = _file(cut)
-        if path is None:
-            return cut_waveform(cut, self.sampling_rate)
-        samples = self._samples.get(path)
-        begin = round(cut.start * self.sampling_rate)
-        end = begin + max(1, round(cut.duration * self.sampling_rate))
+        path = cut_file(cut)
+        samples = None if path is None else self._samples.get(path)
         if samples is None:
-            part = read_part(path, begin, end, self.sampling_rate)
-        else:
-            part = from_int16(samples[begin:end])
-        if part.numel() == 0:
-            raise AsrError(
-                f"{path}: the recording ends before {cut.start} s, where cut {cut.id} begins; prepare the corpus again."
-            )
-        return part
+            return cut_waveform(cut, self.sampling_rate)
+        begin, end = cut_span(cut, self.sampling_rate)
+        return require_samples(cut, from_int16(samples[begin:end]))
 
     def _read_or_none(self, path: str) -> Tensor | None:
         try:
@@ -376,12 +369,3 @@ def _audio_name(cut: MonoCut) -> str:
     except OSError:
         state = (0, 0)  # reading it will say why
     return f"{cut.id}-{hashlib.sha1(repr((*source, *state)).encode()).hexdigest()[:12]}"
-
-
-def _file(cut: MonoCut) -> str | None:
-    """The file of a cut that is an unchanged piece of it with all channels; None for any other cut."""
-    recording = getattr(cut, "recording", None)
-    if recording is None or recording.transforms or [source.type for source in recording.sources] != ["file"]:
-        return None
-    channels = cut.channel if isinstance(cut.channel, list) else [cut.channel]
-    return str(recording.sources[0].source) if set(channels) == set(recording.channel_ids) else None

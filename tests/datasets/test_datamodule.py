@@ -91,6 +91,38 @@ def test_cuts_of_some_channels_and_another_speed_are_what_they_say(tmp_path: Pat
         assert [len(waveforms.waveform(cut)) for cut in (fast, padded)] == [6400, 12000]
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("a.wav", {}),
+        ("a.mp3", {"bitrate_mode": "CONSTANT", "compression_level": 0.99}),
+        ("a.ogg", {"subtype": "OPUS"}),
+    ],
+)
+@pytest.mark.parametrize("rate", [16000, 8000])
+def test_a_cut_is_a_part_of_its_file_at_any_rate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any], rate: int
+) -> None:
+    """lhotse needs scipy to resample, and finds other samples in compressed files."""
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    samples = 0.1 * np.random.default_rng(0).standard_normal(16000 * 4).astype(np.float32)
+    soundfile.write(tmp_path / name, samples, 16000, **options)
+    recording, whole = Recording.from_file(tmp_path / name), read_audio(tmp_path / name, rate)
+    part = cut_waveform(recording.to_cut().truncate(offset=2.5, duration=0.5), rate)
+    torch.testing.assert_close(part, whole[5 * rate // 2 : 3 * rate], rtol=0, atol=1e-6)
+    reverse = cut_waveform(recording.to_cut().perturb_volume(-1.0), rate)
+    torch.testing.assert_close(reverse, -whole, rtol=0, atol=1e-5)
+
+
+def test_a_package_that_lhotse_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    soundfile.write(tmp_path / "a.wav", np.zeros(16000), 16000)
+    resampled = Recording.from_file(tmp_path / "a.wav").resample(8000).to_cut()
+    for package in ("scipy", "torchaudio"):
+        monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(AsrError, match=r"cannot be read \(.*scipy.*\); lhotse changes the recording with that package"):
+        cut_waveform(resampled, 16000)
+
+
 @pytest.mark.slow
 def test_features_are_those_of_each_file_alone(corpus: dict[str, Any]) -> None:
     module = data_module(**corpus)
