@@ -1,6 +1,6 @@
 """Word error rates of a bundle on clean speech, at 8 kHz, in noise, rooms and long recordings, as streams; confidences.
 
-    scripts/bench accuracy --quick              # under a minute on two cores; the last line is one JSON object
+    scripts/bench accuracy --quick              # one to two minutes of one core; the last line is one JSON object
     scripts/bench accuracy --every 1            # all of dev-clean-2, every mode, whole chapters
 
 Recognizes every fourth utterance of dev-clean-2, or the demo's clips if the corpora are missing, and of AN4's test part
