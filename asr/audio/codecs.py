@@ -65,7 +65,7 @@ INSTALL = "pip install 'onepass-asr[media]'"
 
 
 class SequentialFile(soundfile.SoundFile):
-    """A file that is read in blocks without seeking.
+    """A file that is read in blocks without seeking between them.
 
     soundfile seeks to the current position after each block. An MP3 decoder then loses the bit reservoir: samples at
     the beginning of the next block are wrong, and libmpg123 writes warnings to stderr. Formats without seeking, such as

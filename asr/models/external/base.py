@@ -208,16 +208,18 @@ class CallableModel(ExternalModel):
         self.frame_shift = positive_number(frame_shift, f"{name}: the frame_shift")
 
     def forward(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
-        output = self._function(waveform, num_samples)
-        log_prob, num_frames = self.sorted_output(output, num_samples, waveform.shape[1])
-        self._warn_of_other_shift(num_samples, num_frames, log_prob.shape[1])
+        return self.sorted_output(self._function(waveform, num_samples), num_samples, waveform.shape[1])
+
+    def run(self, waveform: Tensor, num_samples: Tensor) -> tuple[Tensor, Tensor]:
+        """As of any network, with a warning if the frame shift cannot be right."""
+        log_prob, num_frames = super().run(waveform, num_samples)
+        self._warn_of_other_shift(num_samples, num_frames)
         return log_prob, num_frames
 
-    def _warn_of_other_shift(self, num_samples: Tensor, num_frames: Any, max_frames: int) -> None:
+    def _warn_of_other_shift(self, num_samples: Tensor, num_frames: Tensor) -> None:
         """Warns if the longest recording has far more or fewer frames than the frame shift says."""
-        frames = checked_frames(num_frames, len(num_samples), max_frames, self.name)
         seconds = float(num_samples.max()) / self.sampling_rate if len(num_samples) else 0.0
-        longest = int(frames.max()) if len(frames) else 0
+        longest = int(num_frames.max()) if len(num_frames) else 0
         if seconds < _SECONDS_TO_COUNT or not longest:
             return
         if not 1 / _MOST_OF_SHIFT < seconds / longest / self.frame_shift < _MOST_OF_SHIFT:
